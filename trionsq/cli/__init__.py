@@ -1,0 +1,1 @@
+"""Commands: flags, log lines, and the joining of daemons into processes."""
