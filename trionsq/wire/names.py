@@ -1,0 +1,66 @@
+"""Names of topics and channels: what is valid, what is ephemeral, how error texts quote them.
+
+Spec: tcp-protocol, section 6 (names).
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["EPHEMERAL_SUFFIX", "NAME_SIZE_BYTES_MAX", "is_ephemeral", "is_valid_name", "quote"]
+
+EPHEMERAL_SUFFIX = "#ephemeral"
+NAME_SIZE_BYTES_MAX = 64
+"""Includes the suffix of an ephemeral name."""
+
+# Used with fullmatch only: `$` would let a trailing newline pass.
+_NAME = re.compile(rb"[.a-zA-Z0-9_-]+(?:#ephemeral)?")
+
+_ESCAPES = {
+    '"': b'\\"',
+    "\\": b"\\\\",
+    "\a": b"\\a",
+    "\b": b"\\b",
+    "\f": b"\\f",
+    "\n": b"\\n",
+    "\r": b"\\r",
+    "\t": b"\\t",
+    "\v": b"\\v",
+}
+
+
+def is_valid_name(name: bytes) -> bool:
+    """Tell whether `name`, as it came over the wire, may name a topic or a channel.
+
+    Spec: tcp-protocol, section 6; both kinds of name obey one rule.
+    """
+    return len(name) <= NAME_SIZE_BYTES_MAX and _NAME.fullmatch(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Tell whether a valid name asks for a topic or channel that is never kept on disk."""
+    return name.endswith(EPHEMERAL_SUFFIX)
+
+
+def quote(name: bytes) -> bytes:
+    """Return `name` in double quotes, escaped like Go's ``%q``, for the text of an error.
+
+    Printable characters stay as UTF-8; bytes that are not UTF-8 become ``\\xe9`` and the like.
+    Spec: tcp-protocol, section 6 (last item).
+    """
+    # With surrogateescape each byte that is not UTF-8 is a character of its own.
+    characters = name.decode("utf-8", "surrogateescape")
+    return b'"%b"' % b"".join(map(_escape, characters))
+
+
+def _escape(character: str) -> bytes:
+    if escaped := _ESCAPES.get(character):
+        return escaped
+    if character.isprintable():
+        return character.encode()
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return b"\\x%02x" % (code - 0xDC00)
+    if code < 0x20 or code == 0x7F:
+        return b"\\x%02x" % code
+    return b"\\u%04x" % code if code < 0x10000 else b"\\U%08x" % code
