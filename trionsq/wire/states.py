@@ -1,0 +1,97 @@
+"""The states of a connection, as nsqd sees them, and which command is allowed in which state.
+
+One table decides: a command that it lacks for a state is ``E_INVALID cannot <CMD> in current
+state``. The same table gives the set of known commands and draws docs/protocol-states.md.
+
+Spec: tcp-protocol, section 7 (client states).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["COMMANDS", "TRANSITIONS", "State", "document", "mermaid"]
+
+
+class State(enum.IntEnum):
+    """State of a connection. The numbers are those that /stats shows; 1 and 2 are not used."""
+
+    INIT = 0
+    SUBSCRIBED = 3
+    CLOSING = 4
+
+
+_ANY_STATE = (b"PUB", b"MPUB", b"DPUB", b"NOP")
+
+TRANSITIONS: Mapping[tuple[State, bytes], State] = MappingProxyType(
+    {
+        **{(state, command): state for state in State for command in _ANY_STATE},
+        (State.INIT, b"IDENTIFY"): State.INIT,
+        (State.INIT, b"AUTH"): State.INIT,
+        (State.INIT, b"SUB"): State.SUBSCRIBED,
+        (State.SUBSCRIBED, b"RDY"): State.SUBSCRIBED,
+        (State.SUBSCRIBED, b"FIN"): State.SUBSCRIBED,
+        (State.SUBSCRIBED, b"REQ"): State.SUBSCRIBED,
+        (State.SUBSCRIBED, b"TOUCH"): State.SUBSCRIBED,
+        (State.SUBSCRIBED, b"CLS"): State.CLOSING,
+        # Allowed so that a consumer which raises its RDY while it closes is not cut off; nsqd
+        # does nothing with it.
+        (State.CLOSING, b"RDY"): State.CLOSING,
+        (State.CLOSING, b"FIN"): State.CLOSING,
+        (State.CLOSING, b"REQ"): State.CLOSING,
+        (State.CLOSING, b"TOUCH"): State.CLOSING,
+    }
+)
+"""State after a command, by state before it and command; a missing key is a refused command."""
+
+COMMANDS: frozenset[bytes] = frozenset(command for _, command in TRANSITIONS)
+"""Every command that nsqd knows; any other is ``E_INVALID invalid command <name>``."""
+
+_REGENERATE = (
+    "python -c 'from trionsq.wire import states; print(states.document(), end=\"\")'"
+    " > docs/protocol-states.md"
+)
+
+
+def mermaid() -> str:
+    """Draw `TRANSITIONS` as a mermaid state diagram, one arrow for each pair of states."""
+    arrows: dict[tuple[State, State], list[str]] = {}
+    for (before, command), after in TRANSITIONS.items():
+        arrows.setdefault((before, after), []).append(command.decode())
+    lines = [f"    [*] --> {State.INIT.name}"]
+    for (before, after), commands in sorted(arrows.items()):
+        lines.append(f"    {before.name} --> {after.name}: {', '.join(sorted(commands))}")
+    return "\n".join(["stateDiagram-v2", *lines])
+
+
+def document() -> str:
+    """Return the whole of docs/protocol-states.md, which a test compares with that file."""
+    rows = []
+    for command in sorted(COMMANDS):
+        cells = (TRANSITIONS.get((state, command)) for state in State)
+        names = ("-" if after is None else after.name for after in cells)
+        rows.append(f"| {command.decode()} | {' | '.join(names)} |")
+    table = "\n".join(rows)
+    columns = " | ".join(f"{state.name} ({state.value})" for state in State)
+    return f"""# States of a connection
+
+Drawn from the table `TRANSITIONS` in `trionsq/wire/states.py`. Do not edit; write it anew with
+
+```sh
+{_REGENERATE}
+```
+
+The numbers are those that `/stats` shows for a client. A cell names the state after the command;
+`-` means that nsqd answers `E_INVALID cannot <CMD> in current state` and closes the connection.
+`RDY` in the state CLOSING is accepted and does nothing.
+
+```mermaid
+{mermaid()}
+```
+
+| command | {columns} |
+|---|---|---|---|
+{table}
+"""
