@@ -1,0 +1,313 @@
+"""IDENTIFY: what a client asks for, what nsqd allows, and what is then in force.
+
+Spec: tcp-protocol, section 8. The JSON is read as strictly, and as leniently, as Go reads it
+into a struct, because that is what clients in the field were tried against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from trionsq.wire.errors import ProtocolError
+
+__all__ = ["Negotiated", "ServerFeatures", "answer", "negotiate"]
+
+HEARTBEAT_INTERVAL_MS = 30_000
+OUTPUT_BUFFER_SIZE_BYTES = 16_384
+DEFLATE_LEVEL = 6
+# The least that nsqd takes; the upper ends are options.
+_HEARTBEAT_INTERVAL_MS_MIN = 1_000
+_MSG_TIMEOUT_MS_MIN = 1_000
+_OUTPUT_BUFFER_SIZE_MIN = 64
+_SAMPLE_RATE_MAX = 99
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFeatures:
+    """What this nsqd has and allows, with the defaults of its options (sizes in bytes)."""
+
+    version: str = "1.3.0"
+    max_rdy_count: int = 2_500
+    msg_timeout_ms: int = 60_000
+    max_msg_timeout_ms: int = 900_000
+    max_heartbeat_interval_ms: int = 60_000
+    output_buffer_timeout_ms: int = 250
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30_000
+    max_output_buffer_size: int = 65_536
+    tls_v1: bool = False
+    deflate: bool = False
+    max_deflate_level: int = 6
+    snappy: bool = False
+    auth_required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Negotiated:
+    """What is in force on one connection (sizes in bytes)."""
+
+    client_id: str
+    hostname: str
+    user_agent: str
+    feature_negotiation: bool
+    heartbeat_interval_ms: int | None
+    """None: no heartbeats, and no read timeout."""
+    output_buffer_size: int
+    output_buffer_timeout_ms: int
+    """0: no flush by time."""
+    sample_rate: int
+    """Percent of the messages that are delivered; 0 is all of them."""
+    msg_timeout_ms: int
+    tls_v1: bool
+    deflate: bool
+    deflate_level: int
+    snappy: bool
+
+    @classmethod
+    def default(cls, features: ServerFeatures, identifier: str = "") -> Negotiated:
+        """Return what is in force for a client that never sent IDENTIFY.
+
+        Args:
+            features: of this nsqd.
+            identifier: the client's address, which stands in for its id and hostname.
+        """
+        return cls(
+            client_id=identifier,
+            hostname=identifier,
+            user_agent="",
+            feature_negotiation=False,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+            output_buffer_size=OUTPUT_BUFFER_SIZE_BYTES,
+            output_buffer_timeout_ms=features.output_buffer_timeout_ms,
+            sample_rate=0,
+            msg_timeout_ms=features.msg_timeout_ms,
+            tls_v1=False,
+            deflate=False,
+            deflate_level=min(DEFLATE_LEVEL, features.max_deflate_level),
+            snappy=False,
+        )
+
+
+@dataclass(slots=True)
+class _Request:
+    """Members of the JSON object, under their own names; a missing one has its type's zero."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    sample_rate: int = 0
+    msg_timeout: int = 0
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    snappy: bool = False
+
+
+_KINDS: dict[str, type] = {
+    field.name: type(field.default) for field in dataclasses.fields(_Request)
+}
+_INT_BITS = dict.fromkeys(_KINDS, 64) | {"sample_rate": 32}
+
+
+def negotiate(
+    body: bytes, features: ServerFeatures, current: Negotiated | None = None
+) -> Negotiated:
+    """Decide what an IDENTIFY with this body brings in force.
+
+    Args:
+        body: the JSON object, without its size.
+        features: of this nsqd.
+        current: what is in force now, when IDENTIFY is not the connection's first: a value of
+            0, or none, leaves heartbeat interval, output buffer and msg_timeout as they are.
+
+    Raises:
+        ProtocolError: E_BAD_BODY for JSON that cannot be read and for values out of range,
+            E_IDENTIFY_FAILED for two compressions at once. All are fatal.
+    """
+    request = _read(body)
+    current = current or Negotiated.default(features)
+    heartbeat_interval_ms = _heartbeat_interval_ms(request, features, current)
+    buffer_size, buffer_timeout_ms = _output_buffer(request, features, current)
+    if not 0 <= request.sample_rate <= _SAMPLE_RATE_MAX:
+        _refuse("sample rate", request.sample_rate)
+    msg_timeout_ms = _msg_timeout_ms(request, features, current)
+    upgrade = request.feature_negotiation
+    deflate = upgrade and request.deflate and features.deflate
+    snappy = upgrade and request.snappy and features.snappy
+    if deflate and snappy:
+        text = "cannot enable both deflate and snappy compression"
+        raise ProtocolError("E_IDENTIFY_FAILED", text)
+    # A level is a wish only together with deflate; without it nsqd reports its own.
+    level = request.deflate_level if deflate and request.deflate_level > 0 else DEFLATE_LEVEL
+    return Negotiated(
+        client_id=request.client_id,
+        hostname=request.hostname,
+        user_agent=request.user_agent,
+        feature_negotiation=request.feature_negotiation,
+        heartbeat_interval_ms=heartbeat_interval_ms,
+        output_buffer_size=buffer_size,
+        output_buffer_timeout_ms=buffer_timeout_ms,
+        sample_rate=request.sample_rate,
+        msg_timeout_ms=msg_timeout_ms,
+        tls_v1=upgrade and request.tls_v1 and features.tls_v1,
+        deflate=deflate,
+        deflate_level=min(level, features.max_deflate_level),
+        snappy=snappy,
+    )
+
+
+def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
+    """Return the data of the response frame: JSON, or ``OK`` if the client cannot negotiate.
+
+    Keys, their order and the compact form are nsqd's; tls_v1, deflate and snappy say what is
+    on from here.
+    """
+    if not negotiated.feature_negotiation:
+        return b"OK"
+    members = {
+        "max_rdy_count": features.max_rdy_count,
+        "version": features.version,
+        "max_msg_timeout": features.max_msg_timeout_ms,
+        "msg_timeout": negotiated.msg_timeout_ms,
+        "tls_v1": negotiated.tls_v1,
+        "deflate": negotiated.deflate,
+        "deflate_level": negotiated.deflate_level,
+        "max_deflate_level": features.max_deflate_level,
+        "snappy": negotiated.snappy,
+        "sample_rate": negotiated.sample_rate,
+        "auth_required": features.auth_required,
+        "output_buffer_size": negotiated.output_buffer_size,
+        "output_buffer_timeout": negotiated.output_buffer_timeout_ms,
+    }
+    return json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# What each value means: 0 leaves it, -1 switches it off, the rest has a range.
+
+
+def _heartbeat_interval_ms(
+    request: _Request, features: ServerFeatures, current: Negotiated
+) -> int | None:
+    wish = request.heartbeat_interval
+    if wish == 0:
+        return current.heartbeat_interval_ms
+    if wish == -1:
+        return None
+    if not _HEARTBEAT_INTERVAL_MS_MIN <= wish <= features.max_heartbeat_interval_ms:
+        _refuse("heartbeat interval", wish)
+    return wish
+
+
+def _output_buffer(
+    request: _Request, features: ServerFeatures, current: Negotiated
+) -> tuple[int, int]:
+    """Return size and timeout in ms; a connection without a buffer has no timeout either."""
+    size, timeout_ms = request.output_buffer_size, request.output_buffer_timeout
+    shortest_ms = features.min_output_buffer_timeout_ms
+    longest_ms = features.max_output_buffer_timeout_ms
+    if timeout_ms not in (0, -1) and not shortest_ms <= timeout_ms <= longest_ms:
+        _refuse("output buffer timeout", timeout_ms)
+    smallest, largest = _OUTPUT_BUFFER_SIZE_MIN, features.max_output_buffer_size
+    if size not in (0, -1) and not smallest <= size <= largest:
+        _refuse("output buffer size", size)
+    if size == -1:
+        return 1, 0
+    if timeout_ms == 0:
+        timeout_ms = current.output_buffer_timeout_ms
+    return size or current.output_buffer_size, max(timeout_ms, 0)
+
+
+def _msg_timeout_ms(request: _Request, features: ServerFeatures, current: Negotiated) -> int:
+    wish = request.msg_timeout
+    if wish == 0:
+        return current.msg_timeout_ms
+    if not _MSG_TIMEOUT_MS_MIN <= wish <= features.max_msg_timeout_ms:
+        _refuse("msg timeout", wish)
+    return wish
+
+
+def _refuse(field: str, value: int) -> NoReturn:
+    raise ProtocolError("E_BAD_BODY", f"IDENTIFY {field} ({value}) is invalid")
+
+
+# Reading the JSON as Go does.
+
+
+class _Object(list[tuple[str, object]]):
+    """Members of a JSON object in order, repeated keys included."""
+
+
+class _NotInteger:
+    """A number that does not fit an integer; unknown members may well have one."""
+
+
+def _parse_int(digits: str) -> int | _NotInteger:
+    # Python refuses to read thousands of digits, and no int64 has more than these.
+    return int(digits) if len(digits) <= len("-9223372036854775808") else _NotInteger()
+
+
+def _parse_float(_number: str) -> _NotInteger:
+    return _NotInteger()
+
+
+def _parse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_Object,
+    parse_int=_parse_int,
+    parse_float=_parse_float,
+    parse_constant=_parse_constant,
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONG_S = "\u017f"
+
+
+def _read(body: bytes) -> _Request:
+    try:
+        return _request(_DECODER.decode(_text(body)))
+    except (ValueError, RecursionError):
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+
+
+def _text(body: bytes) -> str:
+    """Decode UTF-8 with one U+FFFD for each byte that is not."""
+    return _SURROGATE.sub("\ufffd", body.decode("utf-8", "surrogateescape"))
+
+
+def _request(value: object) -> _Request:
+    request = _Request()
+    if value is None:
+        return request
+    if not isinstance(value, _Object):
+        raise ValueError("not an object")
+    for key, member in value:
+        # Go matches keys without regard to case, and takes U+017F for an s.
+        name = key.replace(_LONG_S, "s").lower()
+        if name in _KINDS and member is not None:
+            setattr(request, name, _typed(name, member))
+    return request
+
+
+def _typed(name: str, member: object) -> str | int | bool:
+    # `type`, not `isinstance`: a bool is no integer here.
+    if type(member) is not _KINDS[name]:
+        raise ValueError(f"wrong type for {name}")
+    if type(member) is int:
+        bound = 1 << (_INT_BITS[name] - 1)
+        if not -bound <= member < bound:
+            raise ValueError(f"{name} out of range")
+        return member
+    if isinstance(member, str):
+        return _SURROGATE.sub("\ufffd", member)
+    assert isinstance(member, bool)
+    return member
