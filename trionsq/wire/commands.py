@@ -1,0 +1,159 @@
+"""Commands that a client writes: each function returns the bytes of one.
+
+What nsqd would refuse whatever its options are (a bad name, an empty body) raises ValueError
+here instead, since most refusals cost the connection. Limits that are options of nsqd, such as
+--max-rdy-count, are not known here.
+
+Spec: tcp-protocol, sections 2, 3 and 6 to 13.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from trionsq.wire.names import is_valid_name
+
+__all__ = [
+    "DELAY_MS_MAX",
+    "MAGIC_V2",
+    "auth",
+    "close",
+    "finish",
+    "identify",
+    "nop",
+    "publish",
+    "publish_deferred",
+    "publish_many",
+    "ready",
+    "requeue",
+    "subscribe",
+    "touch",
+]
+
+MAGIC_V2 = b"  V2"
+"""What a client sends first."""
+
+DELAY_MS_MAX = (2**63 - 1) // 1_000_000
+"""nsqd counts in int64 nanoseconds; a longer delay would overflow there."""
+
+_SIZE_BYTES_MAX = 2**31 - 1
+_COUNT_MAX = 2**63 - 1
+_MESSAGE_ID = re.compile(rb"[0-9a-f]{16}")
+_pack_size = struct.Struct(">i").pack
+
+
+def identify(features: Mapping[str, object]) -> bytes:
+    """Return IDENTIFY with `features` as its JSON body (tcp-protocol, section 8).
+
+    Raises:
+        ValueError: a value is NaN or infinite, which JSON lacks.
+        TypeError: a value is of a type that JSON lacks.
+    """
+    body = json.dumps(dict(features), separators=(",", ":"), allow_nan=False)
+    return b"IDENTIFY\n" + _sized(body.encode(), "IDENTIFY body")
+
+
+def auth(secret: str | bytes) -> bytes:
+    """Return AUTH with `secret`; an empty one raises ValueError (tcp-protocol, section 9)."""
+    secret = secret.encode() if isinstance(secret, str) else secret
+    return b"AUTH\n" + _sized(secret, "secret")
+
+
+def subscribe(topic: str, channel: str) -> bytes:
+    """Return SUB; an invalid name raises ValueError (tcp-protocol, section 10)."""
+    return b"SUB %b %b\n" % (_name(topic, "topic"), _name(channel, "channel"))
+
+
+def ready(count: int) -> bytes:
+    """Return RDY: at most `count` messages in flight; below zero raises ValueError."""
+    return b"RDY %d\n" % _bounded(count, _COUNT_MAX, "RDY count")
+
+
+def finish(message_id: bytes) -> bytes:
+    """Return FIN; an id that is not 16 hex digits raises ValueError."""
+    return b"FIN %b\n" % _checked_id(message_id)
+
+
+def requeue(message_id: bytes, delay_ms: int) -> bytes:
+    """Return REQ, with the delay in milliseconds, 0 for at once.
+
+    Raises:
+        ValueError: the id is not 16 hex digits, or the delay is below zero or absurdly long.
+    """
+    delay_ms = _bounded(delay_ms, DELAY_MS_MAX, "requeue delay in ms")
+    return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    """Return TOUCH; an id that is not 16 hex digits raises ValueError."""
+    return b"TOUCH %b\n" % _checked_id(message_id)
+
+
+def publish(topic: str, body: bytes) -> bytes:
+    """Return PUB; an invalid topic or an empty body raises ValueError."""
+    return b"PUB %b\n" % _name(topic, "topic") + _sized(body, "message body")
+
+
+def publish_deferred(topic: str, delay_ms: int, body: bytes) -> bytes:
+    """Return DPUB, with the delay in milliseconds.
+
+    Raises:
+        ValueError: invalid topic, empty body, or a delay below zero or absurdly long.
+    """
+    delay_ms = _bounded(delay_ms, DELAY_MS_MAX, "publish delay in ms")
+    line = b"DPUB %b %d\n" % (_name(topic, "topic"), delay_ms)
+    return line + _sized(body, "message body")
+
+
+def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
+    """Return MPUB: all of `bodies` are published, or none (tcp-protocol, section 12).
+
+    Raises:
+        ValueError: invalid topic, no bodies, or an empty one among them.
+    """
+    if not bodies:
+        raise ValueError("MPUB needs at least one message body")
+    messages = b"".join([_sized(body, "message body") for body in bodies])
+    return b"MPUB %b\n" % _name(topic, "topic") + _sized(
+        _pack_size(len(bodies)) + messages, "MPUB body"
+    )
+
+
+def nop() -> bytes:
+    """Return NOP, the usual answer to a heartbeat."""
+    return b"NOP\n"
+
+
+def close() -> bytes:
+    """Return CLS: no more messages, please; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
+    return b"CLS\n"
+
+
+def _sized(body: bytes, what: str) -> bytes:
+    if not 0 < len(body) <= _SIZE_BYTES_MAX:
+        raise ValueError(f"{what} must have 1 to {_SIZE_BYTES_MAX} bytes, not {len(body)}")
+    return _pack_size(len(body)) + body
+
+
+def _bounded(number: int, maximum: int, what: str) -> int:
+    if not 0 <= number <= maximum:
+        raise ValueError(f"{what} must be 0 to {maximum}, not {number}")
+    return number
+
+
+def _checked_id(message_id: bytes) -> bytes:
+    if _MESSAGE_ID.fullmatch(message_id) is None:
+        raise ValueError(f"message id must be 16 hex digits: {message_id!r}")
+    return message_id
+
+
+@lru_cache(maxsize=1024)
+def _name(name: str, what: str) -> bytes:
+    encoded = name.encode("utf-8", "surrogatepass")
+    if not is_valid_name(encoded):
+        raise ValueError(f"{what} name is not valid: {name!r}")
+    return encoded
