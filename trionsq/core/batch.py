@@ -1,0 +1,71 @@
+"""The unit in which messages travel: a batch, and a segment of one in a queue.
+
+A batch is what one command or one run of commands published: bodies, ids, one timestamp. Every
+channel gets the same object, so nothing is made for a single message before it is delivered.
+"""
+
+from __future__ import annotations
+
+from trionsq.core.ids import Ids, ListIds
+from trionsq.wire.bodies import Bodies, ListBodies
+
+__all__ = ["Batch", "Segment"]
+
+
+class Batch:
+    """Messages published together. Immutable.
+
+    Attributes:
+        bodies: the message bodies.
+        count: number of messages.
+        ids: the message ids, in the order of the bodies.
+        timestamp_ns: time of publishing, nanoseconds since the epoch.
+        defer_ms: delay that each channel adds before the first delivery (DPUB), else 0.
+    """
+
+    __slots__ = ("bodies", "count", "defer_ms", "ids", "timestamp_ns")
+
+    def __init__(self, bodies: Bodies, ids: Ids, timestamp_ns: int, defer_ms: int = 0) -> None:
+        self.bodies = bodies
+        self.count = bodies.count
+        self.ids = ids
+        self.timestamp_ns = timestamp_ns
+        self.defer_ms = defer_ms
+
+    def __repr__(self) -> str:
+        return f"<Batch of {self.count}, {self.bodies.nbytes} bytes>"
+
+    def extract(self, indexes: list[int], ids: list[bytes]) -> Batch:
+        """A batch of its own with copies of some messages, which pins nothing of this one."""
+        bodies = ListBodies([self.bodies.one(index) for index in indexes])
+        return Batch(bodies, ListIds(ids), self.timestamp_ns)
+
+
+class Segment:
+    """Consecutive messages of a batch, in one queue.
+
+    Attributes:
+        batch: the batch.
+        first: index of the first message.
+        last: index after the last one.
+        attempts: deliveries so far.
+    """
+
+    __slots__ = ("attempts", "batch", "first", "last")
+
+    def __init__(self, batch: Batch, first: int, last: int, attempts: int = 0) -> None:
+        self.batch = batch
+        self.first = first
+        self.last = last
+        self.attempts = attempts
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.first}:{self.last} attempts={self.attempts} of {self.batch}>"
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first
+
+    def ids(self) -> list[bytes]:
+        """The ids of the messages, 16 bytes each."""
+        return self.batch.ids.cut(self.first, self.last)

@@ -1,0 +1,349 @@
+"""A channel's decisions: what is queued, deferred, in flight, and which client gets what next.
+
+Synchronous, and told the time; `trionsq.broker` drives it. One invariant holds after every call:
+
+    message_count = finish_count + depth + in flight + deferred + dropped
+
+Spec: nsqd-internals, section 2; tcp-protocol, sections 10 and 11.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count, repeat
+from random import Random
+from typing import Final
+
+from trionsq.core.backend import Backend
+from trionsq.core.batch import Segment
+from trionsq.core.consumer import Consumer
+from trionsq.core.delivery import Delivery
+from trionsq.core.store import Store
+
+__all__ = ["DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
+
+# A delivery is at most this much, so that clients share fairly and no frame buffer grows large.
+DELIVERY_MESSAGES_MAX: Final = 512
+DELIVERY_NBYTES_MAX: Final = 256 * 1024
+# How long messages may pin the batch they came in before they are copied out of it.
+COMPACT_AFTER_S: Final = 2.0
+_NEVER: Final = float("inf")
+
+
+def _not_carried(segment: Segment) -> bool:
+    return False
+
+
+def _no_alarm(at_s: float) -> None:
+    return None
+
+
+class Channel:
+    """One channel of a topic.
+
+    Times are monotonic seconds (``now_s``); due times of deferred messages are wall clock
+    nanoseconds (``now_ns``).
+
+    Attributes:
+        carry: takes a segment to the channel's task when a client is waiting for messages, False
+            if it can't; the task calls `arrived` with it.
+        alarm: is told the monotonic time at which `scan` should run.
+        alarm_s: the earliest such time that still stands.
+        made_room: is called when messages have left the memory queue.
+        consumers: the clients subscribed now.
+        waiting: those with credit, the next to be served in front.
+        dropped: messages given up on purpose, by reason.
+    """
+
+    def __init__(self, name: str, mem_queue_size: int, backend: Backend, random: Random) -> None:
+        self.name = name
+        self.store = Store(mem_queue_size, backend)
+        self.paused = False
+        self.consumers: dict[Consumer, None] = {}
+        self.waiting: deque[Consumer] = deque()
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.dropped: Counter[str] = Counter()
+        self.carry: Callable[[Segment], bool] = _not_carried
+        self.alarm: Callable[[float], None] = _no_alarm
+        self.alarm_s = _NEVER
+        self.made_room: Callable[[], None] = lambda: None
+        self._orphans: dict[Consumer, None] = {}
+        self._deferred: list[tuple[int, int, Segment]] = []
+        self._order = count()
+        self._random = random
+
+    def __repr__(self) -> str:
+        return (
+            f"<Channel {self.name} depth={self.depth} in_flight={self.in_flight_count} "
+            f"deferred={self.deferred_count} clients={len(self.consumers)}>"
+        )
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait for a client; those in flight and deferred are not counted."""
+        return self.store.depth
+
+    @property
+    def in_flight_count(self) -> int:
+        return sum(len(consumer.in_flight) for consumer in (*self.consumers, *self._orphans))
+
+    @property
+    def deferred_count(self) -> int:
+        return len(self._deferred)
+
+    # From the topic
+
+    def put(self, segment: Segment, now_s: float, now_ns: int) -> None:
+        """Take messages from the topic; the segment belongs to the channel from now on.
+
+        Raises:
+            BackendError: there is no room for them; nothing changed.
+        """
+        taken = segment.last - segment.first
+        defer_ms = segment.batch.defer_ms
+        if defer_ms:
+            self._defer(segment, now_s, now_ns, defer_ms)
+            self.message_count += taken
+            return
+        kept = self.store.admit(segment)
+        self.message_count += taken
+        if kept is None:
+            return
+        if self.waiting and not self.paused and self.carry(kept):
+            self.store.carried += kept.last - kept.first
+        else:
+            self.store.memory.append(kept)
+
+    def arrived(self, segment: Segment) -> None:
+        """Queue what was carried; `dispatch` is the caller's next step."""
+        self.store.carried -= segment.last - segment.first
+        self.store.memory.append(segment)
+
+    # To the clients
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Begin a subscription. Its RDY is 0."""
+        self.consumers[consumer] = None
+
+    def remove_consumer(
+        self, consumer: Consumer, unwritten: list[Delivery], requeue_now: bool, now_s: float
+    ) -> None:
+        """End a subscription.
+
+        What is in flight stays so until its deadline, or goes back at once if ``requeue_now``
+        (--requeue-on-disconnect). ``unwritten`` deliveries never reached the socket: they go back
+        to the head of the queue, their attempts unchanged.
+        """
+        del self.consumers[consumer]
+        consumer.gone = True
+        consumer.rdy = 0
+        for delivery in reversed(unwritten):
+            for segment in consumer.take([(id_, delivery) for id_ in consumer.present(delivery)]):
+                segment.attempts -= 1
+                self.store.memory.put_back(segment)
+        if requeue_now:
+            for segment in consumer.take(list(consumer.in_flight.items())):
+                self.store.restore(segment)
+        if consumer.in_flight:
+            self._orphans[consumer] = None
+        self.dispatch(now_s)
+
+    def set_ready(self, consumer: Consumer, rdy: int, now_s: float) -> None:
+        """Set the RDY of a client."""
+        consumer.rdy = rdy
+        self.offer_credit(consumer, now_s)
+
+    def unblock(self, consumer: Consumer, now_s: float) -> None:
+        """The client's hand-over queue has room again."""
+        consumer.blocked = False
+        self.offer_credit(consumer, now_s)
+
+    def offer_credit(self, consumer: Consumer, now_s: float) -> None:
+        """Put a client with credit in the line; serve at once if there are messages."""
+        if not consumer.waiting:
+            if consumer.rdy <= len(consumer.in_flight) or consumer.blocked or consumer.gone:
+                return
+            consumer.waiting = True
+            self.waiting.append(consumer)
+        if self.store.memory.depth or self.store.backend.depth:
+            self.dispatch(now_s)
+
+    def dispatch(self, now_s: float) -> None:
+        """Hand messages to waiting clients, one delivery each in turn."""
+        store, waiting = self.store, self.waiting
+        if self.paused:
+            return
+        served = False
+        while waiting and (store.memory.depth or store.backend.depth):
+            consumer = waiting.popleft()
+            credit = consumer.rdy - len(consumer.in_flight)
+            if credit <= 0 or consumer.gone:
+                consumer.waiting = False
+                continue
+            segment = self._take(min(credit, DELIVERY_MESSAGES_MAX))
+            if consumer.sample_rate:
+                sampled = self._sample(segment, consumer.sample_rate)
+                if sampled is None:
+                    waiting.appendleft(consumer)
+                    continue
+                segment = sampled
+            served = True
+            if not self._deliver(consumer, segment, now_s):
+                consumer.waiting = False
+            elif credit > segment.last - segment.first:
+                waiting.append(consumer)
+            else:
+                consumer.waiting = False
+        if served:
+            self.made_room()
+
+    def _take(self, count_max: int) -> Segment:
+        store = self.store
+        if store.backend.depth and (not store.memory.depth or self._random.random() < 0.5):
+            segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
+            if segment is not None:
+                return segment
+        return store.memory.take(count_max, DELIVERY_NBYTES_MAX)
+
+    def _sample(self, segment: Segment, rate: int) -> Segment | None:
+        # The original keeps a message if a number of 0..99 is not above the rate.
+        keep = [
+            index
+            for index in range(segment.first, segment.last)
+            if self._random.randrange(100) <= rate
+        ]
+        self.dropped["sampled"] += segment.count - len(keep)
+        if not keep:
+            return None
+        if len(keep) == segment.count:
+            return segment
+        ids = segment.ids()
+        kept_ids = [ids[index - segment.first] for index in keep]
+        return Segment(segment.batch.extract(keep, kept_ids), 0, len(keep), segment.attempts)
+
+    def _deliver(self, consumer: Consumer, segment: Segment, now_s: float) -> bool:
+        deadline_s = now_s + consumer.msg_timeout_s
+        delivery = Delivery(segment, now_s, deadline_s)
+        if not consumer.offer(delivery):
+            consumer.blocked = True
+            self.store.memory.put_back(segment)
+            return False
+        consumer.in_flight.update(dict.fromkeys(delivery.ids, delivery))
+        consumer.message_count += segment.last - segment.first
+        if deadline_s < self.alarm_s or now_s + COMPACT_AFTER_S < self.alarm_s:
+            self._set_alarm(min(deadline_s, now_s + COMPACT_AFTER_S))
+        return True
+
+    # From the clients
+
+    def finish(self, consumer: Consumer, ids: list[bytes], now_s: float) -> list[bytes]:
+        """FIN. Returns the ids that are not in flight at this client."""
+        in_flight = consumer.in_flight
+        before = len(in_flight)
+        found = list(map(in_flight.pop, ids, repeat(None)))
+        done = before - len(in_flight)
+        consumer.finish_count += done
+        self.finish_count += done
+        self.offer_credit(consumer, now_s)
+        if done == len(ids):
+            return []
+        return [id_ for id_, delivery in zip(ids, found, strict=True) if delivery is None]
+
+    def requeue(
+        self, consumer: Consumer, id_: bytes, delay_ms: int, now_s: float, now_ns: int
+    ) -> bool:
+        """REQ: back to the tail of the queue, or deferred. False if it is not in flight here."""
+        delivery = consumer.in_flight.pop(id_, None)
+        if delivery is None:
+            return False
+        if not delivery.written:
+            delivery.some_gone = True
+        segment = delivery.extract([id_])
+        consumer.requeue_count += 1
+        self.requeue_count += 1
+        if delay_ms:
+            self._defer(segment, now_s, now_ns, delay_ms)
+        else:
+            self.store.restore(segment)
+        self.offer_credit(consumer, now_s)
+        self.dispatch(now_s)
+        return True
+
+    def why_not_in_flight(self, id_: bytes) -> str:
+        """The reason that FIN, REQ and TOUCH give for an id that is not in flight at a client."""
+        owned = any(id_ in consumer.in_flight for consumer in (*self.consumers, *self._orphans))
+        return "client does not own message" if owned else "ID not in flight"
+
+    # By time and by the operator
+
+    def scan(self, now_s: float, now_ns: int) -> None:
+        """Take back what timed out, queue what is due, and ask for the next scan."""
+        self.alarm_s = _NEVER
+        for consumer in (*self.consumers, *self._orphans):
+            if not consumer.in_flight:
+                continue
+            for segment in consumer.expired(now_s):
+                self.timeout_count += segment.count
+                self.store.restore(segment)
+            consumer.compact(now_s - COMPACT_AFTER_S)
+            # A time-out gives credit back.
+            self.offer_credit(consumer, now_s)
+        for consumer in [orphan for orphan in self._orphans if not orphan.in_flight]:
+            del self._orphans[consumer]
+        while self._deferred and self._deferred[0][0] <= now_ns:
+            self.store.restore(heappop(self._deferred)[2])
+        self.dispatch(now_s)
+        self._set_alarm(self._next_scan_s(now_s, now_ns))
+
+    def _next_scan_s(self, now_s: float, now_ns: int) -> float:
+        next_s = _NEVER
+        for consumer in (*self.consumers, *self._orphans):
+            if consumer.in_flight:
+                next_s = min(next_s, consumer.next_deadline_s(), now_s + COMPACT_AFTER_S)
+        if self._deferred:
+            next_s = min(next_s, now_s + (self._deferred[0][0] - now_ns) / 1e9)
+        return next_s
+
+    def _set_alarm(self, at_s: float) -> None:
+        if at_s < self.alarm_s:
+            self.alarm_s = at_s
+            self.alarm(at_s)
+
+    def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> None:
+        due_ns = now_ns + delay_ms * 1_000_000
+        for index in range(segment.first, segment.last):
+            one = Segment(segment.batch, index, index + 1, segment.attempts)
+            heappush(self._deferred, (due_ns, next(self._order), one))
+        self._set_alarm(now_s + delay_ms / 1e3)
+
+    def touch(self, consumer: Consumer, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
+        """TOUCH. False if the message is not in flight at this client."""
+        if not consumer.touch(id_, now_s, max_msg_timeout_s):
+            return False
+        self._set_alarm(consumer.next_deadline_s())
+        return True
+
+    def pause(self) -> None:
+        """Stop deliveries; requeues and time-outs go on."""
+        self.paused = True
+
+    def unpause(self, now_s: float) -> None:
+        self.paused = False
+        self.dispatch(now_s)
+
+    def empty(self, now_s: float) -> None:
+        """Drop what waits, is in flight or deferred. What is being carried is the caller's part."""
+        dropped = self.store.empty() + len(self._deferred)
+        self._deferred.clear()
+        for consumer in (*self.consumers, *self._orphans):
+            dropped += consumer.forget()
+        self._orphans.clear()
+        self.dropped["emptied"] += dropped
+        for consumer in self.consumers:
+            self.offer_credit(consumer, now_s)
+        self.made_room()

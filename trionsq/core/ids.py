@@ -1,0 +1,100 @@
+"""Message ids: 64 bits of time tick, node and sequence, as 16 hex digits, made in ranges.
+
+The first 13 digits are a tick of 1.048576 ms and the node, the last 3 the sequence inside the
+tick. So a range of ids is a prefix and two numbers, and its text is a join with a table.
+
+Spec: tcp-protocol, section 5 (message id).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+__all__ = ["SEQUENCES", "IdSource", "Ids", "ListIds", "RangeIds"]
+
+_TICK_SHIFT: Final = 20
+_TICK_EPOCH: Final = 1288834974288
+_NODE_BITS: Final = 10
+SEQUENCES: Final = 4096
+_SUFFIXES: Final = [b"%03x" % sequence for sequence in range(SEQUENCES)]
+
+IdRange = tuple[bytes, int, int]
+"""Prefix of 13 digits, first sequence, end of the sequences (exclusive)."""
+
+
+class Ids(Protocol):
+    """The ids of a batch, 16 bytes each."""
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        """The ids ``first`` to ``last`` (exclusive)."""
+
+
+class ListIds:
+    """Ids that have nothing to do with each other."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: list[bytes]) -> None:
+        self._ids = ids
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        return self._ids[first:last]
+
+
+class RangeIds:
+    """Ids that were taken together: almost always one range."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: list[IdRange]) -> None:
+        self._ranges = ranges
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        ids: list[bytes] = []
+        for prefix, start, end in self._ranges:
+            if first < end - start:
+                ids += map(prefix.__add__, _SUFFIXES[start + first : min(start + last, end)])
+                if last <= end - start:
+                    break
+                first = end - start
+            first -= end - start
+            last -= end - start
+        return ids
+
+
+class IdSource:
+    """The ids of one topic: they rise strictly, also when the clock steps back.
+
+    A burst of more than 4,096 messages in a tick takes ids of ticks to come.
+    """
+
+    __slots__ = ("_node", "_prefix", "_sequence", "_tick")
+
+    def __init__(self, node_id: int) -> None:
+        """``node_id`` is 0..1023 (--node-id)."""
+        self._node = node_id
+        self._tick = -1
+        self._sequence = 0
+        self._prefix = b""
+
+    def take(self, count: int, now_ns: int) -> RangeIds:
+        """The next ``count`` ids at wall clock time ``now_ns``."""
+        tick = (now_ns >> _TICK_SHIFT) - _TICK_EPOCH
+        if tick > self._tick:
+            self._start(tick)
+        ranges: list[IdRange] = []
+        while True:
+            first = self._sequence
+            end = min(first + count, SEQUENCES)
+            if end > first:
+                ranges.append((self._prefix, first, end))
+                self._sequence = end
+                count -= end - first
+            if not count:
+                return RangeIds(ranges)
+            self._start(self._tick + 1)
+
+    def _start(self, tick: int) -> None:
+        self._tick = tick
+        self._sequence = 0
+        self._prefix = b"%013x" % (((tick << _NODE_BITS) | self._node) & (2**52 - 1))

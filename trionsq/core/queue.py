@@ -1,0 +1,80 @@
+"""The memory queue of a topic or a channel: segments in order, depth in messages."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from trionsq.core.batch import Segment
+
+__all__ = ["MessageQueue"]
+
+
+class MessageQueue:
+    """A FIFO of messages that holds them by segments.
+
+    Attributes:
+        depth: messages in the queue.
+    """
+
+    __slots__ = ("_segments", "depth")
+
+    def __init__(self) -> None:
+        self._segments: deque[Segment] = deque()
+        self.depth = 0
+
+    def __repr__(self) -> str:
+        return f"<MessageQueue depth={self.depth} segments={len(self._segments)}>"
+
+    def __bool__(self) -> bool:
+        return self.depth > 0
+
+    def append(self, segment: Segment) -> None:
+        """Add at the tail. The segment belongs to the queue from now on."""
+        self._segments.append(segment)
+        self.depth += segment.last - segment.first
+
+    def put_back(self, segment: Segment) -> None:
+        """Add at the head what `take` gave."""
+        self._segments.appendleft(segment)
+        self.depth += segment.last - segment.first
+
+    def take(self, count_max: int, nbytes_max: int) -> Segment:
+        """Take from the head: messages of one segment, at least one, within both limits.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        head = self._segments[0]
+        first = head.first
+        count = head.last - first
+        bodies = head.batch.bodies
+        if count > count_max or bodies.size_max * count > nbytes_max:
+            count = self._fit(head, min(count, count_max), nbytes_max)
+        self.depth -= count
+        last = first + count
+        if last == head.last:
+            return self._segments.popleft()
+        head.first = last
+        return Segment(head.batch, first, last, head.attempts)
+
+    @staticmethod
+    def _fit(head: Segment, count: int, nbytes_max: int) -> int:
+        bodies = head.batch.bodies
+        if bodies.size_max * count <= nbytes_max:
+            return count
+        if bodies.size:
+            return max(1, nbytes_max // bodies.size)
+        nbytes = fit = 0
+        for body in bodies.cut(head.first, head.first + count):
+            nbytes += len(body)
+            if nbytes > nbytes_max:
+                break
+            fit += 1
+        return max(1, fit)
+
+    def clear(self) -> int:
+        """Drop everything; the number of messages dropped."""
+        dropped = self.depth
+        self._segments.clear()
+        self.depth = 0
+        return dropped

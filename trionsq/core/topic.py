@@ -1,0 +1,142 @@
+"""A topic's decisions: what is admitted, and how batches fan out to the channels.
+
+Synchronous, and told the time; `trionsq.broker` drives it. Spec: nsqd-internals, section 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from trionsq.core.backend import Backend, BackendError
+from trionsq.core.batch import Batch, Segment
+from trionsq.core.channel import Channel
+from trionsq.core.ids import IdSource
+from trionsq.core.store import Store
+from trionsq.wire.bodies import Bodies
+
+__all__ = ["Topic"]
+
+# No limit of its own: a batch moves whole, whatever was published together.
+_ANY: Final = 2**63
+
+
+class Topic:
+    """One topic.
+
+    Attributes:
+        carry: takes a segment to the topic's task, False if it can't; the task calls `arrived`.
+        channels: by name.
+        message_count, message_bytes: published since the start.
+        error: why the last fan-out could not go on, None if nothing is stuck.
+        dropped: messages given up on purpose, by reason.
+    """
+
+    def __init__(self, name: str, mem_queue_size: int, backend: Backend, node_id: int) -> None:
+        self.name = name
+        self.store = Store(mem_queue_size, backend)
+        self.channels: dict[str, Channel] = {}
+        self.paused = False
+        self.message_count = 0
+        self.message_bytes = 0
+        self.dropped: Counter[str] = Counter()
+        self.error: BackendError | None = None
+        self.carry: Callable[[Segment], bool] = lambda segment: False
+        self._ids = IdSource(node_id)
+        self._stuck: tuple[Segment, list[Channel]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name} depth={self.depth} channels={len(self.channels)}>"
+
+    @property
+    def depth(self) -> int:
+        """Messages that no channel, or not yet every channel, has got."""
+        return self.store.depth + (self._stuck[0].count if self._stuck else 0)
+
+    @property
+    def can_pump(self) -> bool:
+        """Whether messages can go on to the channels now."""
+        return bool(self.channels) and not self.paused and self.error is None
+
+    def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> None:
+        """Admit messages: all of them, or none.
+
+        Raises:
+            BackendError: there is no room for them.
+        """
+        batch = Batch(bodies, self._ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        kept = self.store.admit(Segment(batch, 0, batch.count))
+        self.message_count += batch.count
+        self.message_bytes += bodies.nbytes
+        if kept is None:
+            return
+        if self.can_pump and self.carry(kept):
+            self.store.carried += kept.count
+        else:
+            self.store.memory.append(kept)
+
+    def arrived(self, segment: Segment) -> None:
+        """Queue what was carried; `pump` is the caller's next step."""
+        self.store.carried -= segment.count
+        self.store.memory.append(segment)
+
+    def pump(self, now_s: float, now_ns: int) -> int:
+        """Hand one segment to every channel; the number of messages, 0 if there is nothing to do.
+
+        If a channel has no room, the segment is kept with the channels that still lack it,
+        `error` says why, and the topic does not pump until `retry`.
+        """
+        if not self.can_pump:
+            return 0
+        if self._stuck is None:
+            store = self.store
+            if store.memory.depth:
+                segment = store.memory.take(_ANY, _ANY)
+            else:
+                read = store.backend.read(_ANY, _ANY) if store.backend.depth else None
+                if read is None:
+                    return 0
+                segment = read
+            channels = list(self.channels.values())
+        else:
+            segment, channels = self._stuck
+            self._stuck = None
+        return self._fan_out(segment, channels, now_s, now_ns)
+
+    def _fan_out(self, segment: Segment, channels: list[Channel], now_s: float, now_ns: int) -> int:
+        batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
+        for place, channel in enumerate(channels):
+            try:
+                channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
+            except BackendError as error:
+                self._stuck = (segment, channels[place:])
+                self.error = error
+                return 0
+        return last - first
+
+    def retry(self) -> bool:
+        """Let a fan-out that was stuck be tried again; whether it was stuck."""
+        stuck = self.error is not None
+        self.error = None
+        return stuck
+
+    def add_channel(self, channel: Channel) -> None:
+        """Begin to fan out to a channel: it gets what is pumped from now on."""
+        self.channels[channel.name] = channel
+
+    def remove_channel(self, name: str) -> None:
+        channel = self.channels.pop(name)
+        if self._stuck is not None:
+            segment, left = self._stuck
+            left = [other for other in left if other is not channel]
+            self._stuck = (segment, left) if left else None
+            self.retry()
+
+    def empty(self) -> None:
+        """Drop what waits at the topic. What is being carried is the caller's part."""
+        self.dropped["emptied"] += self.store.empty()
+        if self._stuck is not None:
+            # Some channels have it already, so it is not counted as dropped.
+            self._stuck = None
+            self.retry()

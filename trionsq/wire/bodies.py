@@ -1,0 +1,100 @@
+"""Message bodies as they came from the socket: many in one object, cut out late and in bulk.
+
+Messages of one size lie in one `bytes` object at a fixed stride, whatever stands between them
+(the size fields of an MPUB, the command lines of a run of PUBs). Anything else is a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from struct import Struct
+from typing import Protocol
+
+__all__ = ["Bodies", "ListBodies", "StridedBodies"]
+
+
+class Bodies(Protocol):
+    """An immutable sequence of message bodies.
+
+    Attributes:
+        count: number of messages.
+        nbytes: sum of the body sizes, in bytes.
+        size: the size that all bodies have, in bytes, or 0 if they differ.
+        size_max: the size of the largest body, in bytes.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def size_max(self) -> int: ...
+
+    def cut(self, first: int, last: int) -> Sequence[bytes]:
+        """The bodies ``first`` to ``last`` (exclusive), each a `bytes` object of its own."""
+
+    def one(self, index: int) -> bytes:
+        """The body at ``index``."""
+
+    def part(self, first: int, last: int) -> Bodies:
+        """The bodies ``first`` to ``last`` (exclusive), which hold no memory of the others."""
+
+
+@lru_cache(maxsize=256)
+def _record(gap: int, size: int) -> Struct:
+    return Struct(f"{gap}x{size}s")
+
+
+class StridedBodies:
+    """Bodies of one size, each preceded by ``gap`` bytes that are of no interest."""
+
+    __slots__ = ("_buffer", "_gap", "count", "nbytes", "size", "size_max")
+
+    def __init__(self, buffer: bytes, gap: int, size: int) -> None:
+        """``buffer`` is a whole number of records of ``gap + size`` bytes; ``size`` > 0."""
+        self._buffer = buffer
+        self._gap = gap
+        self.size = self.size_max = size
+        self.count = len(buffer) // (gap + size)
+        self.nbytes = self.count * size
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        stride = self._gap + self.size
+        view = memoryview(self._buffer)[first * stride : last * stride]
+        return list(chain.from_iterable(_record(self._gap, self.size).iter_unpack(view)))
+
+    def one(self, index: int) -> bytes:
+        start = index * (self._gap + self.size) + self._gap
+        return self._buffer[start : start + self.size]
+
+    def part(self, first: int, last: int) -> StridedBodies:
+        stride = self._gap + self.size
+        return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
+
+
+class ListBodies:
+    """Bodies of any size."""
+
+    __slots__ = ("_bodies", "count", "nbytes", "size", "size_max")
+
+    def __init__(self, bodies: list[bytes]) -> None:
+        """``bodies`` is not empty and belongs to this object from now on."""
+        self._bodies = bodies
+        self.count = len(bodies)
+        sizes = list(map(len, bodies))
+        self.nbytes = sum(sizes)
+        self.size_max = max(sizes)
+        self.size = self.size_max if self.size_max * self.count == self.nbytes else 0
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        return self._bodies[first:last]
+
+    def one(self, index: int) -> bytes:
+        return self._bodies[index]
+
+    def part(self, first: int, last: int) -> ListBodies:
+        return ListBodies(self._bodies[first:last])

@@ -1,0 +1,134 @@
+"""What a client asked of nsqd, as the parser hands it to the broker.
+
+An event stands for all equal commands that were read in one go: a run of FINs, a run of PUBs to
+one topic. NOP has no event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trionsq.wire.bodies import Bodies
+
+__all__ = [
+    "Auth",
+    "Event",
+    "Finish",
+    "Identify",
+    "Publish",
+    "PublishDeferred",
+    "PublishMany",
+    "PublishManyBegins",
+    "Ready",
+    "Requeue",
+    "StartClose",
+    "Subscribe",
+    "Touch",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """IDENTIFY with its JSON body, not yet decoded (see `trionsq.wire.identify`)."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """AUTH with its secret."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """SUB. Once it is handed out the parser takes the connection for subscribed."""
+
+    topic: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """RDY."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A run of FINs; each id has 16 bytes."""
+
+    ids: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """REQ; the delay is already capped at --max-req-timeout."""
+
+    id: bytes
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """TOUCH."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartClose:
+    """CLS."""
+
+
+@dataclass(slots=True)
+class Publish:
+    """A run of PUBs to one topic: each body is a command and wants its own answer."""
+
+    topic: str
+    bodies: Bodies
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDeferred:
+    """DPUB: one body."""
+
+    topic: str
+    delay_ms: int
+    bodies: Bodies
+
+
+@dataclass(frozen=True, slots=True)
+class PublishManyBegins:
+    """The line of an MPUB whose body is not wholly there, or is refused.
+
+    nsqd creates the topic before it reads the body, so the broker hears of it.
+    """
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMany:
+    """MPUB, whole and valid: all of it is queued or nothing, with one answer."""
+
+    topic: str
+    bodies: Bodies
+
+
+Event = (
+    Identify
+    | Auth
+    | Subscribe
+    | Ready
+    | Finish
+    | Requeue
+    | Touch
+    | StartClose
+    | Publish
+    | PublishDeferred
+    | PublishManyBegins
+    | PublishMany
+)

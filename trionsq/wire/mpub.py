@@ -1,0 +1,176 @@
+"""The body of MPUB: ``[body size][count]([size][body])*``.
+
+The counted messages end the command, whatever the body size said (it is only range checked), and
+a bad length is an error as soon as it can be seen. So a body that arrives in pieces is walked
+piece by piece, while one that is wholly there and holds messages of one size is taken in one go.
+
+Spec: tcp-protocol, section 12.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from trionsq.wire.bodies import Bodies, ListBodies, StridedBodies
+from trionsq.wire.errors import ProtocolError
+
+__all__ = ["MpubScan", "parse_counted", "same_size_prefix"]
+
+_INT32 = Struct(">i")
+_FIELD = 4
+
+
+def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
+    """Whether the ``count`` size fields from ``at`` on are equal and each is followed by as much.
+
+    The buffer must hold ``count`` records of the size that the first field names.
+    """
+    field = buffer[at : at + _FIELD]
+    stride = _FIELD + int.from_bytes(field, "big")
+    end = at + stride * count
+    return all(
+        buffer[at + column : end : stride] == field[column : column + 1] * count
+        for column in range(_FIELD)
+    )
+
+
+class MpubScan:
+    """How far the body of one MPUB has been walked; offsets count from the body size field.
+
+    Attributes:
+        need: bytes that must be there before a further call can get on.
+        if_eof: the error to answer when the input ends now.
+        end: where the command ends, once `scan` has returned bodies.
+    """
+
+    __slots__ = ("_at", "_body_size_max", "_count", "_msg_size_max", "_seen", "end", "need", "what")
+
+    def __init__(self, msg_size_max: int, body_size_max: int) -> None:
+        self._msg_size_max = msg_size_max
+        self._body_size_max = body_size_max
+        self._count = 0
+        self._seen = 0
+        self._at = 2 * _FIELD
+        self.need = _FIELD
+        self.what = ("E_BAD_BODY", "body size")
+        self.end = 0
+
+    @property
+    def if_eof(self) -> ProtocolError:
+        code, what = self.what
+        return ProtocolError(code, f"MPUB failed to read {what}")
+
+    def scan(self, buffer: bytes | bytearray, start: int) -> Bodies | None:
+        """The bodies, or None if more input is needed.
+
+        Raises:
+            ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, as soon as the fault can be seen.
+        """
+        there = len(buffer) - start
+        if there < self.need:
+            return None
+        if not self._count and not self._header(buffer, start, there):
+            return None
+        if not self._seen:
+            bodies = self._in_one_go(buffer, start, there)
+            if bodies is not None:
+                return bodies
+        return self._walk(buffer, start, there)
+
+    def _header(self, buffer: bytes | bytearray, start: int, there: int) -> bool:
+        (body_size,) = _INT32.unpack_from(buffer, start)
+        if body_size <= 0:
+            raise ProtocolError("E_BAD_BODY", f"MPUB invalid body size {body_size}")
+        if body_size > self._body_size_max:
+            text = f"MPUB body too big {body_size} > {self._body_size_max}"
+            raise ProtocolError("E_BAD_BODY", text)
+        self.need = 2 * _FIELD
+        self.what = ("E_BAD_BODY", "message count")
+        if there < self.need:
+            return False
+        (count,) = _INT32.unpack_from(buffer, start + _FIELD)
+        if count <= 0 or count > (self._body_size_max - _FIELD) // (_FIELD + 1):
+            raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
+        self._count = count
+        return True
+
+    def _in_one_go(self, buffer: bytes | bytearray, start: int, there: int) -> StridedBodies | None:
+        at = self._at
+        if there < at + _FIELD:
+            return None
+        (size,) = _INT32.unpack_from(buffer, start + at)
+        if not 0 < size <= self._msg_size_max:
+            return None
+        stride = _FIELD + size
+        whole = min(self._count, (there - at) // stride)
+        if not whole or not same_size_prefix(buffer, start + at, whole):
+            return None
+        self._seen = whole
+        self._at = at + whole * stride
+        if whole < self._count:
+            return None
+        self.end = self._at
+        records = buffer[start + at : start + self.end]
+        return StridedBodies(bytes(records), _FIELD, size)
+
+    def _walk(self, buffer: bytes | bytearray, start: int, there: int) -> ListBodies | None:
+        at = self._at
+        seen = self._seen
+        count = self._count
+        msg_size_max = self._msg_size_max
+        unpack = _INT32.unpack_from
+        while seen < count:
+            if at + _FIELD > there:
+                self.need = at + _FIELD
+                self.what = ("E_BAD_MESSAGE", f"message({seen}) body size")
+                break
+            (size,) = unpack(buffer, start + at)
+            if not 0 < size <= msg_size_max:
+                raise self._bad_size(seen, size)
+            stop = at + _FIELD + size
+            if stop > there:
+                self.need = stop
+                self.what = ("E_BAD_MESSAGE", "message body")
+                break
+            at = stop
+            seen += 1
+        self._at = at
+        self._seen = seen
+        if seen < count:
+            return None
+        self.end = at
+        return ListBodies(_cut(bytes(buffer[start : start + at]), count))
+
+    def _bad_size(self, index: int, size: int) -> ProtocolError:
+        if size <= 0:
+            text = f"MPUB invalid message({index}) body size {size}"
+        else:
+            text = f"MPUB message too big {size} > {self._msg_size_max}"
+        return ProtocolError("E_BAD_MESSAGE", text)
+
+
+def _cut(body: bytes, count: int) -> list[bytes]:
+    bodies = []
+    at = 2 * _FIELD
+    unpack = _INT32.unpack_from
+    for _ in range(count):
+        (size,) = unpack(body, at)
+        stop = at + _FIELD + size
+        bodies.append(body[at + _FIELD : stop])
+        at = stop
+    return bodies
+
+
+def parse_counted(body: bytes, msg_size_max: int, body_size_max: int) -> Bodies:
+    """The messages of ``[count]([size][body])*``, as HTTP /mpub?binary has it.
+
+    Bytes after the last message are ignored.
+
+    Raises:
+        ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, also for a body that is cut short.
+    """
+    scan = MpubScan(msg_size_max, body_size_max)
+    bodies = scan.scan(_INT32.pack(body_size_max) + body, 0)
+    if bodies is None:
+        raise scan.if_eof
+    return bodies

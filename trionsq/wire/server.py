@@ -1,0 +1,436 @@
+"""nsqd's side of a connection: bytes in, events out. No I/O, no clock.
+
+`ServerParser` takes everything that a read brought and hands it out as events, each of which may
+stand for a whole run of commands. The caller acts on one event before it asks for the next, so
+whatever an event changes (an upgrade after IDENTIFY, say) holds for the bytes after it.
+
+Runs of FINs and of PUBs are recognised by `trionsq.wire.runs`; anything unusual in them (an odd id,
+a fault) is left to the parser of single commands here, which is the arbiter.
+
+Spec: tcp-protocol, sections 2, 3, 7 to 13.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+from trionsq.wire.bodies import ListBodies
+from trionsq.wire.errors import ProtocolError
+from trionsq.wire.events import (
+    Auth,
+    Event,
+    Finish,
+    Identify,
+    Publish,
+    PublishDeferred,
+    PublishMany,
+    PublishManyBegins,
+    Ready,
+    Requeue,
+    StartClose,
+    Subscribe,
+    Touch,
+)
+from trionsq.wire.mpub import MpubScan
+from trionsq.wire.names import is_valid_name, quote
+from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
+from trionsq.wire.states import COMMANDS, TRANSITIONS, State
+
+__all__ = ["LINE_SIZE_MAX", "MAGIC_V2", "CommandLimits", "LineTooLong", "ServerParser"]
+
+MAGIC_V2: Final = b"  V2"
+# The original's read buffer: a line that does not fit ends the connection without a frame.
+LINE_SIZE_MAX: Final = 16384
+# A remainder below this is joined with the next read by a plain copy; above it input is gathered
+# in place, so that a body that trickles in costs no quadratic copying.
+_JOIN_SIZE_MAX: Final = 65536
+_ID_SIZE: Final = 16
+_FIELD: Final = 4
+_INT32 = Struct(">i")
+_DIGITS_MAX: Final = 18
+_CACHED_LINE_SIZE_MAX: Final = 256
+Params = tuple[bytes, ...]
+
+
+class LineTooLong(Exception):
+    """A command line that does not fit the read buffer: the connection ends without a frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLimits:
+    """What the parser refuses by size or range (options of the same names)."""
+
+    max_msg_size: int = 1048576
+    max_body_size: int = 5242880
+    max_rdy_count: int = 2500
+    max_req_timeout_ms: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A command whose input is not there yet: bytes needed, and the error if it never comes."""
+
+    need: int
+    code: str
+    text: str
+
+
+class ServerParser:
+    """The commands of one client connection.
+
+    Attributes:
+        state: the client's state, as the last event leaves it.
+        heartbeats: whether the client gets heartbeats; without them SUB is refused.
+        tls_required: refuse every command but IDENTIFY (cleared when TLS is on).
+    """
+
+    __slots__ = (
+        "_allowed",
+        "_buffer",
+        "_failure",
+        "_limits",
+        "_magic",
+        "_mpub",
+        "_pos",
+        "_waiting",
+        "heartbeats",
+        "state",
+        "tls_required",
+    )
+
+    def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
+        self.state = State.INIT
+        self._allowed = _ALLOWED[State.INIT]
+        self.heartbeats = True
+        self.tls_required = tls_required
+        self._limits = limits
+        self._magic = False
+        self._buffer: bytes | bytearray = b""
+        self._pos = 0
+        self._waiting: _Waiting | None = None
+        self._mpub: tuple[str, MpubScan] | None = None
+        self._failure: ProtocolError | None = None
+
+    def __repr__(self) -> str:
+        left = len(self._buffer) - self._pos
+        return f"<ServerParser {self.state.name} buffered={left} waiting={self._waiting}>"
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that were received and not yet handed out, in bytes."""
+        return len(self._buffer) - self._pos
+
+    def receive(self, data: bytes) -> None:
+        """Add what a read brought."""
+        left = len(self._buffer) - self._pos
+        if not left:
+            self._buffer = data
+        elif left < _JOIN_SIZE_MAX:
+            self._buffer = bytes(self._buffer[self._pos :]) + data
+        elif self._pos == 0 and isinstance(self._buffer, bytearray):
+            self._buffer += data
+            return
+        else:
+            self._buffer = bytearray(self._buffer[self._pos :])
+            self._buffer += data
+        self._pos = 0
+
+    def take_rest(self) -> bytes:
+        """Give up what was received after the last event (it belongs to an upgraded stream)."""
+        rest = bytes(self._buffer[self._pos :])
+        self._buffer, self._pos = b"", 0
+        return rest
+
+    def end_of_input(self) -> ProtocolError | None:
+        """The error to answer if the input ends here, None if the connection just closes."""
+        if self._mpub is not None:
+            return self._mpub[1].if_eof
+        if self._waiting is not None and self._waiting.code:
+            return ProtocolError(self._waiting.code, self._waiting.text)
+        return None
+
+    def next_event(self) -> Event | None:
+        """The next event, or None if more input is needed.
+
+        Raises:
+            ProtocolError: always fatal: the connection is of no further use.
+            LineTooLong: the connection is to be closed without a frame.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._magic and not self._read_magic():
+            return None
+        if self._mpub is not None:
+            return self._continue_mpub(*self._mpub)
+        while True:
+            buffer, pos = self._buffer, self._pos
+            waiting = self._waiting
+            if waiting is not None and len(buffer) - pos < waiting.need:
+                return None
+            end = buffer.find(b"\n", pos, pos + LINE_SIZE_MAX)
+            if end < 0:
+                if len(buffer) - pos >= LINE_SIZE_MAX:
+                    raise LineTooLong
+                self._waiting = None
+                return None
+            event = self._command(buffer, pos, end + 1)
+            if event is not _NOTHING:
+                return event
+
+    def _read_magic(self) -> bool:
+        if len(self._buffer) - self._pos < len(MAGIC_V2):
+            return False
+        if self._buffer[self._pos : self._pos + len(MAGIC_V2)] != MAGIC_V2:
+            raise ProtocolError("E_BAD_PROTOCOL")
+        self._pos += len(MAGIC_V2)
+        self._magic = True
+        return True
+
+    def _command(self, buffer: bytes | bytearray, pos: int, after: int) -> Event | None:
+        """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
+        line = bytes(buffer[pos:after])
+        if line.startswith(b"FIN ") and self.state is not State.INIT and not self.tls_required:
+            ids = fin_run(buffer, pos)
+            if ids:
+                self._pos = pos + FIN_LINE_SIZE * len(ids)
+                return Finish(ids)
+        params = _split_line(line)
+        name = params[0]
+        if self.tls_required and name != b"IDENTIFY":
+            text = b"cannot %b in current state (TLS required)" % name
+            raise ProtocolError("E_INVALID", text)
+        state = self._allowed.get(name)
+        if state is None:
+            if name in COMMANDS:
+                raise ProtocolError("E_INVALID", b"cannot %b in current state" % name)
+            raise ProtocolError("E_INVALID", b"invalid command " + name)
+        self._pos = after
+        event = _HANDLERS[name](self, params, line)
+        if self._waiting is not None:
+            self._pos = pos
+        elif state is not self.state:
+            self.state = state
+            self._allowed = _ALLOWED[state]
+        return event
+
+    # Each handler finds self._pos after the line. It moves it on over the body, or sets
+    # self._waiting (then the line is read again once enough input is there).
+
+    def _body(self, buffer: bytes | bytearray, start: int, size: int) -> bytes:
+        self._pos = start + size
+        return bytes(buffer[start : start + size])
+
+    def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
+        self._waiting = _Waiting(len(line) + more, code, text)
+
+    def _sized(self, line: bytes, command: str) -> bytes | None:
+        """The body of IDENTIFY or AUTH."""
+        buffer, pos = self._buffer, self._pos
+        there = len(buffer) - pos
+        self._waiting = None
+        if there < _FIELD:
+            self._wait(line, _FIELD, "E_BAD_BODY", f"{command} failed to read body size")
+            return None
+        (size,) = _INT32.unpack_from(buffer, pos)
+        limit = self._limits.max_body_size
+        if size > limit:
+            raise ProtocolError("E_BAD_BODY", f"{command} body too big {size} > {limit}")
+        if size <= 0:
+            raise ProtocolError("E_BAD_BODY", f"{command} invalid body size {size}")
+        if there < _FIELD + size:
+            self._wait(line, _FIELD + size, "E_BAD_BODY", f"{command} failed to read body")
+            return None
+        return self._body(buffer, pos + _FIELD, size)
+
+    def _identify(self, params: Params, line: bytes) -> Event | None:
+        body = self._sized(line, "IDENTIFY")
+        return None if body is None else Identify(body)
+
+    def _auth(self, params: Params, line: bytes) -> Event | None:
+        if len(params) != 1:
+            raise ProtocolError("E_INVALID", "AUTH invalid number of parameters")
+        secret = self._sized(line, "AUTH")
+        return None if secret is None else Auth(secret)
+
+    def _sub(self, params: Params, line: bytes) -> Event:
+        if not self.heartbeats:
+            raise ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if len(params) < 3:
+            raise ProtocolError("E_INVALID", "SUB insufficient number of parameters")
+        topic = _name(params[1], "E_BAD_TOPIC", "SUB topic name")
+        return Subscribe(topic, _name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
+
+    def _rdy(self, params: Params, line: bytes) -> Event | None:
+        if self.state is State.CLOSING:
+            return _NOTHING
+        count = 1
+        if len(params) > 1:
+            parsed = _digits(params[1])
+            if parsed is None:
+                raise ProtocolError("E_INVALID", b"RDY could not parse count " + params[1])
+            count = parsed
+        limit = self._limits.max_rdy_count
+        if count > limit:
+            raise ProtocolError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
+        return Ready(count)
+
+    def _fin(self, params: Params, line: bytes) -> Event:
+        return Finish([_message_id(params, "FIN", 1)])
+
+    def _req(self, params: Params, line: bytes) -> Event:
+        id_ = _message_id(params, "REQ", 2)
+        delay_ms = _digits(params[2])
+        if delay_ms is None:
+            raise ProtocolError("E_INVALID", b"REQ could not parse timeout " + params[2])
+        return Requeue(id_, min(delay_ms, self._limits.max_req_timeout_ms))
+
+    def _touch(self, params: Params, line: bytes) -> Event:
+        return Touch(_message_id(params, "TOUCH", 1))
+
+    def _cls(self, params: Params, line: bytes) -> Event:
+        return StartClose()
+
+    def _nop(self, params: Params, line: bytes) -> Event | None:
+        return _NOTHING
+
+    def _pub(self, params: Params, line: bytes) -> Event | None:
+        if len(params) < 2:
+            raise ProtocolError("E_INVALID", "PUB insufficient number of parameters")
+        topic = _name(params[1], "E_BAD_TOPIC", "PUB topic name")
+        if not self._message_is_there(line, "PUB"):
+            return None
+        bodies, self._pos = pub_run(
+            self._buffer, self._pos - len(line), line, self._limits.max_msg_size
+        )
+        return Publish(topic, bodies)
+
+    def _dpub(self, params: Params, line: bytes) -> Event | None:
+        if len(params) < 3:
+            raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
+        topic = _name(params[1], "E_BAD_TOPIC", "DPUB topic name")
+        delay_ms = _digits(params[2])
+        if delay_ms is None:
+            raise ProtocolError("E_INVALID", b"DPUB could not parse timeout " + params[2])
+        limit = self._limits.max_req_timeout_ms
+        if delay_ms > limit:
+            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{limit}")
+        if not self._message_is_there(line, "DPUB"):
+            return None
+        (size,) = _INT32.unpack_from(self._buffer, self._pos)
+        body = self._body(self._buffer, self._pos + _FIELD, size)
+        return PublishDeferred(topic, delay_ms, ListBodies([body]))
+
+    def _message_is_there(self, line: bytes, command: str) -> bool:
+        buffer, pos = self._buffer, self._pos
+        there = len(buffer) - pos
+        self._waiting = None
+        if there < _FIELD:
+            text = f"{command} failed to read message body size"
+            self._wait(line, _FIELD, "E_BAD_MESSAGE", text)
+            return False
+        (size,) = _INT32.unpack_from(buffer, pos)
+        limit = self._limits.max_msg_size
+        if size <= 0:
+            raise ProtocolError("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
+        if size > limit:
+            raise ProtocolError("E_BAD_MESSAGE", f"{command} message too big {size} > {limit}")
+        if there < _FIELD + size:
+            text = f"{command} failed to read message body"
+            self._wait(line, _FIELD + size, "E_BAD_MESSAGE", text)
+            return False
+        return True
+
+    def _mpub_line(self, params: Params, line: bytes) -> Event | None:
+        if len(params) < 2:
+            raise ProtocolError("E_INVALID", "MPUB insufficient number of parameters")
+        # The original's answer names the code twice.
+        topic = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name")
+        scan = MpubScan(self._limits.max_msg_size, self._limits.max_body_size)
+        try:
+            event = self._continue_mpub(topic, scan)
+        except ProtocolError as error:
+            self._failure = error
+            event = None
+        if event is None:
+            self._mpub = (topic, scan)
+            return PublishManyBegins(topic)
+        return event
+
+    def _continue_mpub(self, topic: str, scan: MpubScan) -> Event | None:
+        bodies = scan.scan(self._buffer, self._pos)
+        if bodies is None:
+            return None
+        self._pos += scan.end
+        self._mpub = None
+        return PublishMany(topic, bodies)
+
+
+def _split(line: bytes) -> Params:
+    end = -2 if line.endswith(b"\r\n") else -1
+    return tuple(line[:end].split(b" "))
+
+
+_split_cached = lru_cache(maxsize=4096)(_split)
+
+
+def _split_line(line: bytes) -> Params:
+    """The command and its parameters. Publishers repeat their lines, so these are remembered."""
+    if line.startswith((b"PUB ", b"MPUB ")) and len(line) <= _CACHED_LINE_SIZE_MAX:
+        return _split_cached(line)
+    return _split(line)
+
+
+@lru_cache(maxsize=4096)
+def _name(name: bytes, code: str, what: str) -> str:
+    """The topic or channel name. Errors are not remembered, so the cache holds short names only."""
+    if not is_valid_name(name):
+        raise ProtocolError(code, b"%b %b is not valid" % (what.encode(), quote(name)))
+    return name.decode()
+
+
+def _message_id(params: Params, command: str, count: int) -> bytes:
+    if len(params) <= count:
+        raise ProtocolError("E_INVALID", f"{command} insufficient number of params")
+    if len(params[1]) != _ID_SIZE:
+        raise ProtocolError("E_INVALID", "invalid message ID")
+    return params[1]
+
+
+def _digits(text: bytes) -> int | None:
+    """The value of a string of digits: 0 for none, None for anything else.
+
+    Numbers too large for any limit are cut to one that is still too large.
+    """
+    if not text:
+        return 0
+    if not text.isdigit():
+        return None
+    digits = text.lstrip(b"0")
+    return int(digits or b"0") if len(digits) <= _DIGITS_MAX else 10**_DIGITS_MAX
+
+
+# An event slot that says: handled, and nobody needs to hear of it.
+_NOTHING: Final = StartClose()
+
+_ALLOWED: Final = {
+    state: {name: after for (before, name), after in TRANSITIONS.items() if before is state}
+    for state in State
+}
+
+_HANDLERS: Final = {
+    b"IDENTIFY": ServerParser._identify,
+    b"AUTH": ServerParser._auth,
+    b"SUB": ServerParser._sub,
+    b"RDY": ServerParser._rdy,
+    b"FIN": ServerParser._fin,
+    b"REQ": ServerParser._req,
+    b"TOUCH": ServerParser._touch,
+    b"CLS": ServerParser._cls,
+    b"NOP": ServerParser._nop,
+    b"PUB": ServerParser._pub,
+    b"DPUB": ServerParser._dpub,
+    b"MPUB": ServerParser._mpub_line,
+}
