@@ -1,0 +1,132 @@
+"""`python -m benchmarks`: run the chosen rows and print the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.build import BuildError, build
+from benchmarks.measure import Bench, MeasureError, message_counts, run_row
+from benchmarks.report import Result, document, machine, table, versions
+from benchmarks.rows import ROWS, Row
+from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure nsqd beside a minimal C server and, with --original, the original.",
+    )
+    parser.add_argument("--rows", type=_names, help="some rows by name, with commas between")
+    parser.add_argument("--original", type=Path, metavar="DIR", help="folder with its nsqd")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--seconds", type=float, help="length of a run (3; quick 0.5)")
+    parser.add_argument("--repeats", type=int, help="runs of which the median counts (3; quick 1)")
+    parser.add_argument("--quick", action="store_true", help="one short run each: a try, no result")
+    parser.add_argument("--servers", type=_names, help="some of ours,original,floor")
+    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    return parser
+
+
+def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
+    by_name = {row.name: row for row in ROWS}
+    if unknown := set(names or ()) - by_name.keys():
+        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; --list names them")
+    return [by_name[name] for name in names] if names else list(ROWS)
+
+
+def _chosen_servers(arguments: argparse.Namespace) -> list[str]:
+    known = [OURS, *([ORIGINAL] if arguments.original else []), FLOOR]
+    chosen: list[str] = arguments.servers or known
+    if unknown := set(chosen) - set(known):
+        raise SystemExit(f"no such server here: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+class Progress:
+    """One line on stderr that says what is under way; silent when that is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._at = 0
+        self._shown = sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        """Replace the line."""
+        if self._shown:
+            sys.stderr.write(f"\r\x1b[K[{self._at}/{self._total}] {text}")
+            sys.stderr.flush()
+
+    def row_done(self) -> None:
+        """Count a row; after the last the line is gone."""
+        self._at += 1
+        if self._shown and self._at == self._total:
+            sys.stderr.write("\r\x1b[K")
+
+
+def measure_row(
+    bench: Bench, row: Row, servers: Sequence[str], repeats: int, progress: Progress
+) -> Result:
+    """All runs of a row, the servers in turn, each time in the other order."""
+    result = Result(row)
+    order = [kind for kind in servers if kind != FLOOR or row.floor]
+    try:
+        progress.say(f"{row.name}: pilot")
+        counts = message_counts(bench, row, order)
+        for repeat in range(repeats):
+            for kind in order if repeat % 2 == 0 else reversed(order):
+                progress.say(f"{row.name}: {kind}, run {repeat + 1} of {repeats}")
+                result.runs.setdefault(kind, []).append(run_row(bench, row, kind, counts[kind]))
+    except (MeasureError, ServerError) as error:
+        result.failure = str(error)
+    progress.row_done()
+    return result
+
+
+def _raise_file_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; 1 when a row failed, 2 when nothing could start."""
+    arguments = _parser().parse_args(argv)
+    if arguments.list:
+        print("\n".join(f"{row.name:18}{row.title}" for row in ROWS))
+        return 0
+    rows, servers = _chosen_rows(arguments.rows), _chosen_servers(arguments)
+    _raise_file_limit()
+    try:
+        programs = build()
+        commands = kinds(programs.floor, arguments.original)
+    except (BuildError, ServerError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    seconds = arguments.seconds or (0.5 if arguments.quick else 3.0)
+    repeats = arguments.repeats or (1 if arguments.quick else 3)
+    bench = Bench(programs.load, commands, seconds, arguments.quick)
+    progress = Progress(len(rows))
+    began = time.monotonic()
+    results = [measure_row(bench, row, servers, repeats, progress) for row in rows]
+    here = machine()
+    print(f"{here['processor']}, {here['cores']} cores, kernel {here['kernel']};", end=" ")
+    print(f"{repeats} run(s) of about {seconds:g} s, {time.monotonic() - began:.0f} s in all\n")
+    print(table(results))
+    if arguments.json:
+        written = {name: str(value) for name, value in vars(arguments).items()}
+        about = versions(programs.compiler, commands.commands)
+        arguments.json.write_text(json.dumps(document(results, about, written), indent=1) + "\n")
+    return 1 if any(result.failure for result in results) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,184 @@
+"""What is measured: each row a load, the state it starts from and the figures taken from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.servers import ORIGINAL
+
+Run = Mapping[str, Any]
+"""What one run of the generator printed, and what `measure` added."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a run. `target` is its wanted ratio to the original's."""
+
+    name: str
+    unit: str
+    of: Callable[[Run], float]
+    target: float | None = None
+    more_is_better: bool = True
+
+    def meets(self, ratio: float) -> bool | None:
+        """Whether this ratio of ours to the original's meets the target, if there is one."""
+        if self.target is None:
+            return None
+        return ratio >= self.target if self.more_is_better else ratio <= self.target
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load and how it is prepared.
+
+    `scenario` and `options` go to the generator. `pilot` messages are run first to find how
+    many fill the wanted seconds; without it `messages` is what is run. `preload` publishes all
+    messages before the load begins. `memory_queue` is --mem-queue-size, by default too large to
+    be filled. `unbuffered` names the servers which are asked for output_buffer_size -1.
+    """
+
+    name: str
+    title: str
+    scenario: str
+    options: Mapping[str, int | str]
+    metrics: tuple[Metric, ...]
+    most: int = 2_000_000
+    pilot: int = 0
+    messages: int = 0
+    quick_messages: int = 0
+    quick_options: Mapping[str, int | str] = field(default_factory=dict)
+    channels: int = 1
+    quick_channels: int = 1
+    memory_queue: int = 10_000_000
+    preload: bool = False
+    floor: bool = True
+    unbuffered: frozenset[str] = frozenset()
+
+
+def _rate(run: Run) -> float:
+    return float(run["timed_messages"] / run["timed_seconds"])
+
+
+def _publish_rate(run: Run) -> float:
+    return float(run["messages"] / run["publish_seconds"])
+
+
+def cpu_us(run: Run) -> float | None:
+    """CPU microseconds of the server for each message; None for a run without messages."""
+    messages = run["messages"]
+    return float(run["cpu_seconds"] / messages * 1e6) if messages else None
+
+
+def _latency(point: str) -> Callable[[Run], float]:
+    return lambda run: float(run["latency_us"][point])
+
+
+def _bytes_for_each(count: str) -> Callable[[Run], float]:
+    return lambda run: float((run["resident_after"] - run["resident_before"]) / run[count])
+
+
+def _cpu_percent(run: Run) -> float:
+    return float(run["cpu_seconds"] / run["seconds"] * 100)
+
+
+def _publish(name: str, title: str, target: float, **options: int | str) -> Row:
+    metrics = (Metric("rate", "msg/s", _rate, target),)
+    return Row(name, title, "publish", options, metrics, pilot=4_000)
+
+
+def _consume(name: str, title: str, target: float, consumers: int, rdy: int) -> Row:
+    options: dict[str, int | str] = {"consumers": consumers, "rdy": rdy}
+    metrics = (Metric("rate", "msg/s", _rate, target),)
+    return Row(name, title, "consume", options, metrics, pilot=20_000, preload=True)
+
+
+PACED: Mapping[str, int | str] = {
+    "publishers": 1,
+    "consumers": 1,
+    "rdy": 100,
+    "rate": 5000,
+    "window": 10_000,
+}
+
+ROWS: tuple[Row, ...] = (
+    _publish("mpub", "MPUB 200 x 200 B, 2 connections", 1.5, publishers=2, batch=200),
+    _publish(
+        "mpub-varied",
+        "MPUB 200 x 100-300 B, 2 connections",
+        1.2,
+        publishers=2,
+        batch=200,
+        **{"size-min": 100, "size-max": 300},
+    ),
+    _consume("consume", "consume, 2 connections at RDY 2500", 2.0, 2, 2500),
+    _publish("pub-pipelined", "PUB, 2 connections x 100 under way", 2.5, publishers=2, window=100),
+    _publish("pub-sync-1", "PUB, wait for OK, 1 connection", 0.65, publishers=1),
+    _publish("pub-sync-50", "PUB, wait for OK, 50 connections", 0.5, publishers=50),
+    _consume("consume-10x1", "consume, 10 connections at RDY 1", 0.35, 10, 1),
+    _consume("consume-50x10", "consume, 50 connections at RDY 10", 0.8, 50, 10),
+    _consume("consume-20x100", "consume, 20 connections at RDY 100", 2.0, 20, 100),
+    Row(
+        "latency",
+        "publish to receive at 5,000 msg/s",
+        "pubsub",
+        PACED,
+        (
+            Metric("p50", "us", _latency("p50"), 1.1, more_is_better=False),
+            Metric("p99", "us", _latency("p99"), 1.2, more_is_better=False),
+        ),
+        unbuffered=frozenset({ORIGINAL}),
+    ),
+    Row(
+        "latency-buffered",
+        "the same, both with default buffering",
+        "pubsub",
+        PACED,
+        (
+            Metric("p50", "us", _latency("p50"), more_is_better=False),
+            Metric("p99", "us", _latency("p99"), more_is_better=False),
+        ),
+    ),
+    Row(
+        "memory-message",
+        "resident for a queued 200 B message",
+        "publish",
+        {"publishers": 2, "batch": 200},
+        (
+            Metric(
+                "resident", "B/msg", _bytes_for_each("messages"), target=0.7, more_is_better=False
+            ),
+        ),
+        messages=1_000_000,
+        quick_messages=200_000,
+        floor=False,
+    ),
+    Row(
+        "idle",
+        "3,000 idle consumers",
+        "idle",
+        {"consumers": 3000, "rdy": 1, "hold": 10, "heartbeat-ms": 10_000},
+        (
+            Metric("resident", "B/conn", _bytes_for_each("connections"), 0.4, more_is_better=False),
+            Metric("cpu", "% of a core", _cpu_percent, 0.3, more_is_better=False),
+        ),
+        quick_options={"consumers": 300, "hold": 2, "heartbeat-ms": 2_000},
+        floor=False,
+    ),
+    Row(
+        "channels-10000",
+        "10,000 channels, one consumed",
+        "pubsub",
+        {"publishers": 1, "consumers": 1, "rdy": 2500, "batch": 10, "stall": 60},
+        (
+            Metric("consumer", "msg/s", _rate),
+            Metric("publisher", "msg/s", _publish_rate),
+        ),
+        most=600,
+        pilot=50,
+        channels=10_000,
+        quick_channels=500,
+        memory_queue=2_000,
+    ),
+)
