@@ -1,0 +1,258 @@
+"""The options of nsqd: flag, default, help and odd config keys side by side; the start errors.
+
+Field names are the flags with underscores; durations are nanoseconds and end in ``_ns``.
+Levels, tls_required and tls_min_version are lower-case strings.
+"""
+
+import dataclasses
+import hashlib
+import re
+import socket
+import zlib
+from collections.abc import Iterator
+from functools import partial
+
+from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from trionsq.optionspec import (
+    BOOL,
+    DURATION,
+    INT,
+    LOG_LEVEL,
+    PERCENTILES,
+    STRING,
+    STRINGS,
+    choice,
+    default_of,
+    option,
+    table,
+)
+
+TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
+TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
+UNBUILT = "not built yet"
+_unbuilt = partial(option, note=UNBUILT)
+
+
+class OptionsError(Exception):
+    """Options with which nsqd cannot start; ``str()`` is the text of its FATAL log line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"failed to instantiate nsqd - {reason}")
+
+
+def default_node_id(hostname: str | None = None) -> int:
+    """Return the node id of a host, 0..1023, the same at each start (default: of this host)."""
+    name = (socket.gethostname() if hostname is None else hostname).encode()
+    return zlib.crc32(hashlib.md5(name, usedforsecurity=False).digest()) % 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NsqdOptions:
+    """Every option of nsqd 1.3, and ours; see `validated` for the rules among them."""
+
+    # process
+    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
+    config: str = option("config", "", STRING, "path of the config file", key=None)
+    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
+    log_prefix: str = option("log-prefix", "[nsqd] ", STRING, "begins each log line")
+    verbose: bool = option(
+        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
+    )
+    node_id: int = option(
+        "node-id",
+        0,
+        INT,
+        "part of message ids, 0..1023; from the host name",
+        key="id",
+        factory=default_node_id,
+    )
+    worker_id: bool = option(
+        "worker-id", False, BOOL, "no effect", key=None, deprecated="use --node-id"
+    )
+
+    # addresses
+    https_address: str = _unbuilt("https-address", "0.0.0.0:4152", STRING, "needs --tls-cert")
+    http_address: str = option(
+        "http-address", "0.0.0.0:4151", STRING, "<addr>:<port> or a unix socket's path; empty: none"
+    )
+    tcp_address: str = option(
+        "tcp-address", "0.0.0.0:4150", STRING, "<addr>:<port> or a unix socket's path"
+    )
+    auth_http_address: tuple[str, ...] = _unbuilt(
+        "auth-http-address", (), STRINGS, "<addr>:<port> or URL to ask", key="auth_http_addresses"
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        "",
+        STRING,
+        "for nsqlookupd; from the host name",
+        factory=socket.gethostname,
+    )
+    broadcast_tcp_port: int = option(
+        "broadcast-tcp-port", 0, INT, "for nsqlookupd; 0: the listening port"
+    )
+    broadcast_http_port: int = option(
+        "broadcast-http-port", 0, INT, "for nsqlookupd; 0: the listening port"
+    )
+    lookupd_tcp_address: tuple[str, ...] = _unbuilt(
+        "lookupd-tcp-address", (), STRINGS, "nsqlookupd's address", key="nsqlookupd_tcp_addresses"
+    )
+    http_client_connect_timeout_ns: int = _unbuilt(
+        "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
+    )
+    http_client_request_timeout_ns: int = _unbuilt(
+        "http-client-request-timeout", 5 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
+    )
+
+    # queues and disk
+    data_path: str = option(
+        "data-path", "", STRING, "folder of queues and metadata; empty: the current"
+    )
+    mem_queue_size: int = option(
+        "mem-queue-size", 10_000, INT, "messages in memory per topic and channel"
+    )
+    max_bytes_per_file: int = _unbuilt(
+        "max-bytes-per-file", 104_857_600, INT, "bytes of a disk queue file"
+    )
+    sync_every: int = _unbuilt("sync-every", 2_500, INT, "disk queue operations per fsync")
+    sync_timeout_ns: int = _unbuilt("sync-timeout", 2 * SECOND_NS, DURATION, "between fsyncs")
+    queue_scan_worker_pool_max: int = option(
+        "queue-scan-worker-pool-max", 4, INT, "scan workers at most"
+    )
+    queue_scan_selection_count: int = option(
+        "queue-scan-selection-count", 20, INT, "channels looked at per scan (100ms)"
+    )
+
+    # messages and commands
+    msg_timeout_ns: int = option(
+        "msg-timeout", MINUTE_NS, DURATION, "until a message in flight is requeued"
+    )
+    max_msg_timeout_ns: int = option(
+        "max-msg-timeout", 15 * MINUTE_NS, DURATION, "longest in flight, also by TOUCH"
+    )
+    max_msg_size: int = option(
+        "max-msg-size", 1_048_576, INT, "bytes of a message", aliases=("max-message-size",)
+    )
+    max_req_timeout_ns: int = option(
+        "max-req-timeout", HOUR_NS, DURATION, "longest REQ, DPUB and defer"
+    )
+    max_body_size: int = option("max-body-size", 5_242_880, INT, "bytes of a command's body")
+
+    # clients
+    max_heartbeat_interval_ns: int = option(
+        "max-heartbeat-interval", MINUTE_NS, DURATION, "longest that a client may ask for"
+    )
+    max_rdy_count: int = option("max-rdy-count", 2_500, INT, "highest RDY of a client")
+    max_output_buffer_size: int = option(
+        "max-output-buffer-size", 65_536, INT, "bytes that a client may ask for"
+    )
+    max_output_buffer_timeout_ns: int = option(
+        "max-output-buffer-timeout", 30 * SECOND_NS, DURATION, "longest that a client may ask for"
+    )
+    min_output_buffer_timeout_ns: int = option(
+        "min-output-buffer-timeout",
+        25 * MILLISECOND_NS,
+        DURATION,
+        "shortest that a client may ask for",
+    )
+    output_buffer_timeout_ns: int = option(
+        "output-buffer-timeout", 250 * MILLISECOND_NS, DURATION, "unless the client asks; above 0"
+    )
+    max_channel_consumers: int = option("max-channel-consumers", 0, INT, "per channel; 0: no limit")
+
+    # statsd and latencies
+    statsd_address: str = _unbuilt("statsd-address", "", STRING, "UDP <addr>:<port>; empty: none")
+    statsd_interval_ns: int = _unbuilt(
+        "statsd-interval", MINUTE_NS, DURATION, "between pushes; above 1s"
+    )
+    statsd_mem_stats: bool = _unbuilt("statsd-mem-stats", True, BOOL, "push memory statistics")
+    statsd_prefix: str = _unbuilt("statsd-prefix", "nsq.%s", STRING, "%s: the host key")
+    statsd_udp_packet_size: int = _unbuilt("statsd-udp-packet-size", 508, INT, "bytes")
+    statsd_exclude_ephemeral: bool = _unbuilt(
+        "statsd-exclude-ephemeral", False, BOOL, "leave #ephemeral ones out"
+    )
+    e2e_processing_latency_percentile: tuple[float, ...] = _unbuilt(
+        "e2e-processing-latency-percentile",
+        (),
+        PERCENTILES,
+        "quantiles above 0 and up to 1, also with commas",
+        key="e2e_processing_latency_percentiles",
+    )
+    e2e_processing_latency_window_time_ns: int = _unbuilt(
+        "e2e-processing-latency-window-time", 10 * MINUTE_NS, DURATION, "window of the quantiles"
+    )
+
+    # TLS and compression
+    tls_cert: str = _unbuilt("tls-cert", "", STRING, "path of the certificate")
+    tls_key: str = _unbuilt("tls-key", "", STRING, "path of its key")
+    tls_client_auth_policy: str = _unbuilt(
+        "tls-client-auth-policy", "", STRING, "client certificates: require or require-verify"
+    )
+    tls_root_ca_file: str = _unbuilt(
+        "tls-root-ca-file", "", STRING, "issuer of client certificates"
+    )
+    tls_required: str = _unbuilt("tls-required", "false", TLS_REQUIRED, "tcp-https: not for HTTP")
+    tls_min_version: str = _unbuilt(
+        "tls-min-version", "tls1.0", TLS_MIN_VERSION, "tls1.0, tls1.1, tls1.2 or tls1.3"
+    )
+    deflate: bool = _unbuilt("deflate", True, BOOL, "offer deflate to clients")
+    max_deflate_level: int = _unbuilt("max-deflate-level", 6, INT, "1..9")
+    snappy: bool = _unbuilt("snappy", True, BOOL, "offer snappy to clients")
+
+
+# To start without these would leave open what the operator asked to be closed.
+_PROTECTIVE = frozenset(
+    {
+        "auth_http_address",
+        "tls_cert",
+        "tls_key",
+        "tls_client_auth_policy",
+        "tls_root_ca_file",
+        "tls_required",
+    }
+)
+_NOT_NEGATIVE = frozenset(
+    {"mem_queue_size", "max_msg_size", "max_body_size", "max_rdy_count", "max_channel_consumers"}
+)
+
+
+def unbuilt_in_use(options: NsqdOptions) -> Iterator[str]:
+    """Yield the flag of each option that is set and has no effect in this version."""
+    for name, spec in table(options):
+        if spec.note == UNBUILT and getattr(options, name) != default_of(NsqdOptions, name):
+            yield spec.flag
+
+
+def validated(options: NsqdOptions) -> NsqdOptions:
+    """Return the options as nsqd uses them: tls_required follows from tls_client_auth_policy.
+
+    Raises:
+        OptionsError: a value out of range, or a protection asked for that is not built.
+    """
+    if options.tls_client_auth_policy and options.tls_required == "false":
+        options = dataclasses.replace(options, tls_required="true")
+    _check_ranges(options)
+    if options.tls_required != "false" and not (options.tls_cert and options.tls_key):
+        raise OptionsError("cannot require TLS client connections without TLS key and cert")
+    for percentile in options.e2e_processing_latency_percentile:
+        if not 0 < percentile <= 1:
+            shown = re.sub(r"\.0$", "", str(percentile))
+            raise OptionsError(f"invalid E2E processing latency percentile: {shown}")
+    for name, spec in table(options):
+        if name in _PROTECTIVE and getattr(options, name) != default_of(NsqdOptions, name):
+            raise OptionsError(f"--{spec.flag} is {UNBUILT}")
+    return options
+
+
+def _check_ranges(options: NsqdOptions) -> None:
+    if not 1 <= options.max_deflate_level <= 9:
+        raise OptionsError("--max-deflate-level must be [1,9]")
+    if not 0 <= options.node_id < 1024:
+        raise OptionsError("--node-id must be [0,1024)")
+    if options.output_buffer_timeout_ns <= 0:
+        raise OptionsError("--output-buffer-timeout must be > 0")
+    if options.statsd_address and options.statsd_interval_ns <= SECOND_NS:
+        raise OptionsError("--statsd-interval must be > 1s")
+    for name, spec in table(options):
+        if name in _NOT_NEGATIVE and getattr(options, name) < 0:
+            raise OptionsError(f"--{spec.flag} must be >= 0")
