@@ -5,14 +5,16 @@ the config file reader, the usage text and ``/config/:opt`` all read this one ta
 """
 
 import dataclasses
+import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 from trionsq import durations
 
 T = TypeVar("T")
-Value = str | bool | int | tuple[str, ...] | tuple[float, ...]
+Items = tuple[str, ...] | tuple[float, ...]
+Value = str | bool | int | Items
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -29,7 +31,8 @@ class Kind:
     """A type of option: how its text and its config file value are read, and how it is shown.
 
     *parse* and *from_config* raise ValueError with a short reason. *bare* is the text meant by
-    the flag without a value (None: a value is needed). *repeats*: each use of the flag adds items.
+    the flag without a value (None: a value is needed). *join* makes one value of those of a
+    repeated flag (None: the last one counts).
     """
 
     name: str
@@ -37,7 +40,7 @@ class Kind:
     from_config: Callable[[object], Value]
     show: Callable[[Any], str] = str
     bare: str | None = None
-    repeats: bool = False
+    join: Callable[[Any, Any], Items] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +96,10 @@ def _parse_percentiles(text: str) -> tuple[float, ...]:
             items.append(float(item))
         except ValueError:
             raise FatalValueError(f"Could not parse: {item}") from None
+    return _descending(items)
+
+
+def _descending(items: Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted(items, reverse=True))
 
 
@@ -141,8 +148,9 @@ def _list_from_config(value: object) -> list[str]:
 
 
 def _percentiles_from_config(value: object) -> tuple[float, ...]:
-    items = [item for text in _list_from_config(value) for item in _parse_percentiles(text)]
-    return tuple(sorted(items, reverse=True))
+    return _descending(
+        item for text in _list_from_config(value) for item in _parse_percentiles(text)
+    )
 
 
 def _show_list(value: tuple[object, ...]) -> str:
@@ -185,14 +193,14 @@ STRINGS = Kind(
     lambda text: (text,),
     lambda value: tuple(_list_from_config(value)),
     show=_show_list,
-    repeats=True,
+    join=operator.add,
 )
 PERCENTILES = Kind(
     "numbers, repeatable",
     _parse_percentiles,
     _percentiles_from_config,
     show=_show_list,
-    repeats=True,
+    join=lambda earlier, later: _descending(earlier + later),
 )
 LOG_LEVEL = choice("level", "debug", "info", "warn", "error", "fatal")
 

@@ -1,0 +1,57 @@
+"""NSQ's classic log lines on stderr, which operators' tools and clients' test suites read.
+
+``[nsqd] 2026/11/21 13:51:49.123456 INFO: TCP: listening on 127.0.0.1:4150``, in local time. The
+project logs through the standard library, under the logger ``trionsq``.
+"""
+
+import logging
+from datetime import datetime
+from typing import TextIO
+
+LOGGER = "trionsq"
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+
+class ClassicFormatter(logging.Formatter):
+    """Formats a record as *prefix*, date, time with microseconds, level, text.
+
+    A traceback, if there is one, follows on lines of its own.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of *record*, without its traceback."""
+        moment = datetime.fromtimestamp(record.created)
+        level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
+        return f"{self._prefix}{moment:%Y/%m/%d %H:%M:%S.%f} {level}: {record.message}"
+
+
+def level_of(name: str) -> int:
+    """Return the standard library's level for one of NSQ's; raises KeyError on another name."""
+    return _LEVELS[name]
+
+
+def configure(prefix: str, level: str, stream: TextIO | None = None) -> logging.Logger:
+    """Send the project's log to *stream* (default: stderr) from *level* on, and return its logger.
+
+    *level* is debug, info, warn, error or fatal. A second call replaces the first.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(ClassicFormatter(prefix))
+    logger = logging.getLogger(LOGGER)
+    for earlier in list(logger.handlers):
+        logger.removeHandler(earlier)
+    logger.addHandler(handler)
+    logger.setLevel(level_of(level))
+    logger.propagate = False
+    return logger

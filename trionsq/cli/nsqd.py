@@ -1,0 +1,39 @@
+"""The command ``nsqd``: options, log, and the broker's life until SIGINT or SIGTERM."""
+
+import sys
+from collections.abc import Sequence
+
+import trio
+
+from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, validated
+from trionsq.cli import log
+from trionsq.cli.command import fatal, read_options
+
+
+async def serve(options: NsqdOptions) -> int:
+    """Run nsqd until it is told to stop, and return its exit code."""
+    raise SystemExit("nsqd: this version has no broker")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv* (default: the process's), and return its exit code.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 when it cannot start.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options, warnings = read_options(NsqdOptions, "nsqd", words)
+    logger = log.configure(options.log_prefix, options.log_level)
+    try:
+        options = validated(options)
+    except OptionsError as error:
+        fatal(options.log_prefix, str(error))
+    for warning in warnings:
+        logger.warning("%s", warning)
+    for flag in unbuilt_in_use(options):
+        logger.warning("--%s is not built yet and has no effect", flag)
+    return trio.run(serve, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
