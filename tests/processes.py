@@ -1,0 +1,178 @@
+"""A real nsqd process for tests: started on free ports, watched, and stopped again.
+
+``TRIONSQ_TEST_NSQD`` names another binary that is started instead of ours, for example the
+original: a suite that is green against that one is known to ask the right thing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+OTHER_BINARY_VARIABLE = "TRIONSQ_TEST_NSQD"
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 10.0
+LOG_LINES_MAX = 300
+
+_LISTENING = re.compile(r"\b(TCP|HTTPS|HTTP): listening on (\S+)")
+
+
+class NsqdFailedError(AssertionError):
+    """The process ended or said nothing of its addresses; the text carries its log."""
+
+
+def other_binary() -> str | None:
+    """The nsqd to be tested in place of ours, or None."""
+    return os.environ.get(OTHER_BINARY_VARIABLE) or None
+
+
+def nsqd_command() -> list[str]:
+    """What starts an nsqd, before any flag."""
+    other = other_binary()
+    return [other] if other else [sys.executable, "-m", "trionsq.cli.nsqd"]
+
+
+def free_address() -> str:
+    """A 127.0.0.1 address nobody listens on now, for options that must be known beforehand."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass(slots=True)
+class NsqdProcess:
+    """A running nsqd: its addresses (host:port by listener name), data path and log so far."""
+
+    process: trio.Process
+    data_path: Path
+    addresses: dict[str, str] = field(default_factory=dict)
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+
+    @property
+    def tcp_address(self) -> str:
+        """Where the TCP protocol is spoken."""
+        return self.addresses["TCP"]
+
+    @property
+    def http_address(self) -> str:
+        """Where plain HTTP is spoken."""
+        return self.addresses["HTTP"]
+
+    @property
+    def https_address(self) -> str:
+        """Where HTTPS is spoken; KeyError without a certificate."""
+        return self.addresses["HTTPS"]
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines of the log, for a failure's text."""
+        return "\n".join(list(self.log)[-lines:])
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` as a pair."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+@asynccontextmanager
+async def running_nsqd(
+    data_path: Path, flags: Sequence[str] = (), *, https: bool = False
+) -> AsyncIterator[NsqdProcess]:
+    """An nsqd on free ports of 127.0.0.1, stopped (SIGTERM, then SIGKILL) when left.
+
+    A listener that ``flags`` place themselves stays where they say. With ``https`` the HTTPS
+    listener, which needs certificate flags, is waited for too.
+
+    Raises:
+        NsqdFailedError: it ended, or did not tell its addresses within ``START_LIMIT_S``, or
+            SIGTERM did not stop it within ``STOP_LIMIT_S``.
+    """
+    command = [*nsqd_command(), *_base_flags(data_path, flags), *flags]
+    process = await trio.lowlevel.open_process(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    nsqd = NsqdProcess(process, data_path)
+    wanted = {"TCP", "HTTP", "HTTPS"} if https else {"TCP", "HTTP"}
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(_read_log, nsqd, wanted)
+            yield nsqd
+        finally:
+            with trio.CancelScope(shield=True):
+                stopped = await _stop(process)
+            nursery.cancel_scope.cancel()
+    if not stopped:
+        raise NsqdFailedError(f"SIGTERM did not stop it in {STOP_LIMIT_S} s:\n{nsqd.log_tail()}")
+
+
+def _base_flags(data_path: Path, flags: Sequence[str]) -> list[str]:
+    placed = {flag.lstrip("-").partition("=")[0] for flag in flags}
+    base = {
+        "tcp-address": "127.0.0.1:0",
+        "http-address": "127.0.0.1:0",
+        "https-address": "127.0.0.1:0",
+        "broadcast-address": "127.0.0.1",
+        "data-path": str(data_path),
+    }
+    return [f"--{name}={value}" for name, value in base.items() if name not in placed]
+
+
+async def _read_log(
+    nsqd: NsqdProcess,
+    wanted: set[str],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep the log flowing for the process's life; started when every address is known."""
+    stderr = nsqd.process.stderr
+    assert stderr is not None
+    started = False
+    rest = b""
+    deadline = trio.current_time() + START_LIMIT_S
+    with trio.CancelScope(deadline=deadline) as scope:
+        async with stderr:
+            async for chunk in stderr:
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    _note_line(nsqd, line.decode(errors="replace"))
+                if not started and wanted <= nsqd.addresses.keys():
+                    started = True
+                    scope.deadline = math.inf
+                    task_status.started()
+    if not started:
+        why = "said nothing of its addresses in time" if scope.cancelled_caught else "ended"
+        log = f"{nsqd.log_tail()}\n{rest.decode(errors='replace')}"
+        raise NsqdFailedError(f"{nsqd.process.args!r} {why}:\n{log}")
+
+
+def _note_line(nsqd: NsqdProcess, line: str) -> None:
+    nsqd.log.append(line)
+    if listening := _LISTENING.search(line):
+        nsqd.addresses[listening[1]] = listening[2]
+
+
+async def _stop(process: trio.Process) -> bool:
+    """End the process; False if it took a SIGKILL."""
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    with trio.move_on_after(STOP_LIMIT_S):
+        await process.wait()
+        return True
+    process.kill()
+    await process.wait()
+    return False
