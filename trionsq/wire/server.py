@@ -83,6 +83,7 @@ class ServerParser:
 
     Attributes:
         state: the client's state, as the last event leaves it.
+        commands: complete command lines seen, a run counting as one.
         heartbeats: whether the client gets heartbeats; without them SUB is refused.
         tls_required: refuse every command but IDENTIFY (cleared when TLS is on).
     """
@@ -96,6 +97,7 @@ class ServerParser:
         "_mpub",
         "_pos",
         "_waiting",
+        "commands",
         "heartbeats",
         "state",
         "tls_required",
@@ -104,6 +106,7 @@ class ServerParser:
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
         self.state = State.INIT
         self._allowed = _ALLOWED[State.INIT]
+        self.commands = 0
         self.heartbeats = True
         self.tls_required = tls_required
         self._limits = limits
@@ -191,6 +194,7 @@ class ServerParser:
 
     def _command(self, buffer: bytes | bytearray, pos: int, after: int) -> Event | None:
         """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
+        self.commands += 1
         line = bytes(buffer[pos:after])
         if line.startswith(b"FIN ") and self.state is not State.INIT and not self.tls_required:
             ids = fin_run(buffer, pos)

@@ -1,0 +1,8 @@
+"""The trio shell of nsqd: tasks, sockets and time around the decisions of `trionsq.core`.
+
+- `options`: what nsqd can be told
+- `broker`: topics, channels and clients, and the tasks they live in
+- `topic`, `channel`: the task of each
+- `client` (with `commands`, `output`, `transport`): a connection: ioloop and message pump
+- `listener`, `timers`, `clock`: sockets and time
+"""

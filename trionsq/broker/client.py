@@ -1,0 +1,308 @@
+"""A client connection: a nursery with two sibling tasks, the ioloop and the message pump.
+
+The ioloop reads, acts on commands and writes their answers; the message pump writes messages.
+When either ends, for whatever reason, the other is cancelled, and the connection with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trionsq.broker.commands import HANDLERS
+from trionsq.broker.output import Output
+from trionsq.broker.transport import Transport
+from trionsq.core.consumer import Consumer
+from trionsq.core.delivery import Delivery
+from trionsq.wire import frames
+from trionsq.wire.errors import ProtocolError
+from trionsq.wire.identify import Negotiated
+from trionsq.wire.server import LineTooLong, ServerParser
+from trionsq.wire.states import State
+
+if TYPE_CHECKING:
+    from trionsq.broker.broker import Broker
+    from trionsq.broker.channel import Channel
+
+__all__ = ["Client"]
+
+log = logging.getLogger("trionsq")
+
+# 64 KiB to 1 MiB measured equal; smaller reads cost publishers a quarter of their rate.
+_READ_NBYTES_MAX: Final = 128 * 1024
+# Full reads in a row before other tasks get their turn.
+_READS_MAX: Final = 4
+# Deliveries on their way to the pump; they hold no frames yet.
+_INBOX_DELIVERIES_MAX: Final = 64
+# Frames that the pump joins for one write, and writes before other tasks get their turn.
+_WRITE_NBYTES_MAX: Final = 256 * 1024
+_WRITES_MAX: Final = 8
+# A fatal error's frame gets this long to reach a client that still sends.
+_LAST_WORDS_S: Final = 1.0
+
+
+class Client:
+    """One connection.
+
+    Attributes:
+        broker: it is connected to.
+        peer, host: the remote address and its host part.
+        parser: the commands, and the protocol state.
+        output: what the client is sent.
+        identity: what IDENTIFY settled.
+        consumer: the subscription's state, also before SUB.
+        channel: subscribed to, None before SUB.
+        pub_counts: messages published, by topic.
+        connected_s: time of the connection, in whole seconds since the epoch.
+    """
+
+    def __init__(self, broker: Broker, transport: Transport) -> None:
+        self.broker = broker
+        self.peer = transport.peer
+        self.host = transport.host
+        self.parser = ServerParser(broker.limits)
+        self.output = Output(transport)
+        self.identity = Negotiated.default(broker.features, transport.host)
+        self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
+        self.channel: Channel | None = None
+        self.pub_counts: Counter[str] = Counter()
+        self.connected_s = broker.clock.now_ns() // 10**9
+        self._transport = transport
+        self._cancel_scope = trio.CancelScope()
+        self._commands_seen = 0
+        now_s = broker.clock.now_s()
+        self._last_command_s = now_s
+        self._next_heartbeat_s = now_s
+        self.restart_heartbeats()
+        self._send, self._receive = trio.open_memory_channel[Delivery | None](_INBOX_DELIVERIES_MAX)
+
+    def __repr__(self) -> str:
+        return f"<Client {self.peer} {self.parser.state.name} {self.consumer!r} {self.output!r}>"
+
+    async def serve(self) -> None:
+        """The connection's life. Errors end it, never the broker."""
+        log.info("TCP: new client(%s)", self.peer)
+        try:
+            with self._cancel_scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._sibling, self._ioloop)
+                    nursery.start_soon(self._sibling, self._message_pump)
+        except* Exception:
+            # A defect of ours: it costs this client, with a trace in the log, and no other.
+            log.exception("client(%s) - failed", self.peer)
+            self.broker.client_failures += 1
+        finally:
+            self._leave()
+            self._transport.close()
+            log.info("client(%s) - closed", self.peer)
+
+    async def _sibling(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except OSError as error:
+            log.debug("client(%s) - connection lost: %s", self.peer, error)
+        finally:
+            self._cancel_scope.cancel()
+
+    def close(self) -> None:
+        """End the connection without a frame."""
+        self._cancel_scope.cancel()
+
+    def _leave(self) -> None:
+        self.broker.clients.pop(self, None)
+        if self.channel is not None:
+            self.channel.remove_client(self, self.broker.requeue_on_disconnect)
+            self.channel = None
+
+    # Reading
+
+    async def _ioloop(self) -> None:
+        transport, parser, output = self._transport, self.parser, self.output
+        reads = 0
+        await transport.wait_readable()
+        while True:
+            data = transport.receive_nowait(_READ_NBYTES_MAX)
+            if data is None:
+                await transport.wait_readable()
+                continue
+            if not data:
+                await self._end_of_input()
+                return
+            parser.receive(data)
+            if not await self._act():
+                return
+            if output.pending:
+                await output.drain()
+            reads += 1
+            if len(data) < _READ_NBYTES_MAX:
+                # Most likely that was all, so do not ask in vain.
+                reads = 0
+                await transport.wait_readable()
+            elif reads >= _READS_MAX:
+                reads = 0
+                await trio.lowlevel.checkpoint()
+
+    async def _act(self) -> bool:
+        """Act on all commands that were read; False if that ends the connection."""
+        replies: list[bytes] = []
+        next_event = self.parser.next_event
+        try:
+            while (event := next_event()) is not None:
+                reply = HANDLERS[type(event)](self, event)
+                if reply is None:
+                    continue
+                if not isinstance(reply, bytes):
+                    # A command that must wait: what was read after it waits in the parser.
+                    self._write(replies)
+                    reply = await reply
+                replies.append(reply)
+        except ProtocolError as error:
+            replies.append(frames.error(error))
+            self._write(replies)
+            await self._last_words(error)
+            return False
+        except LineTooLong:
+            log.error("client(%s) - command line too long", self.peer)
+            return False
+        self._write(replies)
+        return True
+
+    def _write(self, replies: list[bytes]) -> None:
+        if replies:
+            self.output.write(b"".join(replies))
+            replies.clear()
+
+    async def _end_of_input(self) -> None:
+        error = self.parser.end_of_input()
+        if error is not None:
+            self.output.write(frames.error(error))
+            await self._last_words(error)
+
+    async def _last_words(self, error: ProtocolError) -> None:
+        """See to it that an error frame arrives.
+
+        Closing a socket that has unread input resets the connection and may take the frame with
+        it, so the input is read and thrown away for a moment, until the peer closes.
+        """
+        log.error("client(%s) - %s", self.peer, error)
+        self._leave()
+        transport = self._transport
+        with trio.move_on_after(_LAST_WORDS_S):
+            await self.output.drain()
+            transport.end_sending()
+            while transport.receive_nowait(_READ_NBYTES_MAX) != b"":
+                await transport.wait_readable()
+
+    # Writing messages
+
+    def _offer(self, delivery: Delivery) -> bool:
+        try:
+            self._send.send_nowait(delivery)
+        except trio.WouldBlock:
+            return False
+        return True
+
+    async def _message_pump(self) -> None:
+        output, consumer = self.output, self.consumer
+        while True:
+            delivery = await self._receive.receive()
+            for _ in range(_WRITES_MAX):
+                if not self._write_messages(delivery) or output.pending:
+                    break
+                delivery = None
+            if output.pending:
+                await output.drain()
+            if consumer.blocked and self.channel is not None:
+                self.channel.core.unblock(consumer, self.broker.clock.now_s())
+
+    def _write_messages(self, delivery: Delivery | None) -> bool:
+        """Write a delivery and what has come after it; False if there was nothing."""
+        parts: list[bytes] = []
+        nbytes = 0
+        while True:
+            if delivery is not None:
+                frame = self._frames(delivery)
+                parts.append(frame)
+                nbytes += len(frame)
+            if nbytes >= _WRITE_NBYTES_MAX:
+                break
+            try:
+                delivery = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                break
+        if parts:
+            self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        return bool(parts)
+
+    def _frames(self, delivery: Delivery) -> bytes:
+        delivery.written = True
+        if delivery.some_gone:
+            present = self.consumer.present(delivery)
+            if not present:
+                return b""
+            segment = delivery.extract(present)
+            segment.attempts -= 1
+            return Delivery(segment, 0.0, 0.0).frames()
+        return delivery.frames()
+
+    def unwritten(self) -> list[Delivery]:
+        """Take the deliveries that the pump has not written."""
+        deliveries: list[Delivery] = []
+        while True:
+            try:
+                delivery = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                return deliveries
+            if delivery is not None:
+                deliveries.append(delivery)
+
+    # By time
+
+    def restart_heartbeats(self) -> None:
+        """Count the heartbeat interval from now on."""
+        interval_ms = self.identity.heartbeat_interval_ms
+        if interval_ms is not None:
+            self._next_heartbeat_s = self.broker.clock.now_s() + interval_ms / 1e3
+
+    def tick(self, now_s: float) -> None:
+        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
+
+        Spec: tcp-protocol, section 14.
+        """
+        if self.parser.commands != self._commands_seen:
+            self._commands_seen = self.parser.commands
+            self._last_command_s = now_s
+        interval_ms = self.identity.heartbeat_interval_ms
+        if interval_ms is None:
+            return
+        interval_s = interval_ms / 1e3
+        blocked_since_s = self.output.blocked_since_s
+        if now_s - self._last_command_s > 2 * interval_s:
+            log.info("client(%s) - no command for two heartbeat intervals", self.peer)
+            self.close()
+        elif blocked_since_s is not None and now_s - blocked_since_s > interval_s:
+            log.info("client(%s) - took no data for a heartbeat interval", self.peer)
+            self.close()
+        elif now_s >= self._next_heartbeat_s:
+            self._next_heartbeat_s = max(now_s, self._next_heartbeat_s + interval_s)
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        if self.output.pending:
+            return  # more would only queue behind what is stuck
+        try:
+            self.output.write(frames.HEARTBEAT)
+            self._send.send_nowait(None)  # the pump drains what the socket did not take
+        except trio.WouldBlock:
+            return  # the pump has work to wake for, and drains after it
+        except OSError as error:
+            log.debug("client(%s) - connection lost: %s", self.peer, error)
+            self.close()
+
+    @property
+    def state(self) -> State:
+        return self.parser.state

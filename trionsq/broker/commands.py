@@ -1,0 +1,176 @@
+"""What the broker does for each command of a client.
+
+A handler returns the frames to answer, None for no answer, or an awaitable of the answer if the
+command must wait. It raises ProtocolError for a fatal refusal.
+
+Spec: tcp-protocol, sections 8 to 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.wire import events, frames
+from trionsq.wire.bodies import Bodies
+from trionsq.wire.errors import ProtocolError
+from trionsq.wire.identify import answer, negotiate
+
+if TYPE_CHECKING:
+    from trionsq.broker.client import Client
+
+__all__ = ["HANDLERS", "Reply"]
+
+Reply = bytes | Awaitable[bytes] | None
+
+
+def _identify(client: Client, event: events.Identify) -> Reply:
+    features = client.broker.features
+    identity = negotiate(event.body, features, client.identity)
+    client.identity = identity
+    client.parser.heartbeats = identity.heartbeat_interval_ms is not None
+    client.consumer.msg_timeout_s = identity.msg_timeout_ms / 1e3
+    client.consumer.sample_rate = identity.sample_rate
+    client.restart_heartbeats()
+    return frames.response(answer(identity, features))
+
+
+def _auth(client: Client, event: events.Auth) -> Reply:
+    raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+
+
+def _subscribe(client: Client, event: events.Subscribe) -> Reply:
+    broker = client.broker
+    channel = broker.topic(event.topic).channel(event.channel)
+    channel.add_client(client, broker.options.max_channel_consumers)
+    client.channel = channel
+    return frames.OK
+
+
+def _ready(client: Client, event: events.Ready) -> Reply:
+    assert client.channel is not None
+    client.channel.core.set_ready(client.consumer, event.count, client.broker.clock.now_s())
+    return None
+
+
+def _start_close(client: Client, event: events.StartClose) -> Reply:
+    assert client.channel is not None
+    client.channel.core.set_ready(client.consumer, 0, client.broker.clock.now_s())
+    return frames.CLOSE_WAIT
+
+
+def _finish(client: Client, event: events.Finish) -> Reply:
+    assert client.channel is not None
+    core = client.channel.core
+    missed = core.finish(client.consumer, event.ids, client.broker.clock.now_s())
+    return b"".join([_failure(client, "FIN", id_) for id_ in missed]) if missed else None
+
+
+def _requeue(client: Client, event: events.Requeue) -> Reply:
+    assert client.channel is not None
+    clock = client.broker.clock
+    done = client.channel.core.requeue(
+        client.consumer, event.id, event.delay_ms, clock.now_s(), clock.now_ns()
+    )
+    return None if done else _failure(client, "REQ", event.id)
+
+
+def _touch(client: Client, event: events.Touch) -> Reply:
+    assert client.channel is not None
+    broker = client.broker
+    done = client.channel.core.touch(
+        client.consumer, event.id, broker.clock.now_s(), broker.max_msg_timeout_s
+    )
+    return None if done else _failure(client, "TOUCH", event.id)
+
+
+def _failure(client: Client, command: str, id_: bytes) -> bytes:
+    assert client.channel is not None
+    why = client.channel.core.why_not_in_flight(id_).encode()
+    text = b"%b %b failed %b" % (command.encode(), id_, why)
+    return frames.error(ProtocolError(f"E_{command}_FAILED", text, fatal=False))
+
+
+def _publish(client: Client, event: events.Publish) -> Reply:
+    topic = client.broker.topic(event.topic)
+    bodies = event.bodies
+    if topic.exiting or topic.core.store.room < bodies.count:
+        return _publish_in_turn(client, topic, bodies)
+    _take(client, topic, bodies, "PUB")
+    return frames.OK * bodies.count
+
+
+async def _publish_in_turn(client: Client, topic: Topic, bodies: Bodies) -> bytes:
+    """Publish a run for which there is no room at once: each message has its own answer."""
+    done = 0
+    try:
+        while done < bodies.count:
+            await _room(topic)
+            free = max(1, topic.core.store.room)
+            part = bodies.part(done, min(bodies.count, done + free))
+            _take(client, topic, part, "PUB")
+            done += part.count
+    except ProtocolError:
+        client.output.write(frames.OK * done)
+        raise
+    return frames.OK * done
+
+
+async def _room(topic: Topic) -> None:
+    """Wait while the topic is full but about to move messages on to its channels."""
+    while topic.core.store.room <= 0 and topic.will_make_room:
+        await trio.lowlevel.checkpoint()
+
+
+def _publish_many(client: Client, event: events.PublishMany) -> Reply:
+    topic = client.broker.topic(event.topic)
+    if topic.core.store.room < event.bodies.count and topic.will_make_room:
+        return _publish_many_in_turn(client, topic, event.bodies)
+    _take(client, topic, event.bodies, "MPUB")
+    return frames.OK
+
+
+async def _publish_many_in_turn(client: Client, topic: Topic, bodies: Bodies) -> bytes:
+    while topic.core.store.room < bodies.count and topic.will_make_room:
+        await trio.lowlevel.checkpoint()
+    _take(client, topic, bodies, "MPUB")
+    return frames.OK
+
+
+def _publish_many_begins(client: Client, event: events.PublishManyBegins) -> Reply:
+    client.broker.topic(event.topic)
+    return None
+
+
+def _publish_deferred(client: Client, event: events.PublishDeferred) -> Reply:
+    topic = client.broker.topic(event.topic)
+    _take(client, topic, event.bodies, "DPUB", event.delay_ms)
+    return frames.OK
+
+
+def _take(client: Client, topic: Topic, bodies: Bodies, command: str, defer_ms: int = 0) -> None:
+    try:
+        topic.publish(bodies, defer_ms)
+    except PublishRefused as refused:
+        raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
+    client.pub_counts[topic.name] += bodies.count
+
+
+# mypy can't say that each handler takes its own event.
+HANDLERS: Mapping[type, Callable[[Client, Any], Reply]] = {
+    events.Identify: _identify,
+    events.Auth: _auth,
+    events.Subscribe: _subscribe,
+    events.Ready: _ready,
+    events.StartClose: _start_close,
+    events.Finish: _finish,
+    events.Requeue: _requeue,
+    events.Touch: _touch,
+    events.Publish: _publish,
+    events.PublishMany: _publish_many,
+    events.PublishManyBegins: _publish_many_begins,
+    events.PublishDeferred: _publish_deferred,
+}

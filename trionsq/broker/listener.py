@@ -1,0 +1,110 @@
+"""Accepting TCP and unix socket connections."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+__all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
+
+log = logging.getLogger("trionsq")
+
+_BACKLOG: Final = 1024
+# Connections accepted before other tasks get their turn.
+_ACCEPTS_MAX: Final = 64
+_OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_S: Final = 0.1
+
+
+class ListenError(Exception):
+    """The address can't be listened on; ``str()`` is the text of the FATAL log line."""
+
+    def __init__(self, address: str, error: object) -> None:
+        super().__init__(f"listen ({address}) failed - {error}")
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """Host and port of ``host:port`` (``[::1]:4150``, ``:4150``), None for a unix socket path."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdecimal():
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def open_sockets(address: str) -> list[socket.socket]:
+    """Listening sockets for ``host:port`` or a unix socket path.
+
+    Raises:
+        ListenError: the address is in use, unknown or malformed.
+    """
+    target = split_address(address)
+    try:
+        if target is None:
+            return [_open_unix(address)]
+        host, port = target
+        if port > 65535:
+            raise OSError(f"invalid port {port}")
+        listeners = await trio.open_tcp_listeners(port, host=host or None, backlog=_BACKLOG)
+        return [socket.socket(fileno=listener.socket.detach()) for listener in listeners]
+    except OSError as error:
+        raise ListenError(address, error) from error
+
+
+def _open_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def bound_address(sock: socket.socket) -> tuple[str, int]:
+    """The address as log lines show it, and the port: -1 for a unix socket."""
+    if sock.family == socket.AF_UNIX:
+        return str(sock.getsockname()), -1
+    host, port = sock.getsockname()[:2]
+    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), port
+
+
+async def accept_forever(
+    sock: socket.socket,
+    serve: Callable[[socket.socket], object],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept connections until cancelled, then close the listening socket.
+
+    Out of file descriptors or memory it pauses and goes on: the connections of now are served.
+    """
+    sock.setblocking(False)
+    path = sock.getsockname() if sock.family == socket.AF_UNIX else None
+    try:
+        task_status.started()
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                for _ in range(_ACCEPTS_MAX):
+                    serve(sock.accept()[0])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    log.debug("TCP: a connection was gone before it was accepted: %s", error)
+                    continue
+                log.error("TCP: accept failed, trying again: %s", error)
+                await trio.sleep(_PAUSE_S)
+    finally:
+        trio.lowlevel.notify_closing(sock)
+        sock.close()
+        if path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

@@ -1,0 +1,74 @@
+"""What happens by time: the queue scan, and one coarse look at all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trionsq.broker.clock import Clock
+from trionsq.broker.options import NsqdOptions
+from trionsq.core.channel import Channel
+
+if TYPE_CHECKING:
+    from trionsq.broker.client import Client
+
+__all__ = ["ScanQueue", "run_heartbeats", "run_queue_scan"]
+
+# The original's period, there not an option either.
+_SCAN_INTERVAL_S: Final = 0.1
+# Heartbeats come every second at most (the least interval that IDENTIFY takes).
+_HEARTBEAT_LOOK_S: Final = 0.25
+
+
+class ScanQueue:
+    """Which channel wants to be scanned when. Idle channels cost nothing."""
+
+    def __init__(self) -> None:
+        self._alarms: list[tuple[float, int, Channel]] = []
+        self._order = count()
+
+    def __len__(self) -> int:
+        return len(self._alarms)
+
+    def add(self, at_s: float, channel: Channel) -> None:
+        """Scan ``channel`` at the monotonic time ``at_s``."""
+        heappush(self._alarms, (at_s, next(self._order), channel))
+
+    def due(self, now_s: float, count_max: int) -> list[Channel]:
+        """Take up to ``count_max`` channels whose time has come."""
+        channels: list[Channel] = []
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now_s and len(channels) < count_max:
+            at_s, _, channel = heappop(alarms)
+            # An earlier alarm takes the place of a later one, which then rings in vain.
+            if at_s == channel.alarm_s:
+                channels.append(channel)
+        return channels
+
+
+async def run_queue_scan(queue: ScanQueue, clock: Clock, options: NsqdOptions) -> None:
+    """Scan the channels that are due, for ever.
+
+    --queue-scan-selection-count channels at a time; then other tasks get their turn.
+    """
+    selection = max(1, options.queue_scan_selection_count)
+    while True:
+        await trio.sleep(_SCAN_INTERVAL_S)
+        while channels := queue.due(clock.now_s(), selection):
+            now_s, now_ns = clock.now_s(), clock.now_ns()
+            for channel in channels:
+                channel.scan(now_s, now_ns)
+            await trio.lowlevel.checkpoint()
+
+
+async def run_heartbeats(clients: Mapping[Client, None], clock: Clock) -> None:
+    """Look after heartbeats and stalled connections, for ever."""
+    while True:
+        await trio.sleep(_HEARTBEAT_LOOK_S)
+        now_s = clock.now_s()
+        for client in list(clients):
+            client.tick(now_s)

@@ -1,0 +1,173 @@
+"""The task of a topic: takes what was published and fans it out to the channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trionsq.broker.channel import Channel
+from trionsq.core.backend import BackendError
+from trionsq.core.batch import Segment
+from trionsq.core.topic import Topic as TopicCore
+from trionsq.wire.bodies import Bodies
+from trionsq.wire.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from trionsq.broker.clock import Clock
+
+__all__ = ["PublishRefused", "Topic"]
+
+_INBOX_SEGMENTS_MAX: Final = 64
+# Segments that are fanned out before other tasks get their turn.
+_PUMP_MAX: Final = 16
+
+
+class PublishRefused(Exception):
+    """Nothing was queued; the text says why."""
+
+
+class Topic:
+    """A topic: the decisions are `core`'s, the task gives them their turn.
+
+    Attributes:
+        name: of the topic.
+        core: its state.
+        channels: by name.
+        exiting: it is being deleted; publishing fails.
+    """
+
+    def __init__(
+        self,
+        core: TopicCore,
+        clock: Clock,
+        new_channel: Callable[[Topic, str], Channel],
+        deleted: Callable[[Topic], None],
+    ) -> None:
+        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
+        self.name = core.name
+        self.core = core
+        self.channels: dict[str, Channel] = {}
+        self.exiting = False
+        self.cancel_scope = trio.CancelScope()
+        self._clock = clock
+        self._new_channel = new_channel
+        self._deleted = deleted
+        self._generation = 0
+        # None is a wake-up without a segment.
+        self._send, self._receive = trio.open_memory_channel[tuple[int, Segment] | None](
+            _INBOX_SEGMENTS_MAX
+        )
+        core.carry = self._carry
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.core!r}>"
+
+    async def run(self) -> None:
+        """The topic's life: until it is deleted or the broker ends."""
+        core, clock = self.core, self._clock
+        with self.cancel_scope:
+            while True:
+                self._arrived(await self._receive.receive())
+                self._absorb()
+                pumped = 0
+                while core.pump(clock.now_s(), clock.now_ns()):
+                    pumped += 1
+                    if pumped % _PUMP_MAX == 0:
+                        await trio.lowlevel.checkpoint()
+                        self._absorb()
+
+    def _carry(self, segment: Segment) -> bool:
+        try:
+            self._send.send_nowait((self._generation, segment))
+        except trio.WouldBlock:
+            self._absorb()
+            return False
+        return True
+
+    def _absorb(self) -> None:
+        while True:
+            try:
+                item = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                return
+            self._arrived(item)
+
+    def _arrived(self, item: tuple[int, Segment] | None) -> None:
+        if item is not None and item[0] == self._generation:
+            self.core.arrived(item[1])
+
+    def _wake(self) -> None:
+        try:
+            self._send.send_nowait(None)
+        except trio.WouldBlock:
+            return  # it has work to wake for
+
+    def publish(self, bodies: Bodies, defer_ms: int = 0) -> None:
+        """Queue messages: all of them, or none.
+
+        Raises:
+            PublishRefused: the topic is being deleted, or has no room.
+        """
+        if self.exiting:
+            raise PublishRefused("exiting")
+        try:
+            self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+        except BackendError as error:
+            raise PublishRefused(str(error)) from error
+
+    @property
+    def will_make_room(self) -> bool:
+        """Whether the topic's task is about to move messages on."""
+        return not self.exiting and self.core.can_pump and self.core.depth > 0
+
+    def channel(self, name: str) -> Channel:
+        """The channel of that name, made if need be. The name is valid."""
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = self.channels[name] = self._new_channel(self, name)
+            channel.core.made_room = self._made_room
+            self.core.add_channel(channel.core)
+            self._wake()
+        return channel
+
+    def _made_room(self) -> None:
+        if self.core.error is not None:
+            self.core.retry()
+            self._wake()
+
+    def delete_channel(self, name: str) -> None:
+        """Delete a channel; an ephemeral topic goes with its last one."""
+        channel = self.channels.pop(name)
+        self.core.remove_channel(name)
+        channel.close()
+        if is_ephemeral(self.name) and not self.channels and not self.exiting:
+            self._deleted(self)
+        else:
+            self._wake()
+
+    def pause(self) -> None:
+        self.core.paused = True
+
+    def unpause(self) -> None:
+        self.core.paused = False
+        self._wake()
+
+    def empty(self) -> None:
+        """Drop what waits at the topic, not at its channels."""
+        self._absorb()
+        self._generation += 1
+        core = self.core
+        core.dropped["emptied"] += core.store.carried
+        core.store.carried = 0
+        core.empty()
+
+    def close(self) -> None:
+        """End the task, and delete all channels; what waits is dropped."""
+        self.exiting = True
+        for name in list(self.channels):
+            self.delete_channel(name)
+        self.empty()
+        self.core.store.backend.delete()
+        self.cancel_scope.cancel()

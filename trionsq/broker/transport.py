@@ -1,0 +1,103 @@
+"""The byte stream under a client connection: try at once, wait only if that would block.
+
+A TLS or compression layer wraps one transport in another; what is above does not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Protocol
+
+import trio
+
+__all__ = ["SocketTransport", "Transport"]
+
+
+class Transport(Protocol):
+    """A bidirectional byte stream.
+
+    Each `wait_*` may be awaited by one task at a time.
+
+    Attributes:
+        peer: the remote address, ``host:port`` (IPv6 hosts in brackets); ``@`` for unix sockets.
+        host: the remote host alone.
+    """
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+
+    def receive_nowait(self, nbytes_max: int) -> bytes | None:
+        """What is there: ``b""`` at the end of the stream, None if nothing is there yet.
+
+        Raises:
+            OSError: the connection broke.
+        """
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """Give bytes to the peer; how many of them were taken, 0 if none could be.
+
+        Raises:
+            OSError: the connection broke.
+        """
+
+    async def wait_readable(self) -> None: ...
+    async def wait_writable(self) -> None: ...
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more comes. Does nothing on a broken connection."""
+
+    def close(self) -> None:
+        """Let go of the connection. No task may be waiting for it."""
+
+
+class SocketTransport:
+    """A connected stream socket.
+
+    Not a `trio.SocketStream`: one system call for what is already there costs a fraction of its
+    checkpoints and locks.
+    """
+
+    __slots__ = ("_socket", "host", "peer")
+
+    def __init__(self, sock: socket.socket) -> None:
+        """``sock`` is connected; it belongs to the transport from now on."""
+        sock.setblocking(False)
+        self._socket = sock
+        self.peer, self.host = "@", ""
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # not every stack can; it is only about latency
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.host, port = sock.getpeername()[:2]
+            self.peer = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+    def __repr__(self) -> str:
+        return f"<SocketTransport {self.peer}>"
+
+    def receive_nowait(self, nbytes_max: int) -> bytes | None:
+        try:
+            return self._socket.recv(nbytes_max)
+        except BlockingIOError:
+            return None
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def wait_readable(self) -> None:
+        await trio.lowlevel.wait_readable(self._socket)
+
+    async def wait_writable(self) -> None:
+        await trio.lowlevel.wait_writable(self._socket)
+
+    def end_sending(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()

@@ -1,0 +1,100 @@
+"""The life of one nsqd: sockets, broker, HTTP, and the way down.
+
+Tasks: signals; a listener for each TCP socket; the HTTP server; the broker with its own.
+The way down goes through them in order: listeners, clients, topics and channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import Final
+
+import trio
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.listener import accept_forever, bound_address, open_sockets
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.transport import SocketTransport
+from trionsq.http.serve import serve_http
+
+__all__ = ["run_nsqd", "running_nsqd"]
+
+log = logging.getLogger("trionsq")
+
+# The whole way down takes no longer; then what is left is cancelled.
+_STOP_S: Final = 10.0
+
+
+@asynccontextmanager
+async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
+    """An nsqd that serves inside the context, and stops in order at its end.
+
+    Raises:
+        ListenError: an address can't be listened on.
+    """
+    async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(ExitStack())
+        tcp = await _open(options.tcp_address, sockets)
+        http = await _open(options.http_address, sockets) if options.http_address else []
+        broker = Broker(options)
+        broker.tcp_port = _announce("TCP", tcp)
+        broker.http_port = _announce("HTTP", http) if http else 0
+        tasks = await stack.enter_async_context(trio.open_nursery())
+        await tasks.start(broker.run)
+        listeners = await stack.enter_async_context(trio.open_nursery())
+        for sock in tcp:
+            await listeners.start(accept_forever, sock, lambda s: broker.connect(SocketTransport(s)))
+        for sock in http:
+            await listeners.start(_serve_http, broker, sock)
+        sockets.pop_all()  # each listener closes its own from now on
+        try:
+            yield broker
+        finally:
+            log.info("NSQ: stopping")
+            tasks.cancel_scope.deadline = trio.current_time() + _STOP_S
+            listeners.cancel_scope.cancel()
+            broker.stop()
+
+
+async def _serve_http(
+    broker: Broker, sock: socket.socket, task_status: trio.TaskStatus[None]
+) -> None:
+    await serve_http(broker, sock, task_status=task_status)
+
+
+async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
+    return [opened.enter_context(sock) for sock in await open_sockets(address)]
+
+
+def _announce(kind: str, sockets: list[socket.socket]) -> int:
+    port = 0
+    for sock in sockets:
+        shown, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, shown)
+    return port
+
+
+async def run_nsqd(options: NsqdOptions) -> int:
+    """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
+
+    Raises:
+        ListenError: an address can't be listened on.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            async with running_nsqd(options):
+                await anext(signals)
+                nursery.start_soon(_force, signals, nursery.cancel_scope)
+            nursery.cancel_scope.cancel()
+    log.info("NSQ: bye")
+    return 0
+
+
+async def _force(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(signals)
+    log.warning("NSQ: second signal, stopping at once")
+    scope.cancel()
