@@ -5,14 +5,11 @@ from collections.abc import Sequence
 
 import trio
 
+from trionsq.broker.listener import ListenError
 from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, validated
 from trionsq.cli import log
 from trionsq.cli.command import fatal, read_options
-
-
-async def serve(options: NsqdOptions) -> int:
-    """Run nsqd until it is told to stop, and return its exit code."""
-    raise SystemExit("nsqd: this version has no broker")
+from trionsq.cli.daemon import run_nsqd
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s", warning)
     for flag in unbuilt_in_use(options):
         logger.warning("--%s is not built yet and has no effect", flag)
-    return trio.run(serve, options)
+    try:
+        return trio.run(run_nsqd, options)
+    except* ListenError as group:
+        fatal(options.log_prefix, str(group.exceptions[0]))
 
 
 if __name__ == "__main__":
