@@ -1,0 +1,43 @@
+# make run | test | lint | bench [ORIGINAL=dir] | format | lock | clean
+# Each sets up what it needs; a second time that costs nothing.
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+CHECKED := trionsq lookupd admin pipelines tests benchmarks
+
+.DEFAULT_GOAL := test
+.PHONY: run test lint format bench lock compiler clean
+
+$(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
+	@scripts/setup.sh
+
+compiler:
+	@scripts/setup.sh compiler
+
+# A broker with data flowing through it; Ctrl-C stops it.
+run: $(INSTALLED)
+	@$(PY) -m trionsq.cli.demo
+
+test: lint compiler
+	$(PY) -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy $(CHECKED)
+
+format: $(INSTALLED)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(INSTALLED) compiler
+	$(PY) -m benchmarks $(if $(ORIGINAL),--original $(ORIGINAL)) $(ARGS)
+
+# Pins anew what pyproject.toml allows; needs uv (pip install uv).
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --upgrade --group dev \
+		--custom-compile-command 'make lock' --output-file requirements-dev.txt pyproject.toml
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,79 @@
+#!/bin/sh
+# Makes .venv with the pinned dependencies and this project, editable. Run by make.
+#
+#   scripts/setup.sh            the environment
+#   scripts/setup.sh compiler   a C compiler, which the benchmarks and their tests need
+#
+# What the machine lacks is installed by apt when we are root or sudo asks no password;
+# else one line says what to do. PYTHON names the interpreter (default: python3.11, python3).
+set -eu
+cd "$(dirname "$0")/.."
+
+die() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+# apt_install PACKAGE WHY
+apt_install() {
+    advice="$2: run 'apt-get install $1' as root, then make again"
+    command -v apt-get >/dev/null 2>&1 || die "$2: install it with your system's packages"
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null 2>&1 || die "$advice"
+        sudo -n true 2>/dev/null || die "$advice"
+    fi
+    echo "setup: installing $1 ($2)"
+    as_root apt-get update -qq || die "$advice"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1" >/dev/null ||
+        die "$advice"
+}
+
+find_python() {
+    for candidate in ${PYTHON:-python3.11 python3}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    die "needs Python 3.11 or newer: install python3.11, or name one by PYTHON=..."
+}
+
+make_venv() {
+    python=$(find_python)
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        apt_install "python$version-venv" "$python lacks the venv module"
+    fi
+    echo "setup: making .venv with $python"
+    "$python" -m venv --clear .venv
+}
+
+case "${1:-}" in
+compiler)
+    command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 ||
+        apt_install gcc "no C compiler"
+    # A bare gcc has no C library to build against.
+    echo '#include <stdio.h>' | "$(command -v cc || command -v gcc)" -E - >/dev/null 2>&1 ||
+        apt_install libc6-dev "no C headers"
+    ;;
+"")
+    # A set-up that was interrupted leaves an environment without a working pip.
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
+    echo "setup: installing the pinned dependencies"
+    pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
+    $pip install --requirement requirements-dev.txt
+    $pip install --no-deps --no-build-isolation --editable .
+    touch .venv/.installed
+    ;;
+*)
+    die "usage: scripts/setup.sh [compiler]"
+    ;;
+esac
