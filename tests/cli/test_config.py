@@ -1,0 +1,74 @@
+"""The config file: every notation of a value, and an error that names the key."""
+
+from pathlib import Path
+
+import pytest
+
+from trionsq.broker.options import NsqdOptions
+from trionsq.cli.config import ConfigError, load
+from trionsq.optionspec import Value
+
+
+def read(tmp_path: Path, content: str) -> dict[str, Value]:
+    """Return the options that a file of that content sets."""
+    path = tmp_path / "nsqd.cfg"
+    path.write_text(content)
+    return load(NsqdOptions, str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('msg_timeout = "60s"', {"msg_timeout_ns": 60 * 10**9}),
+        ("msg_timeout = 250", {"msg_timeout_ns": 250 * 10**6}),
+        ("id = 7", {"node_id": 7}),
+        ("node_id = 7", {}),
+        ("mem_queue_size = '5'", {"mem_queue_size": 5}),
+        (
+            'nsqlookupd_tcp_addresses = ["a:1", "b:2"]',
+            {"lookupd_tcp_address": ("a:1", "b:2")},
+        ),
+        ('nsqlookupd_tcp_addresses = "a:1,b:2"', {"lookupd_tcp_address": ("a:1", "b:2")}),
+        ('nsqlookupd_tcp_addresses = ""', {"lookupd_tcp_address": ()}),
+        (
+            "e2e_processing_latency_percentiles = [0.5, 0.99]",
+            {"e2e_processing_latency_percentile": (0.99, 0.5)},
+        ),
+        ('log_level = "Debug"', {"log_level": "debug"}),
+        ("tls_required = true", {"tls_required": "true"}),
+        ('tls_required = "tcp-https"', {"tls_required": "tcp-https"}),
+        ('tls_min_version = ""', {"tls_min_version": "tls1.0"}),
+        ("snappy = false", {"snappy": False}),
+        ("version = true\nverbose = true\nworker_id = true\nunknown = 1", {}),
+    ],
+)
+def test_values_of_each_kind(tmp_path: Path, line: str, expected: dict[str, Value]) -> None:
+    """Durations as text or milliseconds, lists as arrays or text; unknown keys are ignored."""
+    assert read(tmp_path, line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("snappy = 0", "snappy: must be true or false"),
+        ("msg_timeout = 1.5", "msg_timeout: must be a duration"),
+        ("msg_timeout = 99999999999999999", "msg_timeout: value out of range"),
+        ("mem_queue_size = true", "mem_queue_size: must be an integer"),
+        ("nsqlookupd_tcp_addresses = 1", "nsqlookupd_tcp_addresses: must be a list"),
+        ("log_level = 1", "log_level: must be one of"),
+        ("log_level", "Expected '='"),
+    ],
+)
+def test_a_bad_value_names_its_key(tmp_path: Path, line: str, reason: str) -> None:
+    """A file that cannot be used is an error with the file, the key and the reason."""
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, line)
+    text = str(raised.value)
+    assert text.startswith(f"failed to load config file {tmp_path}/nsqd.cfg - ")
+    assert reason in text
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    """nsqd does not start on defaults when the file that it was given is not there."""
+    with pytest.raises(ConfigError, match=r"- No such file or directory$"):
+        load(NsqdOptions, str(tmp_path / "none"))

@@ -1,0 +1,101 @@
+"""Imports run one way: wire <- core <- storage <- broker <- http <- cli, and wire <- client."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trionsq
+
+ROOT = Path(trionsq.__file__).parent
+TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
+
+# Modules beside the layers: about values only, so that any layer may use them.
+SHARED = frozenset({"durations", "optionspec"})
+# What each layer may use, besides itself and SHARED.
+MAY_USE = {
+    "wire": set[str](),
+    "core": {"wire"},
+    "storage": {"wire", "core"},
+    "broker": {"wire", "core", "storage"},
+    "http": {"wire", "core", "storage", "broker"},
+    "client": {"wire"},
+    "testing": {"wire", "core", "storage", "broker", "http", "client"},
+    "cli": {"wire", "core", "storage", "broker", "http", "client"},
+}
+# Modules of others that a layer must do without: no I/O, no clock, no tasks.
+MUST_NOT_USE = {
+    "wire": {"trio", "os", "time", "socket", "datetime", "asyncio", "threading"},
+    "core": {"trio", "socket", "asyncio", "threading"},
+}
+# Of trionsq's layers, what the other packages may use.
+OTHERS_MAY_USE = {"wire", "client", "cli", "testing"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the full name of each module (or name in a module) that the file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files_of(layer: str) -> list[Path]:
+    """Return the source files of one layer of trionsq."""
+    return sorted((ROOT / layer).rglob("*.py"))
+
+
+def layers_used(path: Path) -> set[str]:
+    """Return the layers of trionsq that the file imports from."""
+    names = [name.split(".") for name in imports(path) if name.split(".")[0] == "trionsq"]
+    found = {parts[1] for parts in names if len(parts) > 1}
+    return found & MAY_USE.keys()
+
+
+def test_every_part_of_trionsq_has_a_place_in_the_order() -> None:
+    """A new sub-package or top-level module cannot be added without saying where it belongs."""
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")}
+    modules = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    assert packages | folders <= MAY_USE.keys()
+    assert modules == SHARED
+
+
+@pytest.mark.parametrize("layer", MAY_USE)
+def test_a_layer_imports_only_from_those_below(layer: str) -> None:
+    """No module imports from a layer above its own, not even inside a function."""
+    for path in files_of(layer):
+        assert layers_used(path) <= MAY_USE[layer] | {layer}, path
+
+
+@pytest.mark.parametrize("layer", MUST_NOT_USE)
+def test_pure_layers_do_no_input_output(layer: str) -> None:
+    """wire and core have bytes and times as arguments: they import no I/O, clock or tasks."""
+    for path in files_of(layer):
+        used = {name.split(".")[0] for name in imports(path)}
+        assert not used & MUST_NOT_USE[layer], path
+
+
+def test_shared_modules_use_only_the_standard_library() -> None:
+    """The modules beside the layers drag nothing in: neither a layer nor trio."""
+    for name in SHARED:
+        path = ROOT / f"{name}.py"
+        assert not layers_used(path), path
+        assert "trio" not in {used.split(".")[0] for used in imports(path)}, path
+
+
+@pytest.mark.parametrize("package", TOP_LEVEL[1:])
+def test_other_packages_stay_out_of_the_broker(package: str) -> None:
+    """lookupd, admin and pipelines use wire and client, never the broker's inside."""
+    for path in (ROOT.parent / package).rglob("*.py"):
+        assert layers_used(path) <= OTHERS_MAY_USE, path
+
+
+@pytest.mark.parametrize("package", TOP_LEVEL)
+def test_nothing_installed_imports_tests_or_benchmarks(package: str) -> None:
+    """What users install works without the folders that they do not get."""
+    for path in (ROOT.parent / package).rglob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"tests", "benchmarks"}, path
