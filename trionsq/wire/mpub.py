@@ -18,6 +18,9 @@ __all__ = ["MpubScan", "parse_counted", "same_size_prefix"]
 
 _INT32 = Struct(">i")
 _FIELD = 4
+# Where the first message stands: after the body size and the count.
+_FIRST = 2 * _FIELD
+_NEVER = 2**63
 
 
 def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
@@ -43,14 +46,25 @@ class MpubScan:
         end: where the command ends, once `scan` has returned bodies.
     """
 
-    __slots__ = ("_at", "_body_size_max", "_count", "_msg_size_max", "_seen", "end", "need", "what")
+    __slots__ = (
+        "_at",
+        "_body_size_max",
+        "_count",
+        "_msg_size_max",
+        "_seen",
+        "_size",
+        "end",
+        "need",
+        "what",
+    )
 
     def __init__(self, msg_size_max: int, body_size_max: int) -> None:
         self._msg_size_max = msg_size_max
         self._body_size_max = body_size_max
         self._count = 0
         self._seen = 0
-        self._at = 2 * _FIELD
+        self._size = 0
+        self._at = _FIRST
         self.need = _FIELD
         self.what = ("E_BAD_BODY", "body size")
         self.end = 0
@@ -71,7 +85,9 @@ class MpubScan:
             return None
         if not self._count and not self._header(buffer, start, there):
             return None
-        if not self._seen:
+        if not self._seen or there >= self._size:
+            if there >= self._size:
+                self._size = _NEVER  # a size that lies must not cost a look at each read
             bodies = self._in_one_go(buffer, start, there)
             if bodies is not None:
                 return bodies
@@ -84,7 +100,8 @@ class MpubScan:
         if body_size > self._body_size_max:
             text = f"MPUB body too big {body_size} > {self._body_size_max}"
             raise ProtocolError("E_BAD_BODY", text)
-        self.need = 2 * _FIELD
+        self._size = _FIELD + body_size
+        self.need = _FIRST
         self.what = ("E_BAD_BODY", "message count")
         if there < self.need:
             return False
@@ -95,22 +112,21 @@ class MpubScan:
         return True
 
     def _in_one_go(self, buffer: bytes | bytearray, start: int, there: int) -> StridedBodies | None:
-        at = self._at
-        if there < at + _FIELD:
+        if there < _FIRST + _FIELD:
             return None
-        (size,) = _INT32.unpack_from(buffer, start + at)
+        (size,) = _INT32.unpack_from(buffer, start + _FIRST)
         if not 0 < size <= self._msg_size_max:
             return None
         stride = _FIELD + size
-        whole = min(self._count, (there - at) // stride)
-        if not whole or not same_size_prefix(buffer, start + at, whole):
+        whole = min(self._count, (there - _FIRST) // stride)
+        if not whole or not same_size_prefix(buffer, start + _FIRST, whole):
             return None
         self._seen = whole
-        self._at = at + whole * stride
+        self._at = _FIRST + whole * stride
         if whole < self._count:
             return None
         self.end = self._at
-        records = buffer[start + at : start + self.end]
+        records = buffer[start + _FIRST : start + self.end]
         return StridedBodies(bytes(records), _FIELD, size)
 
     def _walk(self, buffer: bytes | bytearray, start: int, there: int) -> ListBodies | None:
@@ -151,7 +167,7 @@ class MpubScan:
 
 def _cut(body: bytes, count: int) -> list[bytes]:
     bodies = []
-    at = 2 * _FIELD
+    at = _FIRST
     unpack = _INT32.unpack_from
     for _ in range(count):
         (size,) = unpack(body, at)

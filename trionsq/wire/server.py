@@ -170,6 +170,8 @@ class ServerParser:
             return self._continue_mpub(*self._mpub)
         while True:
             buffer, pos = self._buffer, self._pos
+            if pos == len(buffer):
+                return None
             waiting = self._waiting
             if waiting is not None and len(buffer) - pos < waiting.need:
                 return None
@@ -201,6 +203,13 @@ class ServerParser:
             if ids:
                 self._pos = pos + FIN_LINE_SIZE * len(ids)
                 return Finish(ids)
+        if line.startswith(b"PUB ") and not self.tls_required:
+            # Allowed in any state.
+            self._pos = after
+            publish = self._publish(_pub_topic(line), line)
+            if publish is None:
+                self._pos = pos
+            return publish
         params = _split_line(line)
         name = params[0]
         if self.tls_required and name != b"IDENTIFY":
@@ -300,16 +309,16 @@ class ServerParser:
     def _nop(self, params: Params, line: bytes) -> Event | None:
         return _NOTHING
 
-    def _pub(self, params: Params, line: bytes) -> Event | None:
-        if len(params) < 2:
-            raise ProtocolError("E_INVALID", "PUB insufficient number of parameters")
-        topic = _name(params[1], "E_BAD_TOPIC", "PUB topic name")
+    def _publish(self, topic: str, line: bytes) -> Publish | None:
         if not self._message_is_there(line, "PUB"):
             return None
         bodies, self._pos = pub_run(
             self._buffer, self._pos - len(line), line, self._limits.max_msg_size
         )
         return Publish(topic, bodies)
+
+    def _pub(self, params: Params, line: bytes) -> Event | None:
+        return self._publish(_pub_topic(line), line)
 
     def _dpub(self, params: Params, line: bytes) -> Event | None:
         if len(params) < 3:
@@ -377,14 +386,31 @@ def _split(line: bytes) -> Params:
     return tuple(line[:end].split(b" "))
 
 
+def _split_line(line: bytes) -> Params:
+    """The command and its parameters. Publishers repeat their lines, so these are remembered."""
+    if line.startswith(b"MPUB ") and len(line) <= _CACHED_LINE_SIZE_MAX:
+        return _split_cached(line)
+    return _split(line)
+
+
 _split_cached = lru_cache(maxsize=4096)(_split)
 
 
-def _split_line(line: bytes) -> Params:
-    """The command and its parameters. Publishers repeat their lines, so these are remembered."""
-    if line.startswith((b"PUB ", b"MPUB ")) and len(line) <= _CACHED_LINE_SIZE_MAX:
-        return _split_cached(line)
-    return _split(line)
+def _pub_topic(line: bytes) -> str:
+    """The topic of a PUB. Publishers repeat their lines, so these are remembered."""
+    if len(line) <= _CACHED_LINE_SIZE_MAX:
+        return _pub_topic_cached(line)
+    return _parse_pub_topic(line)
+
+
+def _parse_pub_topic(line: bytes) -> str:
+    params = _split(line)
+    if len(params) < 2:
+        raise ProtocolError("E_INVALID", "PUB insufficient number of parameters")
+    return _name(params[1], "E_BAD_TOPIC", "PUB topic name")
+
+
+_pub_topic_cached = lru_cache(maxsize=4096)(_parse_pub_topic)
 
 
 @lru_cache(maxsize=4096)
