@@ -82,6 +82,7 @@ def measure_row(
     try:
         progress.say(f"{row.name}: pilot")
         counts = message_counts(bench, row, order)
+        repeats = min(repeats, row.most_repeats)
         for repeat in range(repeats):
             for kind in order if repeat % 2 == 0 else reversed(order):
                 progress.say(f"{row.name}: {kind}, run {repeat + 1} of {repeats}")

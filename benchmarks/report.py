@@ -18,7 +18,7 @@ from benchmarks.servers import FLOOR, ORIGINAL, OURS
 
 HEADINGS = (
     *("row", "figure", "unit", "ours", "cpu us", "gen %", "floor", "/floor"),
-    *("original", "cpu us", "/original", "target", ""),
+    *("original", "cpu us", "/original", "spread", "target", ""),
 )
 
 
@@ -47,6 +47,15 @@ class Result:
             return None
         shares = [run["generator_cpu_seconds"] / run["seconds"] for run in runs]
         return float(statistics.median(shares) * 100)
+
+    def spread_percent(self, metric: Metric) -> float | None:
+        """Half the distance of best and worst run of a broker, in percent of its median."""
+        spreads = []
+        for kind in (OURS, ORIGINAL):
+            values = [metric.of(run) for run in self.runs.get(kind, ())]
+            if len(values) > 1:
+                spreads.append((max(values) - min(values)) / 2 / statistics.median(values) * 100)
+        return max(spreads, default=None)
 
     def ratio(self, metric: Metric, other: str) -> float | None:
         """Ours to the other kind's median of a figure."""
@@ -86,7 +95,9 @@ def _line(result: Result, metric: Metric) -> tuple[str, ...]:
         ratio,
     )
     name = (result.row.name, metric.name, metric.unit)
-    return (*name, *map(_number, figures), _target(metric), _verdict(metric, ratio))
+    spread = result.spread_percent(metric)
+    uncertain = "-" if spread is None else f"+-{spread:.0f}%"
+    return (*name, *map(_number, figures), uncertain, _target(metric), _verdict(metric, ratio))
 
 
 def table(results: Sequence[Result]) -> str:
@@ -101,7 +112,7 @@ def table(results: Sequence[Result]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
         "  ".join(
-            cell.ljust(width) if at < 3 or at > 10 else cell.rjust(width)
+            cell.ljust(width) if at < 3 or at > 11 else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

@@ -164,7 +164,17 @@ def test_the_table_has_medians_ratios_and_failures() -> None:
     text = table([Result(row, runs), Result(other, failure="it lost one")])
     cells = text.splitlines()[1].split()
     assert cells[3:5] == ["1,000,000", "1.00"]
-    assert cells[6:] == ["10,000,000", "0.10", "500,000", "1.00", "2.00", ">=", "1.5", "met"]
+    assert cells[6:] == [
+        "10,000,000",
+        "0.10",
+        "500,000",
+        "1.00",
+        "2.00",
+        "+-94%",
+        ">=",
+        "1.5",
+        "met",
+    ]
     assert text.endswith("FAILED mpub-varied: it lost one")
 
 
