@@ -16,25 +16,37 @@ __all__ = ["FIN_LINE_SIZE", "fin_run", "pub_run"]
 FIN_LINE_SIZE: Final = len(b"FIN 0123456789abcdef\n")
 _HEX: Final = b"0123456789abcdef"
 _FIN_RUN: Final = re.compile(rb"(?:FIN [0-9a-f]{16}\n)+")
+_FIRST_WINDOW: Final = 16
 _FIELD: Final = 4
 _INT32 = Struct(">i")
 
 
 def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """The ids of the FINs that follow each other from ``pos`` on, as far as they look usual."""
-    count = (len(buffer) - pos) // FIN_LINE_SIZE
-    run = bytes(buffer[pos : pos + count * FIN_LINE_SIZE])
+    # Looked at in growing windows, so that the cost follows the run and not what lies behind it.
+    end = len(buffer)
+    window = _FIRST_WINDOW
+    start = pos
+    while count := min((end - start) // FIN_LINE_SIZE, window):
+        run = bytes(buffer[start : start + count * FIN_LINE_SIZE])
+        if not _all_fins(run, count):
+            match = _FIN_RUN.match(run)
+            start += match.end() if match else 0
+            break
+        start += len(run)
+        if count < window:
+            break
+        window *= 8
+    return bytes(buffer[pos + 4 : start - 1]).split(b"\nFIN ") if start > pos else []
+
+
+def _all_fins(run: bytes, count: int) -> bool:
     # With the hex digits gone, and blank and newline where they belong, all lines are FINs.
-    if not (
+    return (
         run.translate(None, _HEX) == b"FIN \n" * count
         and run[3::FIN_LINE_SIZE] == b" " * count
         and run[FIN_LINE_SIZE - 1 :: FIN_LINE_SIZE] == b"\n" * count
-    ):
-        match = _FIN_RUN.match(run)
-        if match is None:
-            return []
-        run = match.group()
-    return run[4:-1].split(b"\nFIN ") if run else []
+    )
 
 
 def pub_run(
