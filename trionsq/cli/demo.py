@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import trio
 
@@ -248,7 +249,8 @@ async def cancel_on_signal(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
-            print("\nstopping", flush=True)
+            if not scope.cancel_called:
+                print("\nstopping", flush=True)
             scope.cancel()
 
 
@@ -260,24 +262,33 @@ async def run_demo() -> None:
     """
     counters = Counters()
     with tempfile.TemporaryDirectory(prefix="nsqd-demo-") as data_path:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(cancel_on_signal, nursery.cancel_scope)
+        async with trio.open_nursery() as watching:
+            flowing = trio.CancelScope()
+            # It watches until nsqd is gone: an impatient second Ctrl-C must not orphan it.
+            await watching.start(cancel_on_signal, flowing)
             process = await start_nsqd(data_path)
             try:
-                async with trio.open_nursery() as flow:
-                    addresses = await _started(flow, process)
-                    print(
-                        _NEXT.format(
-                            topic=TOPIC, channel=CHANNEL, tcp=addresses.tcp, http=addresses.http
-                        ),
-                        flush=True,
-                    )
-                    await flow.start(consume, addresses.tcp, counters)
-                    flow.start_soon(produce, addresses.tcp, counters)
-                    flow.start_soon(report, counters)
+                with flowing:
+                    await run_flow(process, counters)
             finally:
                 await stop_nsqd(process)
+                watching.cancel_scope.cancel()
     print(f"stopped; published {counters.published:,}, consumed {counters.consumed:,}")
+
+
+async def run_flow(process: trio.Process, counters: Counters) -> None:
+    """Wait until nsqd listens, then produce, consume and report until cancelled.
+
+    Raises:
+        DemoError: in an ExceptionGroup, as for `run_demo`.
+    """
+    async with trio.open_nursery() as flow:
+        addresses = await _started(flow, process)
+        text = _NEXT.format(topic=TOPIC, channel=CHANNEL, tcp=addresses.tcp, http=addresses.http)
+        print(text, flush=True)
+        await flow.start(consume, addresses.tcp, counters)
+        flow.start_soon(produce, addresses.tcp, counters)
+        flow.start_soon(report, counters)
 
 
 async def _started(flow: trio.Nursery, process: trio.Process) -> Addresses:
@@ -294,17 +305,20 @@ def main() -> int:
     try:
         trio.run(run_demo)
     except* DemoError as group:
-        errors: list[BaseException] = [group]
-        while errors:
-            error = errors.pop()
-            if isinstance(error, BaseExceptionGroup):
-                errors.extend(error.exceptions)
-            else:
-                print(f"demo: {error}", file=sys.stderr)
-        return_code = 1
+        for error in _leaves(group):
+            print(f"demo: {error}", file=sys.stderr)
+        code = 1
     else:
-        return_code = 0
-    return return_code
+        code = 0
+    return code
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 if __name__ == "__main__":
