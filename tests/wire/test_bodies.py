@@ -1,0 +1,52 @@
+"""Message bodies, strided and listed, are the same sequence (trionsq.wire.bodies)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trionsq.wire.bodies import Bodies, ListBodies, StridedBodies
+
+strided = st.integers(1, 9).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=12)
+)
+varied = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+def agrees(bodies: Bodies, plain: list[bytes]) -> None:
+    """``bodies`` is ``plain`` in every way one may ask."""
+    sizes = {len(body) for body in plain}
+    assert bodies.count == len(plain)
+    assert bodies.nbytes == sum(map(len, plain))
+    assert bodies.size_max == max(sizes)
+    assert bodies.size == (sizes.pop() if len(sizes) == 1 else 0)
+    assert [bodies.one(index) for index in range(len(plain))] == plain
+    for first in range(len(plain) + 1):
+        for last in range(first, len(plain) + 1):
+            assert list(bodies.cut(first, last)) == plain[first:last]
+
+
+@given(strided, st.integers(0, 20), st.data())
+def test_strided_bodies_are_a_list(plain: list[bytes], gap: int, data: st.DataObject) -> None:
+    """What stands between the bodies is of no interest; a part is a sequence of its own."""
+    bodies = StridedBodies(b"".join(b"-" * gap + body for body in plain), gap, len(plain[0]))
+    agrees(bodies, plain)
+    first = data.draw(st.integers(0, len(plain) - 1))
+    last = data.draw(st.integers(first + 1, len(plain)))
+    agrees(bodies.part(first, last), plain[first:last])
+
+
+@given(st.one_of(strided, varied), st.data())
+def test_list_bodies_are_a_list(plain: list[bytes], data: st.DataObject) -> None:
+    """They know whether all sizes are equal."""
+    bodies = ListBodies(list(plain))
+    agrees(bodies, plain)
+    first = data.draw(st.integers(0, len(plain) - 1))
+    last = data.draw(st.integers(first + 1, len(plain)))
+    agrees(bodies.part(first, last), plain[first:last])
+
+
+def test_a_part_pins_nothing_of_the_whole() -> None:
+    """The memory of a part is its own size."""
+    bodies = StridedBodies(b"x" * 100_000, 4, 96)
+    assert len(bodies.part(3, 5)._buffer) == 200
