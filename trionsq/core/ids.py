@@ -73,7 +73,8 @@ class IdSource:
     def __init__(self, node_id: int) -> None:
         """``node_id`` is 0..1023 (--node-id)."""
         self._node = node_id
-        self._tick = -1
+        # Below the tick of 1970: a machine without a clock starts there.
+        self._tick = -_TICK_EPOCH - 1
         self._sequence = 0
         self._prefix = b""
 
