@@ -1,0 +1,100 @@
+"""What the tests of the core share: batches with readable ids, and a backend in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trionsq.core.backend import BackendError
+from trionsq.core.batch import Batch, Segment
+from trionsq.core.ids import ListIds
+from trionsq.wire.bodies import ListBodies, StridedBodies
+
+NS_PER_MS = 1_000_000
+WALL_NS = 1_700_000_000_000_000_000
+"""Wall clock time at the monotonic time 0."""
+
+
+def wall_ns(now_s: float) -> int:
+    """The wall clock at a monotonic time of whole milliseconds."""
+    return WALL_NS + round(now_s * 1000) * NS_PER_MS
+
+
+def message_ids(first: int, count: int) -> list[bytes]:
+    return [b"%016x" % number for number in range(first, first + count)]
+
+
+def body_of(id_: bytes, size: int = 16) -> bytes:
+    """A body that tells its id, so that a mix-up shows."""
+    return (id_ * (size // 16 + 1))[:size]
+
+
+def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 0) -> Batch:
+    """Messages with the ids ``first``... and bodies of these sizes in turn; strided if equal."""
+    ids = message_ids(first, count)
+    bodies = [body_of(id_, sizes[index % len(sizes)]) for index, id_ in enumerate(ids)]
+    if len({len(body) for body in bodies}) == 1:
+        gap = b"PUB t\n...."
+        strided = StridedBodies(b"".join(gap + body for body in bodies), len(gap), len(bodies[0]))
+        return Batch(strided, ListIds(ids), WALL_NS + first, defer_ms)
+    return Batch(ListBodies(bodies), ListIds(ids), WALL_NS + first, defer_ms)
+
+
+def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int = 0) -> Segment:
+    """A whole batch as a segment."""
+    return Segment(batch(first, count, sizes), 0, count, attempts)
+
+
+def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
+    """Id, body and attempts of each message."""
+    bodies = one.batch.bodies.cut(one.first, one.last)
+    return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
+
+
+class MemoryBackend:
+    """A backend that keeps its segments, or refuses them."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.reads_nothing = False
+        self.refusals = 0
+        self.closed = False
+        self.segments: list[Segment] = []
+
+    @property
+    def depth(self) -> int:
+        return sum(one.count for one in self.segments)
+
+    def append(self, segment: Segment) -> None:
+        if self.refuses:
+            self.refusals += 1
+            raise BackendError("no space left on device")
+        self.segments.append(segment)
+
+    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+        if self.reads_nothing or not self.segments:
+            return None
+        head = self.segments[0]
+        bodies = head.batch.bodies.cut(head.first, head.last)
+        count = nbytes = 0
+        for body in bodies[:count_max]:
+            nbytes += len(body)
+            if nbytes > nbytes_max and count:
+                break
+            count += 1
+        taken = Segment(head.batch, head.first, head.first + count, head.attempts)
+        head.first += count
+        if head.first == head.last:
+            del self.segments[0]
+        return taken
+
+    def empty(self) -> int:
+        dropped = self.depth
+        self.segments.clear()
+        return dropped
+
+    def delete(self) -> None:
+        self.segments.clear()
+        self.closed = True
+
+    def close(self) -> None:
+        self.closed = True

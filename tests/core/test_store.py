@@ -1,0 +1,91 @@
+"""Memory up to a limit, and a backend behind it (trionsq.core.store)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.helpers import MemoryBackend, contents, message_ids, segment
+from trionsq.core.backend import BackendError
+from trionsq.core.store import Store
+
+
+def stored(store: Store) -> list[bytes]:
+    """The ids in memory, then those in the backend; takes them out."""
+    ids: list[bytes] = []
+    while store.memory:
+        ids += store.memory.take(2**63, 2**63).ids()
+    while (read := store.backend.read(2**63, 2**63)) is not None:
+        ids += read.ids()
+    return ids
+
+
+def test_memory_first_then_the_backend() -> None:
+    """A segment that does not fit is split at the limit."""
+    backend = MemoryBackend()
+    store = Store(5, backend)
+    kept = store.admit(segment(0, 3))
+    assert kept is not None
+    store.memory.append(kept)
+    kept = store.admit(segment(3, 4, attempts=2))
+    assert kept is not None
+    assert contents(kept) == contents(segment(3, 4, attempts=2))[:2]
+    store.memory.append(kept)
+    assert (store.memory.depth, backend.depth, store.depth, store.room) == (5, 2, 7, 0)
+    assert store.admit(segment(7, 2)) is None
+    assert backend.segments[0].attempts == 2
+    assert stored(store) == message_ids(0, 9)
+
+
+@pytest.mark.parametrize("waiting", [0, 3, 5, 6])
+def test_a_refused_segment_leaves_nothing_behind(waiting: int) -> None:
+    """All messages or none, also when some would have fitted in memory."""
+    store = Store(5, MemoryBackend(refuses=True))
+    if waiting:
+        store.memory.append(segment(0, waiting))
+    with pytest.raises(BackendError, match="no space"):
+        store.admit(segment(10, 6))
+    assert (store.depth, store.backend.depth) == (waiting, 0)
+
+
+def test_what_is_carried_holds_its_place() -> None:
+    """Messages on their way count as depth, and against the limit."""
+    store = Store(5, MemoryBackend())
+    store.carried = 4
+    assert (store.depth, store.room) == (4, 1)
+    kept = store.admit(segment(0, 2))
+    assert kept is not None
+    assert (kept.count, store.backend.depth) == (1, 1)
+
+
+def test_what_was_there_before_is_never_refused() -> None:
+    """Requeued messages go to the backend if memory is full, and over the limit if that fails."""
+    backend = MemoryBackend()
+    store = Store(2, backend)
+    store.restore(segment(0, 2, attempts=1))
+    assert (store.memory.depth, backend.depth) == (2, 0)
+    store.restore(segment(2, 2, attempts=1))
+    assert (store.memory.depth, backend.depth) == (2, 2)
+    backend.refuses = True
+    store.restore(segment(4, 2, attempts=1))
+    assert (store.memory.depth, backend.depth, backend.refusals) == (4, 2, 1)
+    assert store.room == -2
+    with pytest.raises(BackendError):
+        store.admit(segment(6, 1))
+    assert sorted(stored(store)) == message_ids(0, 6)
+
+
+def test_empty_drops_both_parts() -> None:
+    """And says how many messages that were; what is carried is the caller's."""
+    store = Store(2, MemoryBackend())
+    store.memory.append(segment(0, 2))
+    store.carried = 1
+    assert store.admit(segment(2, 4)) is None
+    assert (store.empty(), store.depth) == (6, 1)
+
+
+def test_no_memory_at_all() -> None:
+    """With --mem-queue-size=0 everything goes to the backend."""
+    store = Store(0, MemoryBackend())
+    assert store.admit(segment(0, 3)) is None
+    store.restore(segment(3, 1))
+    assert (store.memory.depth, store.backend.depth) == (0, 4)
