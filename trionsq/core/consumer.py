@@ -69,15 +69,18 @@ class Consumer:
         The new deadline is a msg_timeout from now, but no later than ``max_msg_timeout_s`` after
         the hand-over. Spec: tcp-protocol, section 11.
         """
-        delivery = self.in_flight.pop(id_, None)
+        delivery = self.in_flight.get(id_)
         if delivery is None:
             return False
         deadline_s = now_s + self.msg_timeout_s
         latest_s = delivery.started_s + max_msg_timeout_s
         if latest_s < deadline_s:
             deadline_s = latest_s
-            if delivery.deadline_s != deadline_s:
-                heappush(self._capped, (deadline_s, id_))
+            if delivery.deadline_s == deadline_s:
+                # It keeps its place in the order of deadlines, or in the heap.
+                return True
+            heappush(self._capped, (deadline_s, id_))
+        del self.in_flight[id_]
         alone = Delivery(delivery.extract([id_]), delivery.started_s, deadline_s)
         alone.attempts = delivery.attempts
         alone.written = True
