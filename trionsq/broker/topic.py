@@ -122,6 +122,14 @@ class Topic:
         """Whether the topic's task is about to move messages on."""
         return not self.exiting and self.core.can_pump and self.core.depth > 0
 
+    async def wait_for_room(self, count: int = 1) -> None:
+        """Wait while there is no room for ``count`` messages but some is about to be made.
+
+        `publish` is the next step: it tells whether there is room now.
+        """
+        while self.core.store.room < count and self.will_make_room:
+            await trio.lowlevel.checkpoint()
+
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be. The name is valid."""
         channel = self.channels.get(name)
