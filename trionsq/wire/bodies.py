@@ -1,18 +1,21 @@
 """Message bodies as they came from the socket: many in one object, cut out late and in bulk.
 
 Messages of one size lie in one `bytes` object at a fixed stride, whatever stands between them
-(the size fields of an MPUB, the command lines of a run of PUBs). Anything else is a list.
+(the size fields of an MPUB, the command lines of a run of PUBs). Messages of several sizes lie in
+one object as well, with a table of their ends.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
+from operator import sub
 from struct import Struct
 from typing import Protocol
 
-__all__ = ["Bodies", "ListBodies", "StridedBodies"]
+__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies"]
 
 
 class Bodies(Protocol):
@@ -76,8 +79,37 @@ class StridedBodies:
         return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
 
 
+class PackedBodies:
+    """Bodies of any size in one buffer, each preceded by ``gap`` bytes that are of no interest."""
+
+    __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size", "size_max")
+
+    def __init__(self, buffer: bytes, start: int, ends: list[int], gap: int) -> None:
+        """The first record begins at ``start``, each at the end of the one before."""
+        self._buffer = buffer
+        self._ends = array("I", [start, *ends])
+        self._gap = gap
+        self.count = len(ends)
+        self.nbytes = ends[-1] - start - gap * len(ends)
+        self.size_max = max(map(sub, ends, self._ends)) - gap
+        self.size = self.size_max if self.size_max * self.count == self.nbytes else 0
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        buffer, gap = self._buffer, self._gap
+        ends = self._ends[first : last + 1]
+        return [buffer[start + gap : end] for start, end in pairwise(ends)]
+
+    def one(self, index: int) -> bytes:
+        return self._buffer[self._ends[index] + self._gap : self._ends[index + 1]]
+
+    def part(self, first: int, last: int) -> PackedBodies:
+        start, end = self._ends[first], self._ends[last]
+        ends = [stop - start for stop in self._ends[first + 1 : last + 1]]
+        return PackedBodies(self._buffer[start:end], 0, ends, self._gap)
+
+
 class ListBodies:
-    """Bodies of any size."""
+    """Bodies of any size, each an object of its own."""
 
     __slots__ = ("_bodies", "count", "nbytes", "size", "size_max")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from trionsq.wire.bodies import Bodies, ListBodies, StridedBodies
+from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
 
 __all__ = ["MpubScan", "parse_counted", "same_size_prefix"]
@@ -50,8 +50,8 @@ class MpubScan:
         "_at",
         "_body_size_max",
         "_count",
+        "_ends",
         "_msg_size_max",
-        "_seen",
         "_size",
         "end",
         "need",
@@ -62,7 +62,7 @@ class MpubScan:
         self._msg_size_max = msg_size_max
         self._body_size_max = body_size_max
         self._count = 0
-        self._seen = 0
+        self._ends: list[int] = []
         self._size = 0
         self._at = _FIRST
         self.need = _FIELD
@@ -85,7 +85,7 @@ class MpubScan:
             return None
         if not self._count and not self._header(buffer, start, there):
             return None
-        if not self._seen or there >= self._size:
+        if not self._ends or there >= self._size:
             if there >= self._size:
                 self._size = _NEVER  # a size that lies must not cost a look at each read
             bodies = self._in_one_go(buffer, start, there)
@@ -121,41 +121,39 @@ class MpubScan:
         whole = min(self._count, (there - _FIRST) // stride)
         if not whole or not same_size_prefix(buffer, start + _FIRST, whole):
             return None
-        self._seen = whole
-        self._at = _FIRST + whole * stride
         if whole < self._count:
+            self._at = _FIRST + whole * stride
+            self._ends = list(range(_FIRST + stride, self._at + 1, stride))
             return None
-        self.end = self._at
+        self.end = _FIRST + whole * stride
         records = buffer[start + _FIRST : start + self.end]
         return StridedBodies(bytes(records), _FIELD, size)
 
-    def _walk(self, buffer: bytes | bytearray, start: int, there: int) -> ListBodies | None:
+    def _walk(self, buffer: bytes | bytearray, start: int, there: int) -> PackedBodies | None:
         at = self._at
-        seen = self._seen
-        count = self._count
+        ends = self._ends
         msg_size_max = self._msg_size_max
         unpack = _INT32.unpack_from
-        while seen < count:
+        for _ in range(self._count - len(ends)):
             if at + _FIELD > there:
                 self.need = at + _FIELD
-                self.what = ("E_BAD_MESSAGE", f"message({seen}) body size")
+                self.what = ("E_BAD_MESSAGE", f"message({len(ends)}) body size")
                 break
-            (size,) = unpack(buffer, start + at)
+            size = unpack(buffer, start + at)[0]
             if not 0 < size <= msg_size_max:
-                raise self._bad_size(seen, size)
+                raise self._bad_size(len(ends), size)
             stop = at + _FIELD + size
             if stop > there:
                 self.need = stop
                 self.what = ("E_BAD_MESSAGE", "message body")
                 break
             at = stop
-            seen += 1
+            ends.append(at)
         self._at = at
-        self._seen = seen
-        if seen < count:
+        if len(ends) < self._count:
             return None
         self.end = at
-        return ListBodies(_cut(bytes(buffer[start : start + at]), count))
+        return PackedBodies(bytes(buffer[start : start + at]), _FIRST, ends, _FIELD)
 
     def _bad_size(self, index: int, size: int) -> ProtocolError:
         if size <= 0:
@@ -163,18 +161,6 @@ class MpubScan:
         else:
             text = f"MPUB message too big {size} > {self._msg_size_max}"
         return ProtocolError("E_BAD_MESSAGE", text)
-
-
-def _cut(body: bytes, count: int) -> list[bytes]:
-    bodies = []
-    at = _FIRST
-    unpack = _INT32.unpack_from
-    for _ in range(count):
-        (size,) = unpack(body, at)
-        stop = at + _FIELD + size
-        bodies.append(body[at + _FIELD : stop])
-        at = stop
-    return bodies
 
 
 def parse_counted(body: bytes, msg_size_max: int, body_size_max: int) -> Bodies:

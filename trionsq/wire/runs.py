@@ -9,7 +9,7 @@ import re
 from struct import Struct
 from typing import Final
 
-from trionsq.wire.bodies import Bodies, ListBodies, StridedBodies
+from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies
 
 __all__ = ["FIN_LINE_SIZE", "fin_run", "pub_run"]
 
@@ -67,12 +67,14 @@ def pub_run(
     same = StridedBodies(bytes(buffer[start:pos]), head, size)
     if not (pos + head < end and buffer.startswith(line, pos)):
         return same, pos
-    bodies = same.cut(0, same.count)
+    ends = list(range(stride, pos - start + 1, stride))
     while pos + head < end and buffer.startswith(line, pos):
         (size,) = _INT32.unpack_from(buffer, pos + len(line))
         stop = pos + head + size
         if not 0 < size <= msg_size_max or stop > end:
             break
-        bodies.append(bytes(buffer[pos + head : stop]))
         pos = stop
-    return (ListBodies(bodies) if len(bodies) > same.count else same), pos
+        ends.append(pos - start)
+    if len(ends) == same.count:
+        return same, pos
+    return PackedBodies(bytes(buffer[start:pos]), 0, ends, head), pos
