@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from trionsq.core.backend import Backend, BackendError
@@ -22,11 +23,21 @@ __all__ = ["Topic"]
 _ANY: Final = 2**63
 
 
+@dataclass(slots=True)
+class _Stuck:
+    """A segment, and the channels that still lack it."""
+
+    segment: Segment
+    channels: list[Channel]
+    some_got_it: bool = False
+
+
 class Topic:
     """One topic.
 
     Attributes:
         carry: takes a segment to the topic's task, False if it can't; the task calls `arrived`.
+            It may be empty: a mere wake-up.
         channels: by name.
         message_count, message_bytes: published since the start.
         error: why the last fan-out could not go on, None if nothing is stuck.
@@ -44,7 +55,8 @@ class Topic:
         self.error: BackendError | None = None
         self.carry: Callable[[Segment], bool] = lambda segment: False
         self._ids = IdSource(node_id)
-        self._stuck: tuple[Segment, list[Channel]] | None = None
+        self._stuck: _Stuck | None = None
+        self._backend_next = False
 
     def __repr__(self) -> str:
         return f"<Topic {self.name} depth={self.depth} channels={len(self.channels)}>"
@@ -52,7 +64,7 @@ class Topic:
     @property
     def depth(self) -> int:
         """Messages that no channel, or not yet every channel, has got."""
-        return self.store.depth + (self._stuck[0].count if self._stuck else 0)
+        return self.store.depth + (self._stuck.segment.count if self._stuck else 0)
 
     @property
     def can_pump(self) -> bool:
@@ -70,16 +82,19 @@ class Topic:
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
         if kept is None:
-            return
-        if self.can_pump and self.carry(kept):
+            if self.can_pump:
+                # The backend has all of it. An empty segment makes the task look there.
+                self.carry(Segment(batch, batch.count, batch.count))
+        elif self.can_pump and self.carry(kept):
             self.store.carried += kept.count
         else:
             self.store.memory.append(kept)
 
     def arrived(self, segment: Segment) -> None:
         """Queue what was carried; `pump` is the caller's next step."""
-        self.store.carried -= segment.count
-        self.store.memory.append(segment)
+        if segment.count:
+            self.store.carried -= segment.count
+            self.store.memory.append(segment)
 
     def pump(self, now_s: float, now_ns: int) -> int:
         """Hand one segment to every channel; the number of messages, 0 if there is nothing to do.
@@ -89,28 +104,34 @@ class Topic:
         """
         if not self.can_pump:
             return 0
-        if self._stuck is None:
-            store = self.store
-            if store.memory.depth:
-                segment = store.memory.take(_ANY, _ANY)
-            else:
-                read = store.backend.read(_ANY, _ANY) if store.backend.depth else None
-                if read is None:
-                    return 0
-                segment = read
-            channels = list(self.channels.values())
-        else:
-            segment, channels = self._stuck
-            self._stuck = None
-        return self._fan_out(segment, channels, now_s, now_ns)
+        stuck = self._stuck
+        if stuck is None:
+            segment = self._take()
+            if segment is None:
+                return 0
+            stuck = _Stuck(segment, list(self.channels.values()))
+        self._stuck = None
+        return self._fan_out(stuck, now_s, now_ns)
 
-    def _fan_out(self, segment: Segment, channels: list[Channel], now_s: float, now_ns: int) -> int:
+    def _take(self) -> Segment | None:
+        store = self.store
+        # In turn, so that a steady stream through memory does not leave the backlog where it is.
+        if store.backend.depth and (self._backend_next or not store.memory.depth):
+            self._backend_next = False
+            segment = store.backend.read(_ANY, _ANY)
+            if segment is not None:
+                return segment
+        self._backend_next = True
+        return store.memory.take(_ANY, _ANY) if store.memory.depth else None
+
+    def _fan_out(self, what: _Stuck, now_s: float, now_ns: int) -> int:
+        segment = what.segment
         batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
-        for place, channel in enumerate(channels):
+        for place, channel in enumerate(what.channels):
             try:
                 channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
             except BackendError as error:
-                self._stuck = (segment, channels[place:])
+                self._stuck = _Stuck(segment, what.channels[place:], what.some_got_it or place > 0)
                 self.error = error
                 return 0
         return last - first
@@ -126,17 +147,23 @@ class Topic:
         self.channels[channel.name] = channel
 
     def remove_channel(self, name: str) -> None:
+        """End the fan-out to a channel. What no other channel got goes back to the queue."""
         channel = self.channels.pop(name)
-        if self._stuck is not None:
-            segment, left = self._stuck
-            left = [other for other in left if other is not channel]
-            self._stuck = (segment, left) if left else None
-            self.retry()
+        stuck = self._stuck
+        if stuck is None:
+            return
+        stuck.channels = [other for other in stuck.channels if other is not channel]
+        if not stuck.channels:
+            self._stuck = None
+            if not stuck.some_got_it:
+                self.store.memory.put_back(stuck.segment)
+        self.retry()
 
     def empty(self) -> None:
         """Drop what waits at the topic. What is being carried is the caller's part."""
         self.dropped["emptied"] += self.store.empty()
         if self._stuck is not None:
-            # Some channels have it already, so it is not counted as dropped.
+            if not self._stuck.some_got_it:
+                self.dropped["emptied"] += self._stuck.segment.count
             self._stuck = None
             self.retry()
