@@ -40,6 +40,8 @@ class Output:
         Raises:
             OSError: the connection broke.
         """
+        if not data:
+            return  # an empty chunk would look like a socket that takes nothing
         if self.pending:
             self._chunks.append(memoryview(data))
             self.pending += len(data)

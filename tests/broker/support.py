@@ -1,0 +1,70 @@
+"""What the tests of the broker's shell share: balances, and a look at what was left behind."""
+
+from __future__ import annotations
+
+from trio.testing import wait_all_tasks_blocked
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.channel import Channel
+from trionsq.broker.client import Client
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
+from trionsq.wire import commands
+from trionsq.wire.bodies import ListBodies
+from trionsq.wire.client import Message
+from trionsq.wire.server import MAGIC_V2
+
+
+def accounted(channel: Channel) -> int:
+    """The messages of a channel, by where they are; must be its message_count."""
+    core = channel.core
+    held = core.depth + core.in_flight_count + core.deferred_count
+    return core.finish_count + held + core.dropped.total()
+
+
+def check_balances(broker: Broker) -> None:
+    """Every message of every channel is finished, waiting, in flight, deferred or dropped."""
+    for topic in broker.topics.values():
+        assert topic.core.store.carried >= 0
+        for channel in topic.channels.values():
+            assert accounted(channel) == channel.core.message_count, channel
+            assert channel.core.store.carried >= 0
+            assert set(channel.core.consumers) == {client.consumer for client in channel.clients}
+
+
+def check_nobody_left(broker: Broker) -> None:
+    """No connection, and no task of one."""
+    assert not broker.clients
+    assert broker._connections is not None
+    assert not broker._connections.child_tasks
+    for topic in broker.topics.values():
+        for channel in topic.channels.values():
+            assert not channel.clients
+            assert not channel.core.consumers
+            assert all(consumer.gone is False for consumer in channel.core.waiting)
+
+
+def publish(broker: Broker, topic: str, *bodies: bytes, defer_ms: int = 0) -> None:
+    """Publish without a connection."""
+    broker.topic(topic).publish(ListBodies(list(bodies)), defer_ms)
+
+
+def numbered(count: int, size: int = 8) -> list[bytes]:
+    """Bodies that can be told apart, each at least ``size`` bytes."""
+    return [b"%0*d" % (size, number) for number in range(count)]
+
+
+def connect(
+    broker: Broker, capacity_nbytes: int = CAPACITY_NBYTES
+) -> tuple[Conversation, Client, MemoryTransport]:
+    """A new connection: what the client has of it, and both of what the broker has."""
+    stream, transport = memory_connection(capacity_nbytes)
+    client = broker.connect(transport)
+    stream.send_nowait(MAGIC_V2)
+    return Conversation(stream), client, transport
+
+
+async def finish(consumer: Conversation, *messages: Message) -> None:
+    """FIN, and wait until the broker has it."""
+    await consumer.say(*(commands.finish(message.message_id) for message in messages))
+    await wait_all_tasks_blocked()

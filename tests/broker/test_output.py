@@ -1,0 +1,113 @@
+"""The writing half of a connection."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trionsq.broker.output import Output
+from trionsq.testing.streams import memory_connection
+
+
+async def test_writes_at_once_what_fits() -> None:
+    """While the socket takes everything, nothing is kept and nobody needs to wait."""
+    stream, transport = memory_connection(capacity_nbytes=10)
+    output = Output(transport)
+    output.write(b"0123456789")
+    assert (output.pending, output.blocked_since_s) == (0, None)
+    assert await stream.receive_some() == b"0123456789"
+
+
+async def test_keeps_the_order_of_what_did_not_fit(autojump_clock: MockClock) -> None:
+    """What the socket refuses follows later, all in the order of writing."""
+    stream, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    written = [b"abcdef", b"g", b"hijklmnop"]
+    for data in written:
+        output.write(data)
+    assert output.pending == 16 - 4
+    received = bytearray()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(output.drain)
+        while len(received) < 16:
+            received += await stream.receive_some(3)
+    assert received == b"".join(written)
+    assert (output.pending, output.blocked_since_s) == (0, None)
+
+
+async def test_an_empty_write_does_not_block_what_follows(autojump_clock: MockClock) -> None:
+    """Nothing written behind something pending is nothing: the rest still goes out."""
+    stream, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    for data in (b"abcdef", b"", b"gh"):
+        output.write(data)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(output.drain)
+        assert await stream.receive_some() == b"abcd"
+        for _ in range(10):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert output.pending == 0
+    assert await stream.receive_some() == b"efgh"
+
+
+async def test_knows_since_when_it_is_blocked(mock_clock: MockClock) -> None:
+    """The time counts from the last byte that was taken, not from the first that was refused."""
+    stream, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    output.write(b"abcdefghijkl")
+    start_s = trio.current_time()
+    assert output.blocked_since_s == start_s
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(output.drain)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(3)
+        await stream.receive_some(2)
+        await wait_all_tasks_blocked()
+        assert output.blocked_since_s == start_s + 3
+        assert output.pending == 6
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_cancelled_drain_loses_nothing(autojump_clock: MockClock) -> None:
+    """After a cancelled drain the rest is pending, and another drain writes it."""
+    stream, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    output.write(b"abcdefgh")
+    with trio.move_on_after(1) as scope:
+        await output.drain()
+    assert scope.cancelled_caught
+    assert output.pending == 4
+    assert await stream.receive_some() == b"abcd"
+    await output.drain()
+    assert await stream.receive_some() == b"efgh"
+
+
+async def test_two_tasks_may_drain(autojump_clock: MockClock) -> None:
+    """Both siblings of a connection may wait until all is written."""
+    stream, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    output.write(b"abcdefgh")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(output.drain)
+        nursery.start_soon(output.drain)
+        await wait_all_tasks_blocked()
+        assert await stream.receive_some() == b"abcd"
+        assert await stream.receive_some() == b"efgh"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_broken_connection_is_an_oserror(at_once: bool, autojump_clock: MockClock) -> None:
+    """Whoever writes or drains hears that the connection broke."""
+    _, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    if not at_once:
+        output.write(b"abcdefgh")
+    transport.outgoing.break_with(ConnectionResetError("reset"))
+    with pytest.raises(ConnectionResetError):
+        if at_once:
+            output.write(b"abcdefgh")
+        else:
+            await output.drain()
+    assert transport.outgoing.faults == 1
