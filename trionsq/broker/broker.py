@@ -56,7 +56,7 @@ class Broker:
         self.features = _features(options)
         self.limits = _limits(options)
         self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
-        self.requeue_on_disconnect = False
+        self.requeue_on_disconnect = options.requeue_on_disconnect
         self.client_failures = 0
         self.tcp_port = 0
         self.http_port = 0

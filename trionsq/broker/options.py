@@ -199,6 +199,14 @@ class NsqdOptions:
     max_deflate_level: int = _unbuilt("max-deflate-level", 6, INT, "1..9")
     snappy: bool = _unbuilt("snappy", True, BOOL, "offer snappy to clients")
 
+    # ours
+    requeue_on_disconnect: bool = option(
+        "requeue-on-disconnect",
+        False,
+        BOOL,
+        "requeue in-flight messages when their client disconnects, not when they time out",
+    )
+
 
 # To start without these would leave open what the operator asked to be closed.
 _PROTECTIVE = frozenset(
