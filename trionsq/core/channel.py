@@ -48,7 +48,7 @@ class Channel:
 
     Attributes:
         carry: takes a segment to the channel's task when a client is waiting for messages, False
-            if it can't; the task calls `arrived` with it.
+            if it can't; the task calls `arrived` with it. It may be empty: a mere wake-up.
         alarm: is told the monotonic time at which `scan` should run.
         alarm_s: the earliest such time that still stands.
         made_room: is called when messages have left the memory queue.
@@ -112,17 +112,21 @@ class Channel:
             return
         kept = self.store.admit(segment)
         self.message_count += taken
+        wanted = self.waiting and not self.paused
         if kept is None:
-            return
-        if self.waiting and not self.paused and self.carry(kept):
+            if wanted:
+                # The backend has all of it. An empty segment makes the task look there.
+                self.carry(Segment(segment.batch, segment.last, segment.last))
+        elif wanted and self.carry(kept):
             self.store.carried += kept.last - kept.first
         else:
             self.store.memory.append(kept)
 
     def arrived(self, segment: Segment) -> None:
         """Queue what was carried; `dispatch` is the caller's next step."""
-        self.store.carried -= segment.last - segment.first
-        self.store.memory.append(segment)
+        if segment.last > segment.first:
+            self.store.carried -= segment.last - segment.first
+            self.store.memory.append(segment)
 
     # To the clients
 
@@ -142,6 +146,10 @@ class Channel:
         del self.consumers[consumer]
         consumer.gone = True
         consumer.rdy = 0
+        if consumer.waiting:
+            # An idle channel whose clients come and go would gather them here.
+            self.waiting.remove(consumer)
+            consumer.waiting = False
         for delivery in reversed(unwritten):
             for segment in consumer.take([(id_, delivery) for id_ in consumer.present(delivery)]):
                 segment.attempts -= 1
@@ -178,36 +186,45 @@ class Channel:
         store, waiting = self.store, self.waiting
         if self.paused:
             return
-        served = False
+        left_queue = False
         while waiting and (store.memory.depth or store.backend.depth):
             consumer = waiting.popleft()
             credit = consumer.rdy - len(consumer.in_flight)
-            if credit <= 0 or consumer.gone:
+            if credit <= 0:
                 consumer.waiting = False
                 continue
-            segment = self._take(min(credit, DELIVERY_MESSAGES_MAX))
-            if consumer.sample_rate:
-                sampled = self._sample(segment, consumer.sample_rate)
-                if sampled is None:
-                    waiting.appendleft(consumer)
-                    continue
-                segment = sampled
-            served = True
-            if not self._deliver(consumer, segment, now_s):
+            taken = self._take(min(credit, DELIVERY_MESSAGES_MAX))
+            if taken is None:
+                waiting.appendleft(consumer)
+                break
+            kept = self._sample(taken, consumer.sample_rate) if consumer.sample_rate else taken
+            if kept is not None and not self._deliver(consumer, kept, now_s):
+                # With what sampling would have dropped: the dice are cast again.
+                store.memory.put_back(taken)
                 consumer.waiting = False
-            elif credit > segment.last - segment.first:
+                continue
+            left_queue = True
+            delivered = kept.last - kept.first if kept is not None else 0
+            if kept is not taken:
+                self.dropped["sampled"] += taken.count - delivered
+            if not delivered:
+                waiting.appendleft(consumer)
+            elif credit > delivered:
                 waiting.append(consumer)
             else:
                 consumer.waiting = False
-        if served:
+        if left_queue:
             self.made_room()
 
-    def _take(self, count_max: int) -> Segment:
+    def _take(self, count_max: int) -> Segment | None:
+        """The next messages; None if the backend says it has some and gives none."""
         store = self.store
         if store.backend.depth and (not store.memory.depth or self._random.random() < 0.5):
             segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
             if segment is not None:
                 return segment
+            if not store.memory.depth:
+                return None
         return store.memory.take(count_max, DELIVERY_NBYTES_MAX)
 
     def _sample(self, segment: Segment, rate: int) -> Segment | None:
@@ -217,7 +234,6 @@ class Channel:
             for index in range(segment.first, segment.last)
             if self._random.randrange(100) <= rate
         ]
-        self.dropped["sampled"] += segment.count - len(keep)
         if not keep:
             return None
         if len(keep) == segment.count:
@@ -231,7 +247,6 @@ class Channel:
         delivery = Delivery(segment, now_s, deadline_s)
         if not consumer.offer(delivery):
             consumer.blocked = True
-            self.store.memory.put_back(segment)
             return False
         consumer.in_flight.update(dict.fromkeys(delivery.ids, delivery))
         consumer.message_count += segment.last - segment.first
