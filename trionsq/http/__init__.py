@@ -1,0 +1,11 @@
+"""The HTTP API of nsqd: a quart-trio application, and what serves it.
+
+- `errors`, `answers`, `query`: refusals, responses and parameters, by nsqd's rules
+- `app`: the application, and the rules that hold for every path
+- `publish` (with `body`): /pub and /mpub
+- `admin`: topics and channels
+- `stats` (with `statistics`, `stats_text`, `memory`): /ping, /info and /stats
+- `serve` (with `connection`): hypercorn on a listening socket
+
+Spec: nsqd-http.
+"""

@@ -1,0 +1,112 @@
+"""Topics and channels: create, delete, empty, pause, unpause. Spec: nsqd-http, section 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quart import Response
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.channel import Channel
+from trionsq.broker.topic import Topic
+from trionsq.http.answers import empty
+from trionsq.http.errors import HttpError
+from trionsq.http.query import Query, query, valid_topic_name
+from trionsq.wire.names import is_valid_name
+
+__all__ = ["Administration"]
+
+
+def _valid(values: Query, name: bytes) -> str:
+    """A parameter of the channel endpoints, which have a spelling of their own for refusals."""
+    given = values.get(name)
+    shown = name.decode().upper()
+    if given is None:
+        raise HttpError(400, f"MISSING_ARG_{shown}")
+    if not is_valid_name(given):
+        raise HttpError(400, f"INVALID_ARG_{shown}")
+    return given.decode("ascii")
+
+
+class Administration:
+    """The endpoints that change topics and channels. All answer with an empty body."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def _topic_named(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    def _existing_topic(self) -> Topic:
+        name = query().get(b"topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        return self._topic_named(name.decode(errors="replace"))
+
+    def _topic_and_channel_name(self) -> tuple[Topic, str]:
+        values = query()
+        topic_name, channel_name = _valid(values, b"topic"), _valid(values, b"channel")
+        return self._topic_named(topic_name), channel_name
+
+    def _existing_channel(self) -> Channel:
+        topic, name = self._topic_and_channel_name()
+        channel = topic.channels.get(name)
+        if channel is None:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return channel
+
+    async def create_topic(self) -> Response:
+        """POST /topic/create."""
+        self._broker.topic(valid_topic_name(query()))
+        return empty()
+
+    async def delete_topic(self) -> Response:
+        """POST /topic/delete, with its channels; their consumers are closed."""
+        self._broker.delete_topic(self._existing_topic().name)
+        return empty()
+
+    async def empty_topic(self) -> Response:
+        """POST /topic/empty: what waits at the topic, not at its channels."""
+        self._topic_named(valid_topic_name(query())).empty()
+        return empty()
+
+    async def pause_topic(self) -> Response:
+        """POST /topic/pause."""
+        self._existing_topic().pause()
+        return empty()
+
+    async def unpause_topic(self) -> Response:
+        """POST /topic/unpause."""
+        self._existing_topic().unpause()
+        return empty()
+
+    async def create_channel(self) -> Response:
+        """POST /channel/create; the topic must exist."""
+        topic, name = self._topic_and_channel_name()
+        topic.channel(name)
+        return empty()
+
+    async def delete_channel(self) -> Response:
+        """POST /channel/delete; its consumers are closed."""
+        channel = self._existing_channel()
+        channel.topic.delete_channel(channel.name)
+        return empty()
+
+    async def empty_channel(self) -> Response:
+        """POST /channel/empty: what waits, is in flight or deferred."""
+        return self._to_channel(Channel.empty)
+
+    async def pause_channel(self) -> Response:
+        """POST /channel/pause."""
+        return self._to_channel(Channel.pause)
+
+    async def unpause_channel(self) -> Response:
+        """POST /channel/unpause."""
+        return self._to_channel(Channel.unpause)
+
+    def _to_channel(self, act: Callable[[Channel], None]) -> Response:
+        act(self._existing_channel())
+        return empty()

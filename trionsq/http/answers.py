@@ -1,0 +1,75 @@
+"""Responses with the headers and the JSON that nsqd has. Spec: nsqd-http, section 1."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from quart import Response
+
+__all__ = ["empty", "error", "json_bytes", "json_document", "options", "plain", "redirect", "text"]
+
+_NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
+_TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
+_JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
+_HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
+
+# These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
+_ESCAPED = re.compile("[<>&\u2028\u2029]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
+
+
+def _response(status: int, body: bytes, *headers: tuple[str, str]) -> Response:
+    response = Response(body, status)
+    del response.headers["Content-Type"]
+    response.headers.extend(headers)
+    return response
+
+
+def text(body: str) -> Response:
+    """A text such as ``OK``."""
+    return _response(200, body.encode(errors="replace"), _TEXT_TYPE, _NSQ_TYPE)
+
+
+def empty() -> Response:
+    """Success with nothing to say."""
+    return _response(200, b"", _NSQ_TYPE)
+
+
+def plain(status: int, body: str) -> Response:
+    """A text that is not marked as nsqd's: the answer of /ping."""
+    return _response(status, body.encode(), _TEXT_TYPE)
+
+
+def options(allow: str) -> Response:
+    """The answer to OPTIONS."""
+    return _response(200, b"", ("Allow", allow))
+
+
+def json_bytes(value: object) -> bytes:
+    """``value`` as compact JSON, keys in the order that they have."""
+    document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    document = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+    return _SURROGATES.sub("\ufffd", document).encode()
+
+
+def json_document(value: object) -> Response:
+    """A JSON document."""
+    return _response(200, json_bytes(value), _JSON_TYPE, _NSQ_TYPE)
+
+
+def error(status: int, code: str, allow: str | None = None) -> Response:
+    """A refusal; ``allow`` are the methods of the path, for a 405."""
+    response = _response(status, json_bytes({"message": code}), _JSON_TYPE, _NSQ_TYPE)
+    if allow is not None:
+        response.headers["Allow"] = allow
+    return response
+
+
+def redirect(method: str, location: str) -> Response:
+    """To the right spelling of a path: 301 for GET, else 307, which keeps method and body."""
+    if method != "GET":
+        return _response(307, b"", ("Location", location))
+    body = f'<a href="{location.translate(_HTML)}">Moved Permanently</a>.\n\n'
+    return _response(301, body.encode(), _HTML_TYPE, ("Location", location))

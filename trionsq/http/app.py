@@ -1,0 +1,150 @@
+"""The application: which path does what, and the rules that hold for every path.
+
+Spec: nsqd-http, section 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import Rule
+
+from trionsq.broker.broker import Broker
+from trionsq.http import answers
+from trionsq.http.admin import Administration
+from trionsq.http.body import LIMIT_KEY, BoundedRequest
+from trionsq.http.errors import HttpError
+from trionsq.http.publish import Publishing
+from trionsq.http.stats import Statistics
+
+__all__ = ["create_app"]
+
+log = logging.getLogger("trionsq")
+
+Endpoint = Callable[[], Awaitable[Response]]
+
+# Added to each path: "OPTIONS, POST".
+_OPTIONS: Final = "OPTIONS"
+
+
+class _App(QuartTrio):
+    request_class = BoundedRequest
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith("/"):
+            # A proxy's request names the host too; quart fails on some of what may come here.
+            rest = scope["path"].partition("://")[2]
+            scope["path"] = "/" + rest.partition("/")[2]
+        await super().__call__(scope, receive, send)
+
+
+def create_app(broker: Broker) -> QuartTrio:
+    """The HTTP API of ``broker``."""
+    app = _App(__name__, static_folder=None)
+    app.config[LIMIT_KEY] = max(broker.options.max_msg_size, broker.options.max_body_size)
+    # Who sends is watched in `body`, who receives in `connection`.
+    app.config["BODY_TIMEOUT"] = app.config["RESPONSE_TIMEOUT"] = None
+    app.url_map.merge_slashes = False
+    for method, path, endpoint in _endpoints(broker):
+        app.add_url_rule(
+            path,
+            path,
+            endpoint,
+            methods=[method],
+            provide_automatic_options=False,
+            strict_slashes=True,
+        )
+    _add_common_rules(app, broker)
+    return app
+
+
+def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
+    statistics, publishing = Statistics(broker), Publishing(broker)
+    admin = Administration(broker)
+    return [
+        ("GET", "/ping", statistics.ping),
+        ("GET", "/info", statistics.info),
+        ("GET", "/stats", statistics.stats),
+        ("POST", "/pub", publishing.pub),
+        ("POST", "/mpub", publishing.mpub),
+        # Older documented names.
+        ("POST", "/put", publishing.pub),
+        ("POST", "/mput", publishing.mpub),
+        ("POST", "/topic/create", admin.create_topic),
+        ("POST", "/topic/delete", admin.delete_topic),
+        ("POST", "/topic/empty", admin.empty_topic),
+        ("POST", "/topic/pause", admin.pause_topic),
+        ("POST", "/topic/unpause", admin.unpause_topic),
+        ("POST", "/channel/create", admin.create_channel),
+        ("POST", "/channel/delete", admin.delete_channel),
+        ("POST", "/channel/empty", admin.empty_channel),
+        ("POST", "/channel/pause", admin.pause_channel),
+        ("POST", "/channel/unpause", admin.unpause_channel),
+    ]
+
+
+def _add_common_rules(app: QuartTrio, broker: Broker) -> None:
+    # All are coroutines because quart would run plain functions in a thread.
+    @app.before_request
+    async def method_and_path() -> Response | None:
+        found = request.routing_exception
+        if isinstance(found, MethodNotAllowed):
+            return _other_method(found.valid_methods or ())
+        if isinstance(found, NotFound):
+            return _other_path(app)
+        if request.method == "HEAD" and request.url_rule is not None:
+            # werkzeug adds it wherever GET is.
+            return _other_method(request.url_rule.methods or ())
+        if broker.exiting and request.method != "GET":
+            return answers.error(503, "EXITING")
+        return None
+
+    @app.errorhandler(HttpError)
+    async def refused(error: HttpError) -> Response:
+        log.debug("HTTP: %s %s - %s", request.method, request.path, error)
+        return answers.error(error.status, error.code)
+
+    @app.errorhandler(HTTPException)
+    async def not_understood(error: HTTPException) -> Response:
+        return answers.error(error.code or 400, "INVALID_REQUEST")
+
+    @app.errorhandler(Exception)
+    async def failed(error: Exception) -> Response:
+        log.error("HTTP: %s %s failed", request.method, request.path, exc_info=error)
+        return answers.error(500, "INTERNAL_ERROR")
+
+
+def _other_method(methods: Iterable[str]) -> Response:
+    allow = ", ".join(sorted({_OPTIONS, *methods} - {"HEAD"}))
+    if request.method == _OPTIONS:
+        return answers.options(allow)
+    return answers.error(405, "METHOD_NOT_ALLOWED", allow)
+
+
+def _other_path(app: QuartTrio) -> Response:
+    right = right_path(request.path, request.method, app.url_map.iter_rules())
+    if right is None:
+        return answers.error(404, "NOT_FOUND")
+    query = request.query_string.decode("ascii", "replace")
+    return answers.redirect(request.method, f"{right}?{query}" if query else right)
+
+
+def right_path(path: str, method: str, rules: Iterable[Rule]) -> str | None:
+    """The path that was probably meant: letter case, slashes and dots put right.
+
+    None if ``method`` has no such path.
+    """
+    wanted = posixpath.normpath(path).strip("/").lower()
+    for rule in rules:
+        if wanted == rule.rule.strip("/") and method in (rule.methods or ()) and method != "HEAD":
+            return rule.rule
+    return None

@@ -1,0 +1,106 @@
+"""One HTTP connection: hypercorn's, with bounds on what it waits for.
+
+What hypercorn leaves open and is closed here: a peer that takes no data (it would be waited for
+for ever, and through a cancellation), an answer lost to a reset because the peer was still
+sending, a peer that half closes before it reads the answer, and the descriptor of a connection
+that has ended but whose idle time has not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper
+
+__all__ = ["HttpConnection"]
+
+_READ_NBYTES_MAX: Final = 64 * 1024
+_WRITE_NBYTES_MAX: Final = 64 * 1024
+# A peer that takes none of a write's bytes for so long is given up.
+_WRITE_STALL_S: Final = 30.0
+# After the last answer, what the peer still sends is read and thrown away for so long.
+_LINGER_S: Final = 0.5
+# How long a peer that has closed its sending half waits for its answer.
+_HALF_CLOSED_S: Final = 5.0
+
+
+class HttpConnection(TCPServer):
+    """Serves one connected stream; see `hypercorn.trio.tcp_server.TCPServer`."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream,
+    ) -> None:
+        # hypercorn takes plain streams too, its annotation does not say so.
+        super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
+        self._stream = stream
+        self._reading = trio.CancelScope()
+        self._ending = False
+        # Set while no request waits for its answer.
+        self._answered = trio.Event()
+        self._answered.set()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, RawData):
+            await self._write(event.data)
+            return
+        # A request's task is cancelled as soon as its answer is out; this must not be cut short.
+        with trio.CancelScope(shield=True):
+            if isinstance(event, Closed):
+                await self._end_sending()
+            elif isinstance(event, Updated):
+                if event.idle:
+                    self._answered.set()
+                else:
+                    self._answered = trio.Event()
+                await super().protocol_send(event)
+
+    async def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        async with self.send_lock:
+            try:
+                for start in range(0, len(data), _WRITE_NBYTES_MAX):
+                    with trio.fail_after(_WRITE_STALL_S):
+                        await self._stream.send_all(view[start : start + _WRITE_NBYTES_MAX])
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                self._reading.cancel()
+
+    async def _end_sending(self) -> None:
+        self._ending = True
+        self._answered.set()
+        self._reading.deadline = trio.current_time() + _LINGER_S
+        async with self.send_lock:
+            try:
+                await self._stream.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._reading.cancel()
+        await self.protocol.handle(Closed())
+
+    async def _read_data(self) -> None:
+        with self._reading:
+            await self._read_to_the_end()
+        await self.protocol.handle(Closed())
+        await self.idle_task.stop()
+
+    async def _read_to_the_end(self) -> None:
+        try:
+            while data := await self._stream.receive_some(_READ_NBYTES_MAX):
+                if not self._ending:
+                    await self.protocol.handle(RawData(bytes(data)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        with trio.move_on_after(_HALF_CLOSED_S):
+            await self._answered.wait()
+        if not self._ending:
+            await self.protocol.handle(RawData(b""))
+
+    async def _close(self) -> None:
+        await trio.aclose_forcefully(self._stream)

@@ -1,0 +1,280 @@
+"""The documents of /info and /stats, made at one moment from the broker's state.
+
+Nothing here waits, so a document is a consistent snapshot. Keys stand in nsqd's order.
+
+Spec: nsqd-http, section 5.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import NotRequired, TypedDict
+
+from trionsq.broker.broker import VERSION, Broker
+from trionsq.broker.channel import Channel
+from trionsq.broker.client import Client
+from trionsq.broker.topic import Topic
+from trionsq.http.memory import MemoryFigures, memory_figures
+
+__all__ = [
+    "ChannelStats",
+    "ClientStats",
+    "Info",
+    "Latency",
+    "StatsDocument",
+    "StatsFilter",
+    "TopicStats",
+    "info",
+    "statistics",
+]
+
+
+class Info(TypedDict):
+    """/info; durations in nanoseconds, ports -1 for a unix socket and 0 for none."""
+
+    version: str
+    broadcast_address: str
+    hostname: str
+    http_port: int
+    tcp_port: int
+    start_time: int
+    max_heartbeat_interval: int
+    max_output_buffer_size: int
+    max_output_buffer_timeout: int
+    max_deflate_level: int
+
+
+class Quantile(TypedDict):
+    """``value`` in nanoseconds."""
+
+    quantile: float
+    value: int
+
+
+class Latency(TypedDict):
+    """End-to-end latency; ``percentiles`` is None unless the option asks for it."""
+
+    count: int
+    percentiles: list[Quantile] | None
+
+
+class PubCount(TypedDict):
+    """Messages that a connection published to a topic."""
+
+    topic: str
+    count: int
+
+
+class _Shown(TypedDict):
+    """The part of a connection's keys up to pub_counts."""
+
+    client_id: str
+    hostname: str
+    version: str
+    remote_address: str
+    state: int
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    sample_rate: int
+    deflate: bool
+    snappy: bool
+    user_agent: str
+    pub_counts: NotRequired[list[PubCount]]
+
+
+class ClientStats(_Shown):
+    """One connection."""
+
+    tls: bool
+    tls_cipher_suite: str
+    tls_version: str
+    tls_negotiated_protocol: str
+    tls_negotiated_protocol_is_mutual: bool
+
+
+class ChannelStats(TypedDict):
+    """One channel."""
+
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    clients: list[ClientStats] | None
+    paused: bool
+    e2e_processing_latency: Latency
+
+
+class TopicStats(TypedDict):
+    """One topic with its channels."""
+
+    topic_name: str
+    channels: list[ChannelStats]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    paused: bool
+    e2e_processing_latency: Latency
+
+
+class _Memory(TypedDict, total=False):
+    memory: MemoryFigures
+
+
+class StatsDocument(_Memory):
+    """/stats?format=json."""
+
+    version: str
+    health: str
+    start_time: int
+    topics: list[TopicStats] | None
+    producers: list[ClientStats] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsFilter:
+    """What of the statistics is asked for; empty names mean all topics, all channels."""
+
+    topic: str = ""
+    channel: str = ""
+    clients: bool = True
+    memory: bool = True
+
+
+def info(broker: Broker) -> Info:
+    """The document of /info."""
+    options = broker.options
+    return {
+        "version": VERSION,
+        "broadcast_address": options.broadcast_address,
+        "hostname": socket.gethostname(),
+        "http_port": broker.http_port,
+        "tcp_port": broker.tcp_port,
+        "start_time": broker.started_s,
+        "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+        "max_output_buffer_size": options.max_output_buffer_size,
+        "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+        "max_deflate_level": options.max_deflate_level,
+    }
+
+
+def statistics(broker: Broker, asked: StatsFilter) -> StatsDocument:
+    """The document of /stats."""
+    memory: _Memory = {"memory": memory_figures()} if asked.memory else {}
+    return {
+        "version": VERSION,
+        "health": broker.health,
+        "start_time": broker.started_s,
+        "topics": _topics(broker, asked),
+        **memory,
+        "producers": _producers(broker, asked),
+    }
+
+
+def _topics(broker: Broker, asked: StatsFilter) -> list[TopicStats] | None:
+    if asked.topic and asked.topic not in broker.topics:
+        return None
+    names = [asked.topic] if asked.topic else sorted(broker.topics)
+    topics = (broker.topics[name] for name in names)
+    return [
+        _topic_stats(topic, asked)
+        for topic in topics
+        if not asked.channel or asked.channel in topic.channels
+    ]
+
+
+def _producers(broker: Broker, asked: StatsFilter) -> list[ClientStats] | None:
+    if not asked.clients or (asked.topic and asked.topic not in broker.topics):
+        return None
+    producers = [_client_stats(client, asked) for client in broker.clients if client.pub_counts]
+    return producers or None
+
+
+def _topic_stats(topic: Topic, asked: StatsFilter) -> TopicStats:
+    core = topic.core
+    names = [asked.channel] if asked.channel else sorted(topic.channels)
+    return {
+        "topic_name": topic.name,
+        "channels": [_channel_stats(topic.channels[name], asked) for name in names],
+        "depth": core.depth,
+        "backend_depth": core.store.backend.depth,
+        "message_count": core.message_count,
+        "message_bytes": core.message_bytes,
+        "paused": core.paused,
+        "e2e_processing_latency": _latency(),
+    }
+
+
+def _channel_stats(channel: Channel, asked: StatsFilter) -> ChannelStats:
+    core = channel.core
+    return {
+        "channel_name": channel.name,
+        "depth": core.depth,
+        "backend_depth": core.store.backend.depth,
+        "in_flight_count": core.in_flight_count,
+        "deferred_count": core.deferred_count,
+        "message_count": core.message_count,
+        "requeue_count": core.requeue_count,
+        "timeout_count": core.timeout_count,
+        "client_count": len(channel.clients),
+        "clients": _clients(channel, asked),
+        "paused": core.paused,
+        "e2e_processing_latency": _latency(),
+    }
+
+
+def _clients(channel: Channel, asked: StatsFilter) -> list[ClientStats] | None:
+    return [_client_stats(client, asked) for client in channel.clients] if asked.clients else None
+
+
+def _latency() -> Latency:
+    return {"count": 0, "percentiles": None}
+
+
+def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
+    identity, consumer = client.identity, client.consumer
+    shown: _Shown = {
+        "client_id": identity.client_id,
+        "hostname": identity.hostname,
+        "version": "V2",
+        "remote_address": client.peer,
+        "state": int(client.state),
+        "ready_count": consumer.rdy,
+        "in_flight_count": len(consumer.in_flight),
+        "message_count": consumer.message_count,
+        "finish_count": consumer.finish_count,
+        "requeue_count": consumer.requeue_count,
+        "connect_ts": client.connected_s,
+        "sample_rate": identity.sample_rate,
+        "deflate": identity.deflate,
+        "snappy": identity.snappy,
+        "user_agent": identity.user_agent,
+    }
+    published = _pub_count(client, asked)
+    if published is not None:
+        shown["pub_counts"] = [published]
+    return {
+        **shown,
+        "tls": identity.tls_v1,
+        "tls_cipher_suite": "",
+        "tls_version": "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": identity.tls_v1,
+    }
+
+
+def _pub_count(client: Client, asked: StatsFilter) -> PubCount | None:
+    """At most one, as nsqd has it: of the topic asked for, else of any."""
+    counts = client.pub_counts
+    topic = asked.topic or next(iter(counts), "")
+    return {"topic": topic, "count": counts[topic]} if counts[topic] else None

@@ -1,0 +1,124 @@
+"""/stats as text for people, laid out as nsqd does it. Spec: nsqd-http, section 5."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from datetime import datetime
+
+from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
+from trionsq.http.statistics import (
+    ChannelStats,
+    ClientStats,
+    Latency,
+    StatsDocument,
+    TopicStats,
+)
+
+__all__ = ["stats_text"]
+
+
+def stats_text(document: StatsDocument, now_ns: int) -> str:
+    """``document`` as text; ``now_ns`` is the wall clock, for uptime and connection times."""
+    return "\n".join([*_lines(document, now_ns), ""])
+
+
+def _lines(document: StatsDocument, now_ns: int) -> Iterator[str]:
+    started_s = document["start_time"]
+    started = datetime.fromtimestamp(started_s).astimezone().isoformat()
+    yield f"nsqd v{document['version']} (built w/python{platform.python_version()})"
+    yield f"start_time {started.replace('+00:00', 'Z')}"
+    yield f"uptime {render(max(0, now_ns - started_s * SECOND_NS))}"
+    yield ""
+    yield f"Health: {document['health']}"
+    yield ""
+    if "memory" in document:
+        yield "Memory:"
+        for name, value in document["memory"].items():
+            yield f"   {name:<25}\t{value}"
+        yield ""
+    now_s = now_ns // SECOND_NS
+    if document["topics"]:
+        yield "Topics:"
+        for place, topic in enumerate(document["topics"]):
+            if place:
+                yield ""
+            yield from _topic_lines(topic, now_s)
+    else:
+        yield "Topics: None"
+    yield ""
+    if document["producers"]:
+        yield "Producers:"
+        for producer in document["producers"]:
+            yield f"   {_producer(producer, now_s)}"
+    else:
+        yield "Producers: None"
+
+
+def _topic_lines(topic: TopicStats, now_s: int) -> Iterator[str]:
+    yield (
+        f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}]"
+        f" depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5}"
+        f" msgs: {topic['message_count']:<8} e2e%: {_latency(topic['e2e_processing_latency'])}"
+    )
+    for channel in topic["channels"]:
+        yield _channel(channel)
+        for client in channel["clients"] or ():
+            yield f"        {_consumer(client, now_s)}"
+
+
+def _channel(channel: ChannelStats) -> str:
+    return (
+        f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}]"
+        f" depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5}"
+        f" inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4}"
+        f" re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5}"
+        f" msgs: {channel['message_count']:<8}"
+        f" e2e%: {_latency(channel['e2e_processing_latency'])}"
+    )
+
+
+def _label(client: ClientStats) -> str:
+    port = client["remote_address"].rpartition(":")[2]
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    return f"[{client['version']} {_one_line(name):<21}]"
+
+
+def _one_line(text: str) -> str:
+    """What a client said of itself must not look like lines of ours."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _connected(client: ClientStats, now_s: int) -> str:
+    return render(max(0, now_s - client["connect_ts"]) * SECOND_NS)
+
+
+def _consumer(client: ClientStats, now_s: int) -> str:
+    return (
+        f"{_label(client)} state: {client['state']} inflt: {client['in_flight_count']:<4}"
+        f" rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8}"
+        f" re-q: {client['requeue_count']:<8} msgs: {client['message_count']:<8}"
+        f" connected: {_connected(client, now_s)}"
+    )
+
+
+def _producer(client: ClientStats, now_s: int) -> str:
+    counts = client.get("pub_counts")
+    if not counts:
+        return _consumer(client, now_s)
+    total = sum(count["count"] for count in counts)
+    topics = ",".join(f"{count['topic']}={count['count']}" for count in counts)
+    return (
+        f"{_label(client)} msgs: {total:<8} topics: {topics} connected: {_connected(client, now_s)}"
+    )
+
+
+def _latency(latency: Latency) -> str:
+    return ", ".join(_short(each["value"]) for each in latency["percentiles"] or ())
+
+
+def _short(value_ns: int) -> str:
+    for unit_ns, unit in ((SECOND_NS, "s"), (MILLISECOND_NS, "ms"), (MICROSECOND_NS, "us")):
+        if value_ns > unit_ns:
+            return f"{value_ns / unit_ns:.1f}{unit}"
+    return f"{value_ns:.1f}ns"
