@@ -97,17 +97,22 @@ async def test_two_tasks_may_drain(autojump_clock: MockClock) -> None:
         assert await stream.receive_some() == b"efgh"
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_a_broken_connection_is_an_oserror(at_once: bool, autojump_clock: MockClock) -> None:
-    """Whoever writes or drains hears that the connection broke."""
+async def test_whoever_writes_to_a_broken_connection_hears_of_it() -> None:
+    """A write that goes out at once raises what the connection broke with."""
     _, transport = memory_connection(capacity_nbytes=4)
     output = Output(transport)
-    if not at_once:
-        output.write(b"abcdefgh")
     transport.outgoing.break_with(ConnectionResetError("reset"))
     with pytest.raises(ConnectionResetError):
-        if at_once:
-            output.write(b"abcdefgh")
-        else:
-            await output.drain()
+        output.write(b"abcdefgh")
+    assert transport.outgoing.faults == 1
+
+
+async def test_whoever_drains_a_broken_connection_hears_of_it() -> None:
+    """So does the drain of what was pending."""
+    _, transport = memory_connection(capacity_nbytes=4)
+    output = Output(transport)
+    output.write(b"abcdefgh")
+    transport.outgoing.break_with(ConnectionResetError("reset"))
+    with pytest.raises(ConnectionResetError):
+        await output.drain()
     assert transport.outgoing.faults == 1

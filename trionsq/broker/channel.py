@@ -60,9 +60,10 @@ class Channel:
         core = self.core
         with self.cancel_scope:
             while True:
-                self._arrived(await self._receive.receive())
+                # Before it waits: `_carry` may have absorbed all that would wake a new task.
                 self._absorb()
                 core.dispatch(self._clock.now_s())
+                self._handed_over(await self._receive.receive())
 
     def _carry(self, segment: Segment) -> bool:
         try:
@@ -85,6 +86,20 @@ class Channel:
         generation, segment = item
         if generation == self._generation:
             self.core.arrived(segment)
+
+    def _handed_over(self, item: tuple[int, Segment]) -> None:
+        # The task waited, so the queue was empty when it was handed this: it comes before all
+        # that has been absorbed meanwhile.
+        generation, segment = item
+        if generation == self._generation and segment.count:
+            self.core.store.carried -= segment.count
+            self.core.store.memory.put_back(segment)
+
+    @property
+    def will_make_room(self) -> bool:
+        """Whether the task is about to hand messages to clients."""
+        core = self.core
+        return core.store.carried > 0 and bool(core.waiting) and not core.paused
 
     def add_client(self, client: Client, max_consumers: int) -> None:
         """Begin a subscription.
@@ -113,6 +128,7 @@ class Channel:
             self.topic.delete_channel(self.name)
 
     def pause(self) -> None:
+        self._absorb()  # what comes from now on queues behind it
         self.core.pause()
 
     def unpause(self) -> None:

@@ -69,7 +69,7 @@ class Topic:
         core, clock = self.core, self._clock
         with self.cancel_scope:
             while True:
-                self._arrived(await self._receive.receive())
+                # Before it waits: `_carry` may have absorbed all that would wake a new task.
                 self._absorb()
                 pumped = 0
                 while core.pump(clock.now_s(), clock.now_ns()):
@@ -77,6 +77,7 @@ class Topic:
                     if pumped % _PUMP_MAX == 0:
                         await trio.lowlevel.checkpoint()
                         self._absorb()
+                self._handed_over(await self._receive.receive())
 
     def _carry(self, segment: Segment) -> bool:
         try:
@@ -97,6 +98,13 @@ class Topic:
     def _arrived(self, item: tuple[int, Segment] | None) -> None:
         if item is not None and item[0] == self._generation:
             self.core.arrived(item[1])
+
+    def _handed_over(self, item: tuple[int, Segment] | None) -> None:
+        # The task waited, so the queue was empty when it was handed this: it comes before all
+        # that has been absorbed meanwhile.
+        if item is not None and item[0] == self._generation and item[1].count:
+            self.core.store.carried -= item[1].count
+            self.core.store.memory.put_back(item[1])
 
     def _wake(self) -> None:
         try:
@@ -120,7 +128,12 @@ class Topic:
     @property
     def will_make_room(self) -> bool:
         """Whether the topic's task is about to move messages on."""
-        return not self.exiting and self.core.can_pump and self.core.depth > 0
+        core = self.core
+        if self.exiting or not core.depth:
+            return False
+        if core.error is not None and not core.paused:
+            return any(channel.will_make_room for channel in self.channels.values())
+        return core.can_pump
 
     async def wait_for_room(self, count: int = 1) -> None:
         """Wait while there is no room for ``count`` messages but some is about to be made.
@@ -156,6 +169,7 @@ class Topic:
             self._wake()
 
     def pause(self) -> None:
+        self._absorb()  # what is published from now on queues behind it
         self.core.paused = True
 
     def unpause(self) -> None:
