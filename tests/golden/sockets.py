@@ -18,7 +18,7 @@ from tests.golden.http_exchange import exchange_http
 from tests.golden.interfaces import AuthServer, Connection, HttpAnswer, ServerUnderTest
 from tests.golden.layers import RECEIVE_BYTES_MAX, upgraded
 from tests.golden.transcripts import AuthStub, Request, Server
-from tests.processes import NsqdProcess, free_address, running_nsqd, split_address
+from tests.processes import NsqdFailedError, NsqdProcess, free_address, running_nsqd, split_address
 
 REMOVALS_MAX = 100
 SCAN_EVERY_CHANNEL = "--queue-scan-selection-count=1000"
@@ -64,15 +64,15 @@ class ProcessUnderTest:
 
     async def open_tcp(self) -> Connection:
         """See ServerUnderTest."""
-        return await _connect(self._nsqd.tcp_address)
+        return await self._connect(self._nsqd.tcp_address)
 
     async def http(self, request: Request) -> HttpAnswer:
         """See ServerUnderTest."""
         connection: Connection
         if request.https:
-            connection = await upgraded(await _connect(self._nsqd.https_address), "tls")
+            connection = await upgraded(await self._connect(self._nsqd.https_address), "tls")
         else:
-            connection = await _connect(self._nsqd.http_address)
+            connection = await self._connect(self._nsqd.http_address)
         return await exchange_http(connection, request)
 
     async def remove_data_path(self) -> None:
@@ -88,9 +88,13 @@ class ProcessUnderTest:
         """See ServerUnderTest."""
         return self._nsqd.log_tail()
 
-
-async def _connect(address: str) -> SocketConnection:
-    return SocketConnection(await trio.open_tcp_stream(*split_address(address)))
+    async def _connect(self, address: str) -> SocketConnection:
+        try:
+            return SocketConnection(await trio.open_tcp_stream(*split_address(address)))
+        except OSError as error:
+            raise NsqdFailedError(
+                f"{error}; nsqd's exit code: {self._nsqd.process.poll()}\n{self.log_tail()}"
+            ) from error
 
 
 @dataclass(slots=True)
