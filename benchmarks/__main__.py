@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         programs = build()
         commands = kinds(programs.floor, arguments.original)
+        for kind in servers:
+            with commands.start(kind, ()):
+                pass
     except (BuildError, ServerError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -116,16 +119,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     repeats = arguments.repeats or (1 if arguments.quick else 3)
     bench = Bench(programs.load, commands, seconds, arguments.quick)
     progress = Progress(len(rows))
-    began = time.monotonic()
+    before, began = machine(), time.monotonic()
     results = [measure_row(bench, row, servers, repeats, progress) for row in rows]
-    here = machine()
-    print(f"{here['processor']}, {here['cores']} cores, kernel {here['kernel']};", end=" ")
-    print(f"{repeats} run(s) of about {seconds:g} s, {time.monotonic() - began:.0f} s in all\n")
+    print(f"{before['processor']}, {before['cores']} cores, kernel {before['kernel']};", end=" ")
+    print(
+        f"{repeats} run(s) of about {seconds:g} s, {time.monotonic() - began:.0f} s in all;",
+        end=" ",
+    )
+    print(f"load average before {before['load_average'][0]:.2f}\n")
     print(table(results))
     if arguments.json:
         written = {name: str(value) for name, value in vars(arguments).items()}
         about = versions(programs.compiler, commands.commands)
-        arguments.json.write_text(json.dumps(document(results, about, written), indent=1) + "\n")
+        arguments.json.write_text(json.dumps(document(results, before, about, written), indent=1))
     return 1 if any(result.failure for result in results) else 0
 
 

@@ -119,34 +119,42 @@ def run_row(bench: Bench, row: Row, kind: str, messages: int) -> Run:
     Raises `MeasureError` or `ServerError` when anything is missing, doubled or refused.
     """
     with bench.kinds.start(kind, _server_options(row, kind, messages)) as server:
-        where: dict[str, int | str | bool] = {
-            "port": server.tcp_port,
-            "pid": server.process.pid,
-            "topic": TOPIC,
+        try:
+            return _run_on(bench, row, server, messages)
+        except MeasureError as error:
+            raise MeasureError(f"{error}; its last lines:\n{server.last_lines()}") from error
+
+
+def _run_on(bench: Bench, row: Row, server: Server, messages: int) -> Run:
+    kind = server.kind
+    where: dict[str, int | str | bool] = {
+        "port": server.tcp_port,
+        "pid": server.process.pid,
+        "topic": TOPIC,
+    }
+    channels = bench.channels(row)
+    if kind != FLOOR:
+        run_load(bench.load, "channels", {**where, "channel": CHANNEL, "channels": channels})
+        if channels > 1:
+            _await_quiet(server)
+    where |= {"channel": CONSUMED, "messages": messages}
+    if row.preload and kind != FLOOR:
+        run_load(bench.load, "publish", {**where, "publishers": 2, "batch": 200})
+        _await_counts(server, published=messages, waiting=messages)
+    resident, cpu_s = server.resident_bytes(), server.cpu_s()
+    options = {**where, **bench.options(row), "unbuffered": kind in row.unbuffered}
+    run = run_load(bench.load, row.scenario, options)
+    if kind != FLOOR:
+        waiting = messages if row.scenario == "publish" else 0
+        _await_counts(server, published=messages, waiting=waiting)
+    if row.scenario == "publish":
+        # OK may come before the channel has its part: what is left to do counts as well.
+        run |= {
+            "cpu_seconds": server.cpu_s() - cpu_s,
+            "resident_before": resident,
+            "resident_after": server.resident_bytes(),
         }
-        channels = bench.channels(row)
-        if kind != FLOOR:
-            run_load(bench.load, "channels", {**where, "channel": CHANNEL, "channels": channels})
-            if channels > 1:
-                _await_quiet(server)
-        where |= {"channel": CONSUMED, "messages": messages}
-        if row.preload and kind != FLOOR:
-            run_load(bench.load, "publish", {**where, "publishers": 2, "batch": 200})
-            _await_counts(server, published=messages, waiting=messages)
-        resident, cpu_s = server.resident_bytes(), server.cpu_s()
-        options = {**where, **bench.options(row), "unbuffered": kind in row.unbuffered}
-        run = run_load(bench.load, row.scenario, options)
-        if kind != FLOOR:
-            waiting = messages if row.scenario == "publish" else 0
-            _await_counts(server, published=messages, waiting=waiting)
-        if row.scenario == "publish":
-            # OK may come before the channel has its part: what is left to do counts as well.
-            run |= {
-                "cpu_seconds": server.cpu_s() - cpu_s,
-                "resident_before": resident,
-                "resident_after": server.resident_bytes(),
-            }
-        return {**run, "options": options}
+    return {**run, "options": options}
 
 
 def message_counts(bench: Bench, row: Row, kinds: list[str]) -> dict[str, int]:

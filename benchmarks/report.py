@@ -156,7 +156,7 @@ def _processor() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where this ran: processor, cores that we may use, memory, kernel."""
+    """Where this runs: processor, cores that we may use, memory, kernel, load of late."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -190,12 +190,15 @@ def versions(compiler: str, commands: Mapping[str, Sequence[str]]) -> dict[str, 
 
 
 def document(
-    results: Sequence[Result], versions: Mapping[str, str | None], arguments: Mapping[str, Any]
+    results: Sequence[Result],
+    machine: Mapping[str, Any],
+    versions: Mapping[str, str | None],
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything, for a file: machine, versions, arguments, medians, ratios, raw runs."""
     return {
         "format": 1,
-        "machine": machine(),
+        "machine": dict(machine),
         "versions": dict(versions),
         "arguments": dict(arguments),
         "rows": [_row_document(result) for result in results],

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TypedDict, cast
 
 START_S = 30.0
+LAST_LINES = 1500  # characters of a log that go into an error
 OURS, ORIGINAL, FLOOR = "ours", "original", "floor"
 NSQD_OPTIONS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
@@ -56,6 +57,11 @@ class Server:
     process: subprocess.Popen[bytes]
     tcp_port: int
     http_port: int | None
+    log: IO[bytes]
+
+    def last_lines(self) -> str:
+        """The end of what the server wrote on stderr."""
+        return _text(self.log)[-LAST_LINES:]
 
     def topic_stats(self, topic: str, channel: str) -> TopicStats | None:
         """What /stats says of one channel and its topic; None while either is missing."""
@@ -105,10 +111,15 @@ class Kinds:
                 process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
                 try:
                     ports = _wait_for_ports(process, log, http=kind != FLOOR)
-                    yield Server(kind, process, *ports)
+                    yield Server(kind, process, *ports, log)
                 finally:
                     process.kill()
                     process.wait()
+
+
+def _text(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")
 
 
 def _port(name: str, text: str) -> int | None:
@@ -122,14 +133,13 @@ def _wait_for_ports(
     end = time.monotonic() + START_S
     while True:
         ended = process.poll() is not None
-        log.seek(0)
-        text = log.read().decode(errors="replace")
+        text = _text(log)
         tcp_port, http_port = _port("TCP", text), _port("HTTP", text)
         if tcp_port is not None and (http_port is not None or not http):
             return tcp_port, http_port
         if ended or time.monotonic() > end:
             state = f"ended with {process.returncode}" if ended else "says not where it listens"
-            raise ServerError(f"{process.args!r} {state}; its last lines:\n{text[-1500:]}")
+            raise ServerError(f"{process.args!r} {state}; its last lines:\n{text[-LAST_LINES:]}")
         time.sleep(0.02)
 
 

@@ -129,6 +129,18 @@ def test_no_compiler_is_said_clearly(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         build(tmp_path)
 
 
+def test_a_server_that_can_not_start_ends_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured when one of the servers ends at once; its last words are shown."""
+    monkeypatch.setattr(command, "build", lambda: build(tmp_path))
+    program = tmp_path / "nsqd"
+    program.write_text("#!/bin/sh\necho no good >&2; exit 3\n")
+    program.chmod(0o755)
+    assert command.main([f"--original={tmp_path}", "--servers=original"]) == 2
+    assert "ended with 3; its last lines:\nno good" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("target", "more_is_better", "ratio", "met"),
     [
