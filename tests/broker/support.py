@@ -7,6 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
+from trionsq.broker.topic import Topic
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
 from trionsq.wire import commands
@@ -62,6 +63,11 @@ def connect(
     client = broker.connect(transport)
     stream.send_nowait(MAGIC_V2)
     return Conversation(stream), client, transport
+
+
+def is_stuck(topic: Topic) -> bool:
+    """Whether a channel had no room for what the topic hands over."""
+    return topic.core.error is not None
 
 
 async def finish(consumer: Conversation, *messages: Message) -> None:
