@@ -121,8 +121,10 @@ class Topic:
             segment = store.backend.read(_ANY, _ANY)
             if segment is not None:
                 return segment
+        if not store.memory.depth:
+            return None
         self._backend_next = True
-        return store.memory.take(_ANY, _ANY) if store.memory.depth else None
+        return store.memory.take(_ANY, _ANY)
 
     def _fan_out(self, what: _Stuck, now_s: float, now_ns: int) -> int:
         segment = what.segment
