@@ -97,10 +97,11 @@ def _add_common_rules(app: QuartTrio, broker: Broker) -> None:
     @app.before_request
     async def method_and_path() -> Response | None:
         found = request.routing_exception
+        # werkzeug looks through leading slashes, so it may have found something.
+        if isinstance(found, NotFound) or request.scope["path"].startswith("//"):
+            return _other_path(app)
         if isinstance(found, MethodNotAllowed):
             return _other_method(found.valid_methods or ())
-        if isinstance(found, NotFound):
-            return _other_path(app)
         if request.method == "HEAD" and request.url_rule is not None:
             # werkzeug adds it wherever GET is.
             return _other_method(request.url_rule.methods or ())

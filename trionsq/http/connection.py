@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
@@ -27,6 +29,24 @@ _WRITE_STALL_S: Final = 30.0
 _LINGER_S: Final = 0.5
 # How long a peer that has closed its sending half waits for its answer.
 _HALF_CLOSED_S: Final = 5.0
+
+
+class _Http1(H11Protocol):
+    """HTTP/1 and nothing else: a wish to upgrade is passed over, as nsqd does."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        return None
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        if len(kept) != len(request.headers):
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=kept,
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
 
 
 class HttpConnection(TCPServer):
@@ -85,6 +105,18 @@ class HttpConnection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
+        wrapper = self.protocol
+        wrapper.protocol = _Http1(
+            wrapper.app,
+            wrapper.config,
+            wrapper.context,
+            wrapper.task_group,
+            wrapper.state,
+            wrapper.ssl,
+            wrapper.client,
+            wrapper.server,
+            wrapper.send,
+        )
         with self._reading:
             await self._read_to_the_end()
         await self.protocol.handle(Closed())
