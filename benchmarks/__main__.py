@@ -93,6 +93,10 @@ def measure_row(
     return result
 
 
+def _said(rows: Sequence[Row]) -> str:
+    return ",".join(row.name for row in rows)
+
+
 def _raise_file_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -129,7 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"load average before {before['load_average'][0]:.2f}\n")
     print(table(results))
     if arguments.json:
-        written = {name: str(value) for name, value in vars(arguments).items()}
+        written = {name: str(value) for name, value in vars(arguments).items() if value}
+        written |= {"seconds": f"{seconds:g}", "repeats": str(repeats), "rows": _said(rows)}
         about = versions(programs.compiler, commands.commands)
         arguments.json.write_text(json.dumps(document(results, before, about, written), indent=1))
     return 1 if any(result.failure for result in results) else 0
