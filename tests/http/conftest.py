@@ -1,0 +1,30 @@
+"""A running broker, and its HTTP API in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions
+
+StartBroker = Callable[[NsqdOptions], Awaitable[Broker]]
+
+
+@pytest.fixture
+def start_broker(nursery: trio.Nursery) -> StartBroker:
+    """Starts a broker that runs until the test ends."""
+
+    async def start(options: NsqdOptions) -> Broker:
+        broker = Broker(options)
+        await nursery.start(broker.run)
+        return broker
+
+    return start
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    return await start_broker(NsqdOptions(mem_queue_size=10, max_msg_size=100, max_body_size=1000))

@@ -1,0 +1,206 @@
+"""Endpoints and common rules, in this process (trionsq.http.app)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from struct import pack
+
+import pytest
+import trio
+from quart import Response
+from quart_trio import QuartTrio
+
+from tests.http.conftest import StartBroker
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions
+from trionsq.http.app import create_app
+
+
+@pytest.fixture
+def app(broker: Broker) -> QuartTrio:
+    return create_app(broker)
+
+
+async def ask(app: QuartTrio, method: str, target: str, body: bytes = b"") -> tuple[int, str]:
+    """Status and body of the answer; of a refusal the code alone."""
+    response: Response = await app.test_client().open(target, method=method, data=body)
+    text = await response.get_data(as_text=True)
+    return response.status_code, json.loads(text)["message"] if response.status_code >= 400 else text
+
+
+async def settle() -> None:
+    """Let the tasks of topics and channels do what is there to do."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("path", ["/pub", "/put"])
+async def test_pub_queues_the_body(app: QuartTrio, broker: Broker, path: str) -> None:
+    """One message, under either name; the topic is made."""
+    assert await ask(app, "POST", f"{path}?topic=t", b"a\nb") == (200, "OK")
+    assert broker.topics["t"].core.message_bytes == 3
+    assert broker.topics["t"].core.depth == 1
+
+
+@pytest.mark.parametrize("path", ["/mpub", "/mput"])
+async def test_mpub_queues_lines_or_counted_messages(
+    app: QuartTrio, broker: Broker, path: str
+) -> None:
+    """Under either name, in text and in binary."""
+    counted = pack(">i", 2) + pack(">i", 1) + b"c" + pack(">i", 2) + b"d\n"
+    assert await ask(app, "POST", f"{path}?topic=t", b"a\n\nb") == (200, "OK")
+    assert await ask(app, "POST", f"{path}?topic=t&binary=", counted) == (200, "OK")
+    assert broker.topics["t"].core.depth == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "answer"),
+    [
+        ("/pub", b"", (400, "MSG_EMPTY")),
+        ("/pub", b"x" * 101, (413, "MSG_TOO_BIG")),
+        ("/pub?%ZZ", b"x", (400, "INVALID_REQUEST")),
+        ("/pub?topic=t&defer=", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=" + "9" * 5000, b"x", (400, "INVALID_DEFER")),
+        ("/mpub?topic=t", b"x\n" * 501, (413, "BODY_TOO_BIG")),
+        ("/mpub?topic=t", b"a\n" + b"x" * 101, (413, "MSG_TOO_BIG")),
+        ("/mpub?topic=t&binary=1", pack(">iib", 2, 1, 0), (413, "BAD_MESSAGE")),
+        ("/mpub?topic=t&binary=1", b"", (413, "BAD_BODY")),
+    ],
+)
+async def test_a_refused_publish_queues_nothing(
+    app: QuartTrio, broker: Broker, target: str, body: bytes, answer: tuple[int, str]
+) -> None:
+    """Each refusal by its code, and nothing of the body is kept."""
+    assert await ask(app, "POST", target, body) == answer
+    assert sum(topic.core.message_count for topic in broker.topics.values()) == 0
+
+
+async def test_a_full_topic_refuses_all_of_an_mpub(app: QuartTrio, broker: Broker) -> None:
+    """Without room for every message nothing is queued, and the answer says 503."""
+    assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 8) == (200, "OK")
+    assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 3) == (503, "EXITING")
+    assert await ask(app, "POST", "/pub?topic=t", b"x") == (200, "OK")
+    assert broker.topics["t"].core.depth == 9
+
+
+async def test_a_publisher_waits_for_room_that_is_being_made(
+    app: QuartTrio, broker: Broker
+) -> None:
+    """A topic that is about to hand its messages to a channel is not called full."""
+    broker.topic("t").channel("c")
+    await settle()
+    broker.topic("t").pause()
+    assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 10) == (200, "OK")
+    broker.topic("t").unpause()
+    assert await ask(app, "POST", "/pub?topic=t&defer=1000", b"x") == (200, "OK")
+    await settle()
+    channel = broker.topics["t"].channels["c"].core
+    assert (channel.depth, channel.deferred_count) == (10, 1)
+
+
+async def test_a_stopping_broker_changes_nothing(app: QuartTrio, broker: Broker) -> None:
+    """What a client asks for during the way down is refused, while /ping still answers."""
+    broker.stop()
+    assert await ask(app, "POST", "/pub?topic=t", b"x") == (503, "EXITING")
+    assert await ask(app, "POST", "/topic/create?topic=t") == (503, "EXITING")
+    assert await ask(app, "GET", "/ping") == (200, "OK")
+    assert broker.topics == {}
+
+
+async def test_topics_and_channels_are_administered(app: QuartTrio, broker: Broker) -> None:
+    """Create, pause, unpause, empty, delete, each with an empty answer."""
+
+    async def do(action: str) -> None:
+        assert await ask(app, "POST", action) == (200, "")
+
+    await do("/topic/create?topic=t%23ephemeral")
+    await do("/topic/create?topic=t")
+    await do("/topic/pause?topic=t")
+    await ask(app, "POST", "/pub?topic=t", b"x")
+    await do("/topic/empty?topic=t")
+    assert broker.topics["t"].core.paused
+    assert broker.topics["t"].core.depth == 0
+    await do("/topic/unpause?topic=t")
+    await do("/channel/create?topic=t&channel=c")
+    await ask(app, "POST", "/pub?topic=t", b"x")
+    await settle()
+    channel = broker.topics["t"].channels["c"].core
+    await do("/channel/pause?topic=t&channel=c")
+    assert (channel.paused, channel.depth) == (True, 1)
+    await do("/channel/unpause?topic=t&channel=c")
+    await do("/channel/empty?topic=t&channel=c")
+    assert (channel.paused, channel.depth) == (False, 0)
+    await do("/channel/delete?topic=t&channel=c")
+    assert broker.topics["t"].channels == {}
+    await do("/topic/delete?topic=t")
+    assert list(broker.topics) == ["t#ephemeral"]
+
+
+async def test_a_channel_is_not_made_without_its_topic(app: QuartTrio, broker: Broker) -> None:
+    """And an unknown name is told from an invalid one."""
+    assert await ask(app, "POST", "/channel/create?topic=t&channel=c") == (404, "TOPIC_NOT_FOUND")
+    assert await ask(app, "POST", "/channel/create?topic=t") == (400, "MISSING_ARG_CHANNEL")
+    assert await ask(app, "POST", "/topic/delete?topic=%ff") == (404, "TOPIC_NOT_FOUND")
+    assert broker.topics == {}
+
+
+async def test_ill_health_is_shown(
+    app: QuartTrio, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/ping answers 500 with the reason, so that a load balancer sees it."""
+    monkeypatch.setattr(Broker, "health", "NOK - disk on fire")
+    response: Response = await app.test_client().get("/ping")
+    assert response.status_code == 500
+    assert await response.get_data(as_text=True) == "NOK - disk on fire"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "location"),
+    [
+        ("GET", "/PING/?a=1&b", "/ping?a=1&b"),
+        ("GET", "//stats", "/stats"),
+        ("GET", "/topic/../ping", "/ping"),
+        ("POST", "/Topic/Create/?topic=T", "/topic/create?topic=T"),
+        ("POST", "/ping/", None),
+        ("HEAD", "/ping/", None),
+        ("GET", "/", None),
+    ],
+)
+async def test_a_path_is_put_right(
+    app: QuartTrio, method: str, target: str, location: str | None
+) -> None:
+    """Case, slashes and dots, if the method has such a path; the query stays as it was."""
+    response: Response = await app.test_client().open(target, method=method)
+    assert response.headers.get("Location") == location
+    assert response.status_code == (404 if location is None else 301 if method == "GET" else 307)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods_are_told_the_right_ones(app: QuartTrio, method: str) -> None:
+    """405, HEAD included; OPTIONS is 200."""
+    response: Response = await app.test_client().open("/info", method=method)
+    assert response.headers["Allow"] == "GET, OPTIONS"
+    assert response.status_code == (200 if method == "OPTIONS" else 405)
+
+
+async def test_a_crash_costs_one_request(
+    app: QuartTrio,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It answers 500 and leaves a traceback in the log."""
+    monkeypatch.setattr(Broker, "topic", None)
+    with caplog.at_level(logging.ERROR, "trionsq"):
+        assert await ask(app, "POST", "/topic/create?topic=t") == (500, "INTERNAL_ERROR")
+    assert caplog.records[0].exc_info is not None
+    assert await ask(app, "GET", "/ping") == (200, "OK")
+
+
+async def test_no_options_but_our_own_limit_a_body(start_broker: StartBroker) -> None:
+    """A message as large as --max-msg-size allows is taken, whatever the framework thinks."""
+    size = 20_000_000
+    broker = await start_broker(NsqdOptions(max_msg_size=size, max_body_size=1000))
+    app = create_app(broker)
+    assert await ask(app, "POST", "/pub?topic=t", bytes(size)) == (200, "OK")
+    assert await ask(app, "POST", "/pub?topic=t", bytes(size + 1)) == (413, "MSG_TOO_BIG")
