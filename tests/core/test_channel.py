@@ -28,6 +28,7 @@ class Client:
     ) -> None:
         self.deliveries: list[Delivery] = []
         self.full = False
+        self.offers = 0
         self.consumer = Consumer(self._offer, msg_timeout_s, sample_rate)
         self.channel = channel
         channel.add_consumer(self.consumer)
@@ -35,6 +36,7 @@ class Client:
             channel.set_ready(self.consumer, rdy, 0.0)
 
     def _offer(self, delivery: Delivery) -> bool:
+        self.offers += 1
         if not self.full:
             self.deliveries.append(delivery)
         return not self.full
@@ -218,6 +220,21 @@ def test_alarms_never_come_late() -> None:
     assert channel.alarm_s == float("inf")
 
 
+def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:
+    """Also if a later alarm was set already; after the scan the rest pins no batch."""
+    channel = new_channel()
+    channel.put(Segment(batch(90, 1, defer_ms=5000), 0, 1), 0.0, wall_ns(0.0))
+    assert channel.alarm_s == 5.0
+    client = Client(channel, rdy=9)
+    put(channel, 0, 9)
+    assert channel.alarm_s == COMPACT_AFTER_S
+    (delivery,) = client.deliveries
+    delivery.written = True
+    client.finish(message_ids(0, 8))
+    channel.scan(2.0, wall_ns(2.0))
+    assert delivery.batch.count == 1
+
+
 def test_touch_reaches_the_consumer() -> None:
     """And says no for what is not in flight there."""
     channel = new_channel()
@@ -297,12 +314,34 @@ def test_a_full_client_loses_its_turn_not_its_messages() -> None:
     put(channel, 0, 2)
     assert (channel.depth, channel.in_flight_count, full.consumer.blocked) == (2, 0, True)
     channel.set_ready(full.consumer, 6, 0.0)
-    assert channel.depth == 2
+    assert (channel.depth, full.offers) == (2, 1)
     channel.set_ready(other.consumer, 1, 0.0)
     assert other.ids == message_ids(0, 1)
     full.full = False
     channel.unblock(full.consumer, 0.0)
     assert full.ids == message_ids(1, 1)
+
+
+def test_empty_gives_credit_back() -> None:
+    """A client at its RDY waits again, and is served."""
+    channel = new_channel()
+    client = Client(channel, rdy=1)
+    put(channel, 0, 2)
+    channel.empty(1.0)
+    assert list(channel.waiting) == [client.consumer]
+    put(channel, 5, 1)
+    assert client.ids[-1:] == message_ids(5, 1)
+
+
+def test_a_requeued_message_goes_to_another_client_that_waits() -> None:
+    """Also if the one that gave it back wants no more."""
+    channel = new_channel()
+    one, other = Client(channel, rdy=1), Client(channel)
+    put(channel, 0, 1)
+    channel.set_ready(one.consumer, 0, 0.0)
+    channel.set_ready(other.consumer, 1, 0.0)
+    assert channel.requeue(one.consumer, message_ids(0, 1)[0], 0, 0.0, wall_ns(0.0))
+    assert other.ids == message_ids(0, 1)
 
 
 def test_pause_stops_deliveries_only() -> None:
@@ -362,7 +401,7 @@ def test_sampling_drops_with_the_originals_arithmetic(rate: int) -> None:
     put(channel, 0, 20_000)
     kept = len(client.ids)
     assert kept + channel.dropped["sampled"] == 20_000
-    assert kept / 20_000 == pytest.approx((rate + 1) / 100, abs=0.02)
+    assert kept / 20_000 == pytest.approx((rate + 1) / 100, abs=0.006)
     assert (channel.depth, channel.in_flight_count) == (0, kept)
     assert client.deliveries[0].attempts == 1
 

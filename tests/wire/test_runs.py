@@ -53,6 +53,24 @@ def test_a_byte_out_of_place_ends_the_fin_run(data: st.DataObject) -> None:
     assert fin_run(bytes(buffer), 0) == plain_fin_run(bytes(buffer), 0)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"F0IN 123456789abcdef\n",
+        b"0FIN 123456789abcdef\n",
+        b"FIN0 123456789abcdef\n",
+        b"FIN 0123456789abcd\nef",
+        b"FIN 0123456789abcdeF\n",
+        b"IFN 0123456789abcdef\n",
+    ],
+)
+def test_letters_in_the_wrong_column_are_no_fin(odd: bytes) -> None:
+    """Also where a line has the right letters and the right length."""
+    assert len(odd) == FIN_LINE_SIZE
+    assert fin_run(odd * 40, 0) == []
+    assert fin_run(FIN * 3 + odd + FIN * 40, 0) == [ID] * 3
+
+
 @pytest.mark.parametrize("count", [15, 16, 17, 143, 144, 145, 3000])
 def test_long_fin_runs_are_whole(count: int) -> None:
     """The windows that a run is looked at in do not show in the result."""
@@ -83,7 +101,7 @@ sizes = st.one_of(st.just(3), st.just(3), st.integers(1, SIZE_MAX))
     st.sampled_from([b"PUB t\n", b"PUB t x\r\n"]),
     st.lists(sizes, min_size=1, max_size=30),
     st.sampled_from([b"", b"PUB t\n", b"PUB tt\n\x00\x00\x00\x01a", b"NOP\n"]),
-    st.sampled_from([b"", pack(">i", 0), pack(">i", -1), pack(">i", 10), pack(">i", 3) + b"ab"]),
+    st.sampled_from([pack(">i", size) + b"x" * 12 for size in (0, -1, 10)] + [b"", b"\0\0\0\3ab"]),
     st.integers(0, 4),
     st.booleans(),
 )
