@@ -43,6 +43,9 @@ _WRITE_NBYTES_MAX: Final = 256 * 1024
 _WRITES_MAX: Final = 8
 # A fatal error's frame gets this long to reach a client that still sends.
 _LAST_WORDS_S: Final = 1.0
+# Looks at a client in each heartbeat interval.
+_LOOKS: Final = 8
+_NEVER_S: Final = float("inf")
 
 
 class Client:
@@ -58,7 +61,31 @@ class Client:
         channel: subscribed to, None before SUB.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
+        next_look_s: monotonic time at which `look_after` wants to be called, in seconds.
     """
+
+    # Thousands of idle connections are usual, so each does without a __dict__.
+    __slots__ = (
+        "__weakref__",
+        "_cancel_scope",
+        "_commands_seen",
+        "_last_command_s",
+        "_next_heartbeat_s",
+        "_receive",
+        "_send",
+        "_transport",
+        "broker",
+        "channel",
+        "connected_s",
+        "consumer",
+        "host",
+        "identity",
+        "next_look_s",
+        "output",
+        "parser",
+        "peer",
+        "pub_counts",
+    )
 
     def __init__(self, broker: Broker, transport: Transport) -> None:
         self.broker = broker
@@ -74,9 +101,10 @@ class Client:
         self._transport = transport
         self._cancel_scope = trio.CancelScope()
         self._commands_seen = 0
+        self._owes_answers = False
         now_s = broker.clock.now_s()
         self._last_command_s = now_s
-        self._next_heartbeat_s = now_s
+        self._next_heartbeat_s = self.next_look_s = now_s
         self.restart_heartbeats()
         self._send, self._receive = trio.open_memory_channel[Delivery | None](_INBOX_DELIVERIES_MAX)
 
@@ -87,10 +115,13 @@ class Client:
         """The connection's life. Errors end it, never the broker."""
         log.info("TCP: new client(%s)", self.peer)
         try:
-            with self._cancel_scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._sibling, self._ioloop)
-                    nursery.start_soon(self._sibling, self._message_pump)
+            closed_before = self._cancel_scope.cancel_called
+            async with trio.open_nursery() as nursery:
+                self._cancel_scope = nursery.cancel_scope
+                nursery.start_soon(self._sibling, self._ioloop)
+                nursery.start_soon(self._sibling, self._message_pump)
+                if closed_before:
+                    self.close()
         except* Exception:
             # A defect of ours: it costs this client, with a trace in the log, and no other.
             log.exception("client(%s) - failed", self.peer)
@@ -135,8 +166,11 @@ class Client:
             parser.receive(data)
             if not await self._act():
                 return
-            if output.pending:
-                await output.drain()
+            if self._owes_answers:
+                # Not for messages: whoever takes those slowly must still be heard.
+                if output.pending:
+                    await output.drain()
+                self._owes_answers = False
             reads += 1
             if len(data) < _READ_NBYTES_MAX:
                 # Most likely that was all, so do not ask in vain.
@@ -175,6 +209,7 @@ class Client:
         if replies:
             self.output.write(b"".join(replies))
             replies.clear()
+            self._owes_answers = True
 
     async def _end_of_input(self) -> None:
         error = self.parser.end_of_input()
@@ -265,21 +300,25 @@ class Client:
     def restart_heartbeats(self) -> None:
         """Count the heartbeat interval from now on."""
         interval_ms = self.identity.heartbeat_interval_ms
+        now_s = self.broker.clock.now_s()
         if interval_ms is not None:
-            self._next_heartbeat_s = self.broker.clock.now_s() + interval_ms / 1e3
+            self._next_heartbeat_s = now_s + interval_ms / 1e3
+            self.next_look_s = now_s
 
-    def tick(self, now_s: float) -> None:
+    def look_after(self, now_s: float) -> None:
         """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
 
-        Spec: tcp-protocol, section 14.
+        A client is looked at a few times in each of its intervals, so silence is noticed up to an
+        eighth of the interval late. Spec: tcp-protocol, section 14.
         """
+        interval_ms = self.identity.heartbeat_interval_ms
+        if interval_ms is None:
+            self.next_look_s = _NEVER_S
+            return
+        interval_s = interval_ms / 1e3
         if self.parser.commands != self._commands_seen:
             self._commands_seen = self.parser.commands
             self._last_command_s = now_s
-        interval_ms = self.identity.heartbeat_interval_ms
-        if interval_ms is None:
-            return
-        interval_s = interval_ms / 1e3
         blocked_since_s = self.output.blocked_since_s
         if now_s - self._last_command_s > 2 * interval_s:
             log.info("client(%s) - no command for two heartbeat intervals", self.peer)
@@ -290,13 +329,16 @@ class Client:
         elif now_s >= self._next_heartbeat_s:
             self._next_heartbeat_s = max(now_s, self._next_heartbeat_s + interval_s)
             self._heartbeat()
+        self.next_look_s = min(self._next_heartbeat_s, now_s + interval_s / _LOOKS)
 
     def _heartbeat(self) -> None:
-        if self.output.pending:
+        output = self.output
+        if output.pending:
             return  # more would only queue behind what is stuck
         try:
-            self.output.write(frames.HEARTBEAT)
-            self._send.send_nowait(None)  # the pump drains what the socket did not take
+            output.write(frames.HEARTBEAT)
+            if output.pending:
+                self._send.send_nowait(None)  # the pump drains it
         except trio.WouldBlock:
             return  # the pump has work to wake for, and drains after it
         except OSError as error:
