@@ -86,6 +86,18 @@ def test_touching_again_and_again_costs_no_memory() -> None:
     assert len(client._capped) == 1
 
 
+def test_a_capped_deadline_dies_with_its_delivery() -> None:
+    """A message that was requeued and came again has the deadline of the new delivery."""
+    client = consumer()
+    (id_,) = message_ids(0, 1)
+    deliver(client, segment(0, 1), 0.0)
+    client.touch(id_, 8.0, 12.0)
+    del client.in_flight[id_]
+    deliver(client, segment(0, 1), 9.0)
+    assert client.expired(12.0) == []
+    assert ids_of(client.expired(19.0)) == [id_]
+
+
 def test_touch_needs_the_message() -> None:
     """It is not in flight here: False, and nothing changes."""
     client = consumer()
