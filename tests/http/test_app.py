@@ -22,11 +22,18 @@ def app(broker: Broker) -> QuartTrio:
     return create_app(broker)
 
 
+async def send(app: QuartTrio, method: str, target: str, body: bytes = b"") -> Response:
+    """The answer to a request."""
+    return await app.test_client().open(target, method=method, data=body)  # type: ignore[call-arg]
+
+
 async def ask(app: QuartTrio, method: str, target: str, body: bytes = b"") -> tuple[int, str]:
     """Status and body of the answer; of a refusal the code alone."""
-    response: Response = await app.test_client().open(target, method=method, data=body)
+    response = await send(app, method, target, body)
     text = await response.get_data(as_text=True)
-    return response.status_code, json.loads(text)["message"] if response.status_code >= 400 else text
+    return response.status_code, json.loads(text)[
+        "message"
+    ] if response.status_code >= 400 else text
 
 
 async def settle() -> None:
@@ -170,7 +177,7 @@ async def test_a_path_is_put_right(
     app: QuartTrio, method: str, target: str, location: str | None
 ) -> None:
     """Case, slashes and dots, if the method has such a path; the query stays as it was."""
-    response: Response = await app.test_client().open(target, method=method)
+    response = await send(app, method, target)
     assert response.headers.get("Location") == location
     assert response.status_code == (404 if location is None else 301 if method == "GET" else 307)
 
@@ -178,7 +185,7 @@ async def test_a_path_is_put_right(
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_told_the_right_ones(app: QuartTrio, method: str) -> None:
     """405, HEAD included; OPTIONS is 200."""
-    response: Response = await app.test_client().open("/info", method=method)
+    response = await send(app, method, "/info")
     assert response.headers["Allow"] == "GET, OPTIONS"
     assert response.status_code == (200 if method == "OPTIONS" else 405)
 
