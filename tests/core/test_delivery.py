@@ -18,6 +18,16 @@ sizes = st.one_of(
 )
 
 
+@pytest.mark.parametrize("body_sizes", [[1, 4095], [1, 4096], [4096], [4097, 2]])
+def test_frames_around_the_size_of_the_table(body_sizes: list[int]) -> None:
+    """Size fields from the table and packed ones are the same."""
+    whole = batch(0, 4, body_sizes)
+    assert Delivery(Segment(whole, 0, 4), 1.0, 2.0).frames() == b"".join(
+        message_frame(whole.timestamp_ns, 1, id_, body)
+        for id_, body, _ in contents(Segment(whole, 0, 4))
+    )
+
+
 @given(sizes, st.integers(1, 30), st.integers(0, 140_000), st.data())
 @settings(deadline=None)
 def test_frames_are_those_made_one_by_one(
