@@ -71,6 +71,7 @@ class Client:
         "_commands_seen",
         "_last_command_s",
         "_next_heartbeat_s",
+        "_owes_answers",
         "_receive",
         "_send",
         "_transport",
@@ -316,11 +317,12 @@ class Client:
             self.next_look_s = _NEVER_S
             return
         interval_s = interval_ms / 1e3
-        if self.parser.commands != self._commands_seen:
+        if self.parser.commands != self._commands_seen or self._owes_answers:
+            # While answers are not taken nothing is read, so silence says nothing.
             self._commands_seen = self.parser.commands
             self._last_command_s = now_s
         blocked_since_s = self.output.blocked_since_s
-        if now_s - self._last_command_s > 2 * interval_s:
+        if now_s - self._last_command_s >= 2 * interval_s:
             log.info("client(%s) - no command for two heartbeat intervals", self.peer)
             self.close()
         elif blocked_since_s is not None and now_s - blocked_since_s > interval_s:
@@ -329,15 +331,18 @@ class Client:
         elif now_s >= self._next_heartbeat_s:
             self._next_heartbeat_s = max(now_s, self._next_heartbeat_s + interval_s)
             self._heartbeat()
-        self.next_look_s = min(self._next_heartbeat_s, now_s + interval_s / _LOOKS)
+        self.next_look_s = min(
+            self._next_heartbeat_s,
+            self._last_command_s + 2 * interval_s,
+            now_s + interval_s / _LOOKS,
+        )
 
     def _heartbeat(self) -> None:
         output = self.output
         if output.pending:
             return  # more would only queue behind what is stuck
         try:
-            output.write(frames.HEARTBEAT)
-            if output.pending:
+            if not output.write(frames.HEARTBEAT):
                 self._send.send_nowait(None)  # the pump drains it
         except trio.WouldBlock:
             return  # the pump has work to wake for, and drains after it

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import trio
 
 from trionsq.broker.transport import Transport
@@ -26,31 +24,34 @@ class Output:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._chunks: deque[memoryview] = deque()
-        self._lock = trio.Lock()
+        # A list, and a lock once it is needed: of thousands of connections few are ever behind.
+        self._chunks: list[memoryview] = []
+        self._lock: trio.Lock | None = None
         self.pending = 0
         self.blocked_since_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<Output pending={self.pending}>"
 
-    def write(self, data: bytes) -> None:
-        """Send ``data`` after all that was written before.
+    def write(self, data: bytes) -> bool:
+        """Send ``data`` after all that was written before; whether the socket has taken it.
 
         Raises:
             OSError: the connection broke.
         """
         if not data:
-            return  # an empty chunk would look like a socket that takes nothing
+            return not self.pending  # an empty chunk would look like a socket that takes nothing
         if self.pending:
             self._chunks.append(memoryview(data))
             self.pending += len(data)
-            return
+            return False
         sent = self._transport.send_nowait(data)
-        if sent != len(data):
-            self._chunks.append(memoryview(data)[sent:])
-            self.pending = len(data) - sent
-            self.blocked_since_s = trio.current_time()
+        if sent == len(data):
+            return True
+        self._chunks.append(memoryview(data)[sent:])
+        self.pending = len(data) - sent
+        self.blocked_since_s = trio.current_time()
+        return False
 
     async def drain(self) -> None:
         """Wait until nothing is pending. On cancellation the rest stays pending.
@@ -58,6 +59,8 @@ class Output:
         Raises:
             OSError: the connection broke.
         """
+        if self._lock is None:
+            self._lock = trio.Lock()
         async with self._lock:
             while self._chunks:
                 await self._transport.wait_writable()
@@ -65,14 +68,16 @@ class Output:
 
     def _flush(self) -> None:
         chunks = self._chunks
-        while chunks:
-            sent = self._transport.send_nowait(chunks[0])
-            if not sent:
-                return
-            self.pending -= sent
-            self.blocked_since_s = trio.current_time()
-            if sent < len(chunks[0]):
-                chunks[0] = chunks[0][sent:]
-                return
-            chunks.popleft()
-        self.blocked_since_s = None
+        done = 0
+        for chunk in chunks:
+            sent = self._transport.send_nowait(chunk)
+            if sent:
+                self.pending -= sent
+                self.blocked_since_s = trio.current_time()
+            if sent < len(chunk):
+                chunks[done] = chunk[sent:]
+                break
+            done += 1
+        del chunks[:done]
+        if not chunks:
+            self.blocked_since_s = None
