@@ -93,7 +93,7 @@ async def accept_forever(
             await trio.lowlevel.wait_readable(sock)
             try:
                 for _ in range(_ACCEPTS_MAX):
-                    serve(sock.accept()[0])
+                    _accept(sock, serve)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -108,3 +108,12 @@ async def accept_forever(
         if path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+def _accept(sock: socket.socket, serve: Callable[[socket.socket], object]) -> None:
+    accepted, _ = sock.accept()
+    try:
+        serve(accepted)
+    except BaseException:
+        accepted.close()
+        raise
