@@ -15,8 +15,8 @@ from trionsq.wire.server import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
 
-# Longer than any wait that nsqd imposes by default; in the virtual time of tests it costs nothing.
-_PATIENCE_S: Final = 600.0
+# Longer than any wait that nsqd imposes by default; in the virtual time of tests it costs little.
+_PATIENCE_S: Final = 4000.0
 
 
 class UnexpectedFrame(AssertionError):
