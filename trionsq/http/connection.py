@@ -64,6 +64,7 @@ class HttpConnection(TCPServer):
         self._stream = stream
         self._reading = trio.CancelScope()
         self._ending = False
+        self._read_all = False
         # Set while no request waits for its answer.
         self._answered = trio.Event()
         self._answered.set()
@@ -77,11 +78,18 @@ class HttpConnection(TCPServer):
             if isinstance(event, Closed):
                 await self._end_sending()
             elif isinstance(event, Updated):
-                if event.idle:
-                    self._answered.set()
-                else:
-                    self._answered = trio.Event()
-                await super().protocol_send(event)
+                await self._update(event)
+        if isinstance(event, Closed):
+            await self.protocol.handle(event)
+
+    async def _update(self, event: Updated) -> None:
+        if event.idle:
+            self._answered.set()
+        else:
+            self._answered = trio.Event()
+        # Nobody would end an idle time that began after the reader went.
+        if not self._read_all:
+            await super().protocol_send(event)
 
     async def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -102,7 +110,6 @@ class HttpConnection(TCPServer):
                 await self._stream.send_eof()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._reading.cancel()
-        await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
         wrapper = self.protocol
@@ -119,6 +126,7 @@ class HttpConnection(TCPServer):
         )
         with self._reading:
             await self._read_to_the_end()
+        self._read_all = True
         await self.protocol.handle(Closed())
         await self.idle_task.stop()
 
