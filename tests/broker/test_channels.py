@@ -52,7 +52,7 @@ async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: Mock
         channel = topic.channels["c"]
         for body in numbered(3):
             publish(broker, "t", body)
-        topic._absorb()
+        topic._inbox.absorb()
         while topic.core.pump(topic._clock.now_s(), topic._clock.now_ns()):
             pass
         assert channel.core.store.carried > 0
@@ -79,7 +79,7 @@ async def test_emptying_drops_also_what_is_on_its_way(
         channel = topic.channels["c"]
         for body in numbered(count):
             publish(broker, "t", body)
-        topic._absorb()
+        topic._inbox.absorb()
         # The first is with the topic's task already, the others are handed to the channel now.
         while topic.core.pump(topic._clock.now_s(), topic._clock.now_ns()):
             pass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
-from trionsq.core.batch import Segment
+from trionsq.broker.inbox import SegmentInbox
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from trionsq.broker.topic import Topic
 
 __all__ = ["Channel"]
-
-# Segments on their way to the task; the queue itself is bounded in messages.
-_INBOX_SEGMENTS_MAX: Final = 64
 
 
 class Channel:
@@ -41,12 +38,8 @@ class Channel:
         self.exiting = False
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
-        # Counts the times it was emptied: what was handed over before is void.
-        self._generation = 0
-        self._send, self._receive = trio.open_memory_channel[tuple[int, Segment]](
-            _INBOX_SEGMENTS_MAX
-        )
-        core.carry = self._carry
+        self._inbox = SegmentInbox(core)
+        core.carry = self._inbox.carry
 
     def __repr__(self) -> str:
         return f"<Channel {self.topic.name}:{self.name} {self.core!r}>"
@@ -57,43 +50,13 @@ class Channel:
 
     async def run(self) -> None:
         """The channel's life: until it is deleted or the broker ends."""
-        core = self.core
+        core, inbox = self.core, self._inbox
         with self.cancel_scope:
             while True:
-                # Before it waits: `_carry` may have absorbed all that would wake a new task.
-                self._absorb()
+                # Before it waits: `carry` may have absorbed all that would wake a new task.
+                inbox.absorb()
                 core.dispatch(self._clock.now_s())
-                self._handed_over(await self._receive.receive())
-
-    def _carry(self, segment: Segment) -> bool:
-        try:
-            self._send.send_nowait((self._generation, segment))
-        except trio.WouldBlock:
-            # Keeps the order: what is on its way goes to the queue before this segment.
-            self._absorb()
-            return False
-        return True
-
-    def _absorb(self) -> None:
-        while True:
-            try:
-                item = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                return
-            self._arrived(item)
-
-    def _arrived(self, item: tuple[int, Segment]) -> None:
-        generation, segment = item
-        if generation == self._generation:
-            self.core.arrived(segment)
-
-    def _handed_over(self, item: tuple[int, Segment]) -> None:
-        # The task waited, so the queue was empty when it was handed this: it comes before all
-        # that has been absorbed meanwhile.
-        generation, segment = item
-        if generation == self._generation and segment.count:
-            self.core.store.carried -= segment.count
-            self.core.store.memory.put_back(segment)
+                await inbox.wait()
 
     @property
     def will_make_room(self) -> bool:
@@ -128,7 +91,7 @@ class Channel:
             self.topic.delete_channel(self.name)
 
     def pause(self) -> None:
-        self._absorb()  # what comes from now on queues behind it
+        self._inbox.absorb()  # what comes from now on queues behind it
         self.core.pause()
 
     def unpause(self) -> None:
@@ -136,12 +99,9 @@ class Channel:
 
     def empty(self) -> None:
         """Drop all messages: waiting, in flight, deferred, and those handed over just now."""
-        self._absorb()
-        self._generation += 1
-        core = self.core
-        core.dropped["emptied"] += core.store.carried
-        core.store.carried = 0
-        core.empty(self._clock.now_s())
+        self._inbox.absorb()
+        self.core.dropped["emptied"] += self._inbox.void()
+        self.core.empty(self._clock.now_s())
 
     def close(self) -> None:
         """End the task and the connections of all clients; what waits is dropped."""

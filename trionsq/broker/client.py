@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trionsq.broker.commands import HANDLERS
+from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
 from trionsq.broker.transport import Transport
 from trionsq.core.consumer import Consumer
@@ -48,6 +49,13 @@ _LOOKS: Final = 8
 _NEVER_S: Final = float("inf")
 
 
+class _Wake:
+    """Makes the message pump drain the output, without a message."""
+
+
+_WAKE: Final = _Wake()
+
+
 class Client:
     """One connection.
 
@@ -69,11 +77,10 @@ class Client:
         "__weakref__",
         "_cancel_scope",
         "_commands_seen",
+        "_inbox",
         "_last_command_s",
         "_next_heartbeat_s",
         "_owes_answers",
-        "_receive",
-        "_send",
         "_transport",
         "broker",
         "channel",
@@ -95,7 +102,8 @@ class Client:
         self.parser = ServerParser(broker.limits)
         self.output = Output(transport)
         self.identity = Negotiated.default(broker.features, transport.host)
-        self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
+        self._inbox = Inbox[Delivery | _Wake](_INBOX_DELIVERIES_MAX)
+        self.consumer = Consumer(self._inbox.offer, self.identity.msg_timeout_ms / 1e3)
         self.channel: Channel | None = None
         self.pub_counts: Counter[str] = Counter()
         self.connected_s = broker.clock.now_ns() // 10**9
@@ -107,7 +115,6 @@ class Client:
         self._last_command_s = now_s
         self._next_heartbeat_s = self.next_look_s = now_s
         self.restart_heartbeats()
-        self._send, self._receive = trio.open_memory_channel[Delivery | None](_INBOX_DELIVERIES_MAX)
 
     def __repr__(self) -> str:
         return f"<Client {self.peer} {self.parser.state.name} {self.consumer!r} {self.output!r}>"
@@ -235,44 +242,37 @@ class Client:
 
     # Writing messages
 
-    def _offer(self, delivery: Delivery) -> bool:
-        try:
-            self._send.send_nowait(delivery)
-        except trio.WouldBlock:
-            return False
-        return True
-
     async def _message_pump(self) -> None:
         output, consumer = self.output, self.consumer
         while True:
-            delivery = await self._receive.receive()
+            item: Delivery | _Wake | None = await self._inbox.receive()
             for _ in range(_WRITES_MAX):
-                if not self._write_messages(delivery) or output.pending:
+                self._write_messages(item)
+                item = None
+                if output.pending or not self._inbox:
                     break
-                delivery = None
             if output.pending:
                 await output.drain()
             if consumer.blocked and self.channel is not None:
                 self.channel.core.unblock(consumer, self.broker.clock.now_s())
 
-    def _write_messages(self, delivery: Delivery | None) -> bool:
-        """Write a delivery and what has come after it; False if there was nothing."""
+    def _write_messages(self, item: Delivery | _Wake | None) -> None:
+        """Write a delivery and what has come after it, up to a limit."""
+        take = self._inbox.take
+        if item is None:
+            item = take()
         parts: list[bytes] = []
         nbytes = 0
-        while True:
-            if delivery is not None:
-                frame = self._frames(delivery)
+        while item is not None:
+            if isinstance(item, Delivery):
+                frame = self._frames(item)
                 parts.append(frame)
                 nbytes += len(frame)
             if nbytes >= _WRITE_NBYTES_MAX:
                 break
-            try:
-                delivery = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                break
+            item = take()
         if parts:
             self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        return bool(parts)
 
     def _frames(self, delivery: Delivery) -> bytes:
         delivery.written = True
@@ -288,13 +288,10 @@ class Client:
     def unwritten(self) -> list[Delivery]:
         """Take the deliveries that the pump has not written."""
         deliveries: list[Delivery] = []
-        while True:
-            try:
-                delivery = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                return deliveries
-            if delivery is not None:
-                deliveries.append(delivery)
+        while (item := self._inbox.take()) is not None:
+            if isinstance(item, Delivery):
+                deliveries.append(item)
+        return deliveries
 
     # By time
 
@@ -343,9 +340,7 @@ class Client:
             return  # more would only queue behind what is stuck
         try:
             if not output.write(frames.HEARTBEAT):
-                self._send.send_nowait(None)  # the pump drains it
-        except trio.WouldBlock:
-            return  # the pump has work to wake for, and drains after it
+                self._inbox.offer(_WAKE)  # if that is full, the pump has reason to drain anyway
         except OSError as error:
             log.debug("client(%s) - connection lost: %s", self.peer, error)
             self.close()

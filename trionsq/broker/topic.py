@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trionsq.broker.channel import Channel
+from trionsq.broker.inbox import SegmentInbox
 from trionsq.core.backend import BackendError
-from trionsq.core.batch import Segment
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PublishRefused", "Topic"]
 
-_INBOX_SEGMENTS_MAX: Final = 64
 # Segments that are fanned out before other tasks get their turn.
 _PUMP_MAX: Final = 16
 
@@ -54,63 +53,26 @@ class Topic:
         self._clock = clock
         self._new_channel = new_channel
         self._deleted = deleted
-        self._generation = 0
-        # None is a wake-up without a segment.
-        self._send, self._receive = trio.open_memory_channel[tuple[int, Segment] | None](
-            _INBOX_SEGMENTS_MAX
-        )
-        core.carry = self._carry
+        self._inbox = SegmentInbox(core)
+        core.carry = self._inbox.carry
 
     def __repr__(self) -> str:
         return f"<Topic {self.core!r}>"
 
     async def run(self) -> None:
         """The topic's life: until it is deleted or the broker ends."""
-        core, clock = self.core, self._clock
+        core, clock, inbox = self.core, self._clock, self._inbox
         with self.cancel_scope:
             while True:
-                # Before it waits: `_carry` may have absorbed all that would wake a new task.
-                self._absorb()
+                # Before it waits: `carry` may have absorbed all that would wake a new task.
+                inbox.absorb()
                 pumped = 0
                 while core.pump(clock.now_s(), clock.now_ns()):
                     pumped += 1
                     if pumped % _PUMP_MAX == 0:
                         await trio.lowlevel.checkpoint()
-                        self._absorb()
-                self._handed_over(await self._receive.receive())
-
-    def _carry(self, segment: Segment) -> bool:
-        try:
-            self._send.send_nowait((self._generation, segment))
-        except trio.WouldBlock:
-            self._absorb()
-            return False
-        return True
-
-    def _absorb(self) -> None:
-        while True:
-            try:
-                item = self._receive.receive_nowait()
-            except trio.WouldBlock:
-                return
-            self._arrived(item)
-
-    def _arrived(self, item: tuple[int, Segment] | None) -> None:
-        if item is not None and item[0] == self._generation:
-            self.core.arrived(item[1])
-
-    def _handed_over(self, item: tuple[int, Segment] | None) -> None:
-        # The task waited, so the queue was empty when it was handed this: it comes before all
-        # that has been absorbed meanwhile.
-        if item is not None and item[0] == self._generation and item[1].count:
-            self.core.store.carried -= item[1].count
-            self.core.store.memory.put_back(item[1])
-
-    def _wake(self) -> None:
-        try:
-            self._send.send_nowait(None)
-        except trio.WouldBlock:
-            return  # it has work to wake for
+                        inbox.absorb()
+                await inbox.wait()
 
     def publish(self, bodies: Bodies, defer_ms: int = 0) -> None:
         """Queue messages: all of them, or none.
@@ -150,13 +112,13 @@ class Topic:
             channel = self.channels[name] = self._new_channel(self, name)
             channel.core.made_room = self._made_room
             self.core.add_channel(channel.core)
-            self._wake()
+            self._inbox.wake()
         return channel
 
     def _made_room(self) -> None:
         if self.core.error is not None:
             self.core.retry()
-            self._wake()
+            self._inbox.wake()
 
     def delete_channel(self, name: str) -> None:
         """Delete a channel; an ephemeral topic goes with its last one."""
@@ -166,24 +128,21 @@ class Topic:
         if is_ephemeral(self.name) and not self.channels and not self.exiting:
             self._deleted(self)
         else:
-            self._wake()
+            self._inbox.wake()
 
     def pause(self) -> None:
-        self._absorb()  # what is published from now on queues behind it
+        self._inbox.absorb()  # what is published from now on queues behind it
         self.core.paused = True
 
     def unpause(self) -> None:
         self.core.paused = False
-        self._wake()
+        self._inbox.wake()
 
     def empty(self) -> None:
         """Drop what waits at the topic, not at its channels."""
-        self._absorb()
-        self._generation += 1
-        core = self.core
-        core.dropped["emptied"] += core.store.carried
-        core.store.carried = 0
-        core.empty()
+        self._inbox.absorb()
+        self.core.dropped["emptied"] += self._inbox.void()
+        self.core.empty()
 
     def close(self) -> None:
         """End the task, and delete all channels; what waits is dropped."""
