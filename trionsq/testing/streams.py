@@ -12,7 +12,10 @@ peer is lost. (A kernel may lose it; this one always does, so that tests see it.
 from __future__ import annotations
 
 import errno
+import operator
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
@@ -259,6 +262,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self.outgoing = outgoing
         self._is_closed = False
         self._is_ended = False
+        self._busy: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<MemoryStream in={self.incoming} out={self.outgoing}>"
@@ -277,43 +281,85 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise trio.BrokenResourceError(str(error)) from error
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything, waiting for room. On cancellation a part may be sent."""
-        await trio.lowlevel.checkpoint()
-        rest = bytes(data)
-        while rest:
-            rest = rest[self.send_nowait(rest) :]
-            if rest:
-                await self.wait_send_all_might_not_block()
+        """Send everything, waiting for room. On cancellation a part may be sent.
+
+        Raises:
+            trio.BusyResourceError: another task is sending.
+        """
+        with self._only_task("send"):
+            await trio.lowlevel.checkpoint()
+            rest = bytes(data)
+            while True:
+                rest = rest[self.send_nowait(rest) :]
+                if not rest:
+                    return
+                await self._writable()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait for room, or an error."""
-        await trio.lowlevel.checkpoint()
-        while not (self._is_closed or self.outgoing.is_writable):
+        """Wait for room, or an error.
+
+        Raises:
+            trio.BusyResourceError: another task is sending.
+        """
+        with self._only_task("send"):
+            await trio.lowlevel.checkpoint()
+            await self._writable()
+
+    async def _writable(self) -> None:
+        self._check_open()
+        while not self.outgoing.is_writable:
             await self.outgoing.changed()
+            self._check_open()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has arrived, at least one byte; ``b""`` at the end. Cancelling loses nothing."""
-        await trio.lowlevel.checkpoint()
-        while True:
-            if self._is_closed:
-                raise trio.ClosedResourceError
-            try:
-                data = self.incoming.read(max_bytes or _RECEIVE_NBYTES_MAX)
-            except OSError as error:
-                raise trio.BrokenResourceError(str(error)) from error
-            if data is not None:
-                return data
-            await self.incoming.changed()
+        """What has arrived, at least one byte; ``b""`` at the end. Cancelling loses nothing.
+
+        Raises:
+            trio.BusyResourceError: another task is receiving.
+        """
+        if max_bytes is not None and operator.index(max_bytes) < 1:
+            raise ValueError("max_bytes must be >= 1")
+        with self._only_task("receive"):
+            await trio.lowlevel.checkpoint()
+            while True:
+                self._check_open()
+                try:
+                    data = self.incoming.read(max_bytes or _RECEIVE_NBYTES_MAX)
+                except OSError as error:
+                    raise trio.BrokenResourceError(str(error)) from error
+                if data is not None:
+                    return data
+                await self.incoming.changed()
+
+    @contextmanager
+    def _only_task(self, what: str) -> Iterator[None]:
+        if what in self._busy:
+            raise trio.BusyResourceError(f"another task wants to {what}")
+        self._busy.add(what)
+        try:
+            yield
+        finally:
+            self._busy.remove(what)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise trio.ClosedResourceError("this stream was closed")
 
     def end_sending(self) -> None:
-        """Half close: the broker reads the end after what was sent."""
+        """Half close: the broker reads the end after what was sent.
+
+        Raises:
+            trio.ClosedResourceError: see the class.
+        """
+        self._check_open()
         self._is_ended = True
         self.outgoing.end()
 
     async def send_eof(self) -> None:
         """The same, as trio's streams have it."""
-        await trio.lowlevel.checkpoint()
-        self.end_sending()
+        with self._only_task("send"):
+            await trio.lowlevel.checkpoint()
+            self.end_sending()
 
     def close(self) -> None:
         """Close both ways; again is harmless."""

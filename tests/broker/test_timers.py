@@ -1,0 +1,171 @@
+"""The queue scan: it costs for channels that have something due, and is never late."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import check_balances, connect, finish, numbered, publish
+from trionsq.broker.timers import ScanQueue
+from trionsq.core.channel import Channel
+from trionsq.durations import MILLISECOND_NS, SECOND_NS
+from trionsq.storage.none import RefusingBackend
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import commands
+
+SCAN_S = 0.1
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each channel, by name, was scanned."""
+    counts: Counter[str] = Counter()
+    original = Channel.scan
+
+    def counted(self: Channel, now_s: float, now_ns: int) -> None:
+        counts[self.name] += 1
+        original(self, now_s, now_ns)
+
+    monkeypatch.setattr(Channel, "scan", counted)
+    return counts
+
+
+def a_channel(name: str = "c") -> Channel:
+    """A channel of no topic."""
+    return Channel(name, 10, RefusingBackend(), Random(0))
+
+
+@given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100), st.integers(1, 10))
+def test_what_is_due_comes_out_in_order(times: list[float], now_s: float, most: int) -> None:
+    """Each channel whose time has come, the earliest first, a few at a time; no other."""
+    queue = ScanQueue()
+    for number, at_s in enumerate(times):
+        channel = a_channel(str(number))
+        channel.alarm_s = at_s
+        queue.add(at_s, channel)
+    found: list[float] = []
+    while channels := queue.due(now_s, most):
+        assert len(channels) <= most
+        found += [channel.alarm_s for channel in channels]
+    assert found == sorted(at_s for at_s in times if at_s <= now_s)
+    assert len(queue) == len(times) - len(found)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=10, unique=True))
+def test_an_earlier_alarm_takes_the_place_of_a_later_one(times: list[float]) -> None:
+    """However often a channel brings its alarm forward, it is scanned once for it."""
+    queue = ScanQueue()
+    channel = a_channel()
+    for at_s in sorted(times, reverse=True):
+        channel.alarm_s = at_s
+        queue.add(at_s, channel)
+    assert queue.due(100, 20) == [channel]
+    assert len(queue) == 0
+
+
+async def test_idle_channels_cost_nothing(scans: Counter[str], autojump_clock: MockClock) -> None:
+    """Of a thousand channels only the one with a message in flight is scanned, now and then."""
+    async with nsqd_in_memory() as broker:
+        for number in range(1000):
+            broker.topic(f"t{number % 10}").channel(f"idle{number}")
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("busy", "busy", ready=1)
+        publish(broker, "busy", b"x")
+        message = await consumer.message()
+        await trio.sleep(20)
+        assert scans.keys() == {"busy"}
+        assert scans["busy"] <= 11
+        await finish(consumer, message)
+        await trio.sleep(5)
+        scans.clear()
+        await trio.sleep(20)
+        assert scans.total() == 0
+
+
+async def test_a_busy_channel_is_not_scanned_for_each_message(
+    scans: Counter[str], autojump_clock: MockClock
+) -> None:
+    """Deliveries and FINs in quick succession do not multiply the scans."""
+    async with nsqd_in_memory() as broker:
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=10)
+        for _ in range(500):
+            publish(broker, "t", b"x")
+            message = await consumer.message()
+            await consumer.say(commands.finish(message.message_id))
+            await trio.sleep(0.01)
+        assert scans["c"] <= 5
+        assert len(broker._scan) <= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_deadline_is_missed(seed: int, autojump_clock: MockClock) -> None:
+    """Many channels with time-outs and delays of all lengths: each comes within a scan interval."""
+    random = Random(seed)
+    late_s: list[float] = []
+    async with nsqd_in_memory(queue_scan_selection_count=1) as broker:
+
+        async def one(number: int) -> None:
+            timeout_ms = random.randrange(1000, 5000)
+            talk, _, _ = connect(broker)
+            await talk.say(commands.identify({"msg_timeout": timeout_ms}))
+            await talk.response()
+            await talk.subscribe(f"t{number}", "c", ready=2)
+            publish(broker, f"t{number}", b"x")
+            first = await talk.message()
+            expected_s = trio.current_time() + timeout_ms / 1e3
+            if number % 2:
+                delay_ms = random.randrange(1, 3000)
+                await talk.say(commands.requeue(first.message_id, delay_ms))
+                expected_s = trio.current_time() + delay_ms / 1e3
+            again = await talk.message()
+            assert again.attempts == 2
+            late_s.append(trio.current_time() - expected_s)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(one, number)
+                await trio.sleep(random.random() / 50)
+        check_balances(broker)
+    assert len(late_s) == 100
+    assert min(late_s) > -0.001
+    assert max(late_s) <= SCAN_S + 0.001
+
+
+async def test_a_channel_deleted_with_an_alarm_set(autojump_clock: MockClock) -> None:
+    """Its alarm rings in vain and leaves nothing behind."""
+    async with nsqd_in_memory(msg_timeout_ns=1500 * MILLISECOND_NS) as broker:
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=10)
+        publish(broker, "t", *numbered(3))
+        publish(broker, "t", b"later", defer_ms=1000)
+        await consumer.messages(3)
+        broker.delete_topic("t")
+        await consumer.end()
+        await trio.sleep(5)
+        assert len(broker._scan) == 0
+
+
+async def test_slow_messages_do_not_keep_their_batch(autojump_clock: MockClock) -> None:
+    """A few messages left in flight of a large batch are copied out of it after a while."""
+    async with nsqd_in_memory(msg_timeout_ns=60 * SECOND_NS) as broker:
+        consumer, client, _ = connect(broker)
+        await consumer.subscribe("t", "c", ready=100)
+        publish(broker, "t", *numbered(100, size=1000))
+        messages = await consumer.messages(100)
+        await finish(consumer, *messages[:95])
+        [delivery] = set(client.consumer.in_flight.values())
+        assert delivery.batch.count == 100
+        await trio.sleep(5)
+        [delivery] = set(client.consumer.in_flight.values())
+        assert delivery.batch.count == 5
+        await finish(consumer, *messages[95:])
+        await wait_all_tasks_blocked()
+        assert broker.topics["t"].channels["c"].core.finish_count == 100
