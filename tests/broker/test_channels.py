@@ -42,6 +42,13 @@ async def test_a_paused_channel_delivers_nothing(autojump_clock: MockClock) -> N
         check_balances(broker)
 
 
+@pytest.fixture
+def all_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single messages take the way of large batches, through the channel's task."""
+    monkeypatch.setattr("trionsq.core.channel.AT_ONCE_MESSAGES_MAX", 0)
+
+
+@pytest.mark.usefixtures("all_is_carried")
 async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: MockClock) -> None:
     """Segments in the channel's memory channel at that moment wait as well."""
     async with nsqd_in_memory() as broker:
@@ -63,6 +70,7 @@ async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: Mock
         assert {m.body for m in await consumer.messages(3)} == set(numbered(3))
 
 
+@pytest.mark.usefixtures("all_is_carried")
 @pytest.mark.parametrize("count", [1, 2, 70])
 async def test_emptying_drops_also_what_is_on_its_way(
     count: int, autojump_clock: MockClock

@@ -11,6 +11,7 @@ from tests.core.helpers import MemoryBackend, batch, contents, message_ids, segm
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import (
+    AT_ONCE_MESSAGES_MAX,
     COMPACT_AFTER_S,
     DELIVERY_MESSAGES_MAX,
     DELIVERY_NBYTES_MAX,
@@ -461,3 +462,22 @@ def test_repr_shows_the_state() -> None:
     Client(channel, rdy=1)
     put(channel, 0, 3)
     assert repr(channel) == "<Channel c depth=2 in_flight=1 deferred=0 clients=1>"
+
+
+def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> None:
+    """A waiting client gets a handful at once; a larger batch is carried to the channel's task."""
+    channel = new_channel()
+    client = Client(channel, rdy=100)
+    carried: list[Segment] = []
+
+    def carry(one: Segment) -> bool:
+        carried.append(one)
+        return True
+
+    channel.carry = carry
+    channel.put(segment(0, AT_ONCE_MESSAGES_MAX), 0.0, wall_ns(0.0))
+    assert (client.ids, carried) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
+    many = segment(AT_ONCE_MESSAGES_MAX, AT_ONCE_MESSAGES_MAX + 1)
+    channel.put(many, 0.0, wall_ns(0.0))
+    assert (len(client.ids), carried) == (AT_ONCE_MESSAGES_MAX, [many])
+    assert channel.depth == many.count

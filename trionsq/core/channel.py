@@ -22,11 +22,14 @@ from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
 from trionsq.core.store import Store
 
-__all__ = ["DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
+__all__ = ["AT_ONCE_MESSAGES_MAX", "DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
 
 # A delivery is at most this much, so that clients share fairly and no frame buffer grows large.
 DELIVERY_MESSAGES_MAX: Final = 512
 DELIVERY_NBYTES_MAX: Final = 256 * 1024
+# So few messages are served in the topic's turn: a turn of the channel's own task costs more, and
+# comes later.
+AT_ONCE_MESSAGES_MAX: Final = 16
 # How long messages may pin the batch they came in before they are copied out of it.
 COMPACT_AFTER_S: Final = 2.0
 _NEVER: Final = float("inf")
@@ -117,6 +120,9 @@ class Channel:
             if wanted:
                 # The backend has all of it. An empty segment makes the task look there.
                 self.carry(Segment(segment.batch, segment.last, segment.last))
+        elif wanted and kept.last - kept.first <= AT_ONCE_MESSAGES_MAX and not self.store.carried:
+            self.store.memory.append(kept)
+            self.dispatch(now_s)
         elif wanted and self.carry(kept):
             self.store.carried += kept.last - kept.first
         else:
