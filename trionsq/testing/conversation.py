@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -76,7 +77,9 @@ class Conversation:
             if isinstance(frame, Response) and frame.is_heartbeat:
                 self.heartbeats += 1
                 if not self.shows_heartbeats:
-                    await self.say(commands.nop())
+                    # After a half close there is no way to answer.
+                    with suppress(trio.ClosedResourceError):
+                        await self.say(commands.nop())
                     continue
             self._frames.append(frame)
 

@@ -1,0 +1,107 @@
+"""In whatever disorder: nothing acknowledged is lost, all balances, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.chaos import MOODY, STEADY, Chaos
+from tests.broker.support import check_balances, check_nobody_left
+from trionsq.durations import SECOND_NS
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import commands
+
+SEEDS = range(12)
+LASTS_S = 15.0
+# Longer than every time-out and delay.
+QUIET_S = 6.0
+KINDS = {
+    "FIN", "REQ", "TOUCH", "RDY", "ignore", "sleep", "too late", "refused",
+    "close", "half close", "break in", "break out", "stall", "closed", "CLS",
+    "topic", "steady", "moody", "empty", "delete",
+}  # fmt: skip
+
+
+async def run_chaos(seed: int, happened: Counter[str]) -> None:
+    """One run. Balances are looked at all the time, and what must have arrived in the end."""
+    random = Random(seed)
+    async with nsqd_in_memory(
+        seed=seed,
+        mem_queue_size=random.choice((10, 40, 1000)),
+        msg_timeout_ns=SECOND_NS,
+        queue_scan_selection_count=random.choice((1, 20)),
+    ) as broker:
+        chaos = Chaos(broker, random)
+        broker.topic("t").channel(STEADY)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(chaos.operator)
+            for _ in range(3):
+                nursery.start_soon(chaos.publisher)
+            for channel in (STEADY, STEADY, STEADY, MOODY, MOODY):
+                nursery.start_soon(chaos.consumer, channel)
+            for _ in range(int(LASTS_S / 0.1)):
+                await trio.sleep(0.1)
+                check_balances(broker)
+            nursery.cancel_scope.cancel()
+        for transport in chaos.transports:
+            for pipe in (transport.incoming, transport.outgoing):
+                pipe.break_with(ConnectionResetError("the end"))
+        await wait_all_tasks_blocked()
+        check_nobody_left(broker)
+        check_balances(broker)
+        await check_all_arrives(chaos)
+        assert broker.client_failures == 0
+        assert all(transport.is_closed for transport in chaos.transports)
+    happened.update(chaos.happened)
+
+
+async def check_all_arrives(chaos: Chaos) -> None:
+    """With everything going again, both channels run empty, and what was promised is there."""
+    topic = chaos.broker.topics["t"]
+    topic.unpause()
+    topic.channel(MOODY)
+    bodies: dict[str, set[bytes]] = {STEADY: set(), MOODY: set()}
+
+    async def drain(name: str) -> None:
+        topic.channels[name].unpause()
+        talk = Conversation.begin(chaos.broker)
+        await talk.subscribe("t", name, ready=100)
+        while True:
+            message = await talk.message()
+            bodies[name].add(message.body)
+            await talk.say(commands.finish(message.message_id))
+
+    with trio.move_on_after(QUIET_S):
+        async with trio.open_nursery() as nursery:
+            for name in bodies:
+                nursery.start_soon(drain, name)
+    check_balances(chaos.broker)
+    for name in bodies:
+        core = topic.channels[name].core
+        assert (core.depth, core.in_flight_count, core.deferred_count) == (0, 0, 0), core
+    assert topic.core.depth == 0
+    assert chaos.acknowledged <= chaos.finished | bodies[STEADY]
+    assert chaos.finished | bodies[STEADY] <= chaos.sent
+    steady = topic.channels[STEADY].core
+    assert steady.message_count == topic.core.message_count == steady.finish_count
+
+
+def test_chaos(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A dozen seeds; everything that can be done was done in some of them."""
+    caplog.set_level(logging.CRITICAL, "trionsq")
+    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
+    happened: Counter[str] = Counter()
+    for seed in SEEDS:
+        monkeypatch.setattr("trio._core._run._r", Random(seed))
+        try:
+            trio.run(run_chaos, seed, happened, clock=MockClock(autojump_threshold=0))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert happened.keys() >= KINDS
