@@ -37,6 +37,10 @@ log = logging.getLogger("trionsq")
 _READ_NBYTES_MAX: Final = 128 * 1024
 # Full reads in a row before other tasks get their turn.
 _READS_MAX: Final = 4
+# A read that does not fill the buffer took all there was. To wait for more costs two system calls;
+# to give other tasks a turn and then ask again costs one, if the peer is quick or the broker busy.
+# Whether that is so is tried after this many reads.
+_READS_BEFORE_ASKING: Final = 16
 # Deliveries on their way to the pump; they hold no frames yet.
 _INBOX_DELIVERIES_MAX: Final = 64
 # Frames that the pump joins for one write, and writes before other tasks get their turn.
@@ -162,10 +166,12 @@ class Client:
     async def _ioloop(self) -> None:
         transport, parser, output = self._transport, self.parser, self.output
         reads = 0
+        ask_again = False
         await transport.wait_readable()
         while True:
             data = transport.receive_nowait(_READ_NBYTES_MAX)
             if data is None:
+                ask_again = False
                 await transport.wait_readable()
                 continue
             if not data:
@@ -180,13 +186,14 @@ class Client:
                     await output.drain()
                 self._owes_answers = False
             reads += 1
-            if len(data) < _READ_NBYTES_MAX:
-                # Most likely that was all, so do not ask in vain.
-                reads = 0
-                await transport.wait_readable()
-            elif reads >= _READS_MAX:
-                reads = 0
+            if len(data) == _READ_NBYTES_MAX:
+                if reads % _READS_MAX == 0:
+                    await trio.lowlevel.checkpoint()
+            elif ask_again or reads % _READS_BEFORE_ASKING == 0:
+                ask_again = True
                 await trio.lowlevel.checkpoint()
+            else:
+                await transport.wait_readable()
 
     async def _act(self) -> bool:
         """Act on all commands that were read; False if that ends the connection."""
