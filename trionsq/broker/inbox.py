@@ -17,7 +17,8 @@ __all__ = ["Inbox", "SegmentInbox"]
 
 T = TypeVar("T")
 
-_SEGMENTS_MAX: Final = 64
+# A second one would not wake the task any more than the first.
+_SEGMENTS_MAX: Final = 1
 
 
 class Inbox(Generic[T]):
@@ -81,16 +82,17 @@ class SegmentInbox:
         self._inbox = Inbox[tuple[int, Segment | None]](_SEGMENTS_MAX)
 
     def carry(self, segment: Segment) -> bool:
-        """Hand a segment to the task; False if it belongs in the queue now."""
-        if self._inbox.offer((self._generation, segment)):
-            return True
+        """Hand a segment to the task if it sleeps; False if it is awake: it looks at the queue."""
+        if not self._inbox:
+            return self._inbox.offer((self._generation, segment))
         # Keeps the order: what is on its way goes to the queue before this segment.
         self.absorb()
         return False
 
     def wake(self) -> None:
-        """Make the task look at its queue. If the channel is full, it has reason to already."""
-        self._inbox.offer((self._generation, None))
+        """Make the task look at its queue."""
+        if not self._inbox:
+            self._inbox.offer((self._generation, None))
 
     def absorb(self) -> None:
         """Move what is in the channel to the queue."""
