@@ -232,6 +232,20 @@ async def test_an_error_frame_arrives_though_the_client_still_sends(
         check_nobody_left(broker)
 
 
+async def test_an_error_frame_waits_for_what_is_pending(autojump_clock: MockClock) -> None:
+    """A client that is behind with its reading still gets the error frame, in its place."""
+    async with nsqd_in_memory() as broker:
+        talk = Conversation.begin(broker, capacity_nbytes=100)
+        await talk.subscribe("t", "c", ready=1)
+        publish(broker, "t", b"x" * 1000)
+        await wait_all_tasks_blocked()
+        await talk.say(b"NONSENSE\n")
+        await trio.sleep(0.5)
+        assert (await talk.message()).body == b"x" * 1000
+        assert await talk.error() == "E_INVALID invalid command NONSENSE"
+        assert await talk.end() == []
+
+
 async def _send_until_closed(talk: Conversation) -> None:
     await talk.say(b"NONSENSE\n")
     for _ in range(20):

@@ -207,31 +207,36 @@ async def test_mpub_is_all_or_nothing(sizes: tuple[int, ...], autojump_clock: Mo
         assert (core.depth, core.message_count) == (len(bodies), len(bodies))
 
 
+@pytest.mark.parametrize("size", [1, 4, 40])
 @pytest.mark.parametrize("command", ["PUB", "MPUB"])
 async def test_a_fast_publisher_waits_for_the_topics_task(
-    command: str, autojump_clock: MockClock
+    command: str, size: int, autojump_clock: MockClock
 ) -> None:
-    """While the task moves messages on, a publisher that finds no room waits and is not refused."""
-    bodies = numbered(40)
-    async with nsqd_in_memory(mem_queue_size=4) as broker:
+    """While messages move on, a publisher that finds no room waits and is not refused.
+
+    That is so too when it is a channel whose room is just about to come back.
+    """
+    count = 10 * size
+    bodies = numbered(count)
+    async with nsqd_in_memory(mem_queue_size=size) as broker:
         consumers = [Conversation.begin(broker) for _ in range(2)]
         for consumer in consumers:
-            await consumer.subscribe("t", "c", ready=100)
+            await consumer.subscribe("t", "c", ready=count)
         publisher = Conversation.begin(broker)
         if command == "PUB":
             await publisher.say(*(commands.publish("t", body) for body in bodies))
         else:
             await publisher.say(
                 *(
-                    commands.publish_many("t", bodies[first : first + 4])
-                    for first in range(0, 40, 4)
+                    commands.publish_many("t", bodies[first : first + size])
+                    for first in range(0, count, size)
                 )
             )
-        for _ in range(40 if command == "PUB" else 10):
+        for _ in range(count if command == "PUB" else 10):
             await publisher.response()
         await wait_all_tasks_blocked()
         channel = broker.topics["t"].channels["c"]
-        assert channel.core.in_flight_count == 40
+        assert channel.core.in_flight_count == count
         check_balances(broker)
 
 
