@@ -6,6 +6,7 @@ The way down goes through them in order: listeners, clients, topics and channels
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -86,6 +87,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     Raises:
         ListenError: an address can't be listened on.
     """
+    _tune_garbage_collection()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             async with running_nsqd(options):
@@ -94,6 +96,17 @@ async def run_nsqd(options: NsqdOptions) -> int:
             nursery.cancel_scope.cancel()
     log.info("NSQ: bye")
     return 0
+
+
+def _tune_garbage_collection() -> None:
+    """Look for reference cycles more rarely than Python does by itself.
+
+    Messages form none and go with their last reference, but each look walks over those that
+    wait: a fifth of what a single PUB costs.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 async def _force(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
