@@ -46,6 +46,8 @@ _INBOX_DELIVERIES_MAX: Final = 64
 # Frames that the pump joins for one write, and writes before other tasks get their turn.
 _WRITE_NBYTES_MAX: Final = 256 * 1024
 _WRITES_MAX: Final = 8
+# Deliveries that go out with the answers to the commands which brought the credit.
+_OWN_TURN_MAX: Final = 4
 # A fatal error's frame gets this long to reach a client that still sends.
 _LAST_WORDS_S: Final = 1.0
 # Looks at a client in each heartbeat interval.
@@ -85,6 +87,7 @@ class Client:
         "_last_command_s",
         "_next_heartbeat_s",
         "_owes_answers",
+        "_own_turn",
         "_transport",
         "broker",
         "channel",
@@ -107,7 +110,9 @@ class Client:
         self.output = Output(transport)
         self.identity = Negotiated.default(broker.features, transport.host)
         self._inbox = Inbox[Delivery | _Wake](_INBOX_DELIVERIES_MAX)
-        self.consumer = Consumer(self._inbox.offer, self.identity.msg_timeout_ms / 1e3)
+        # Deliveries to this client while its own commands are acted on; None in other turns.
+        self._own_turn: list[Delivery] | None = None
+        self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
         self.channel: Channel | None = None
         self.pub_counts: Counter[str] = Counter()
         self.connected_s = broker.clock.now_ns() // 10**9
@@ -199,6 +204,7 @@ class Client:
         """Act on all commands that were read; False if that ends the connection."""
         replies: list[bytes] = []
         next_event = self.parser.next_event
+        self._own_turn = []
         try:
             while (event := next_event()) is not None:
                 reply = HANDLERS[type(event)](self, event)
@@ -206,25 +212,31 @@ class Client:
                     continue
                 if not isinstance(reply, bytes):
                     # A command that must wait: what was read after it waits in the parser.
-                    self._write(replies)
+                    self._end_turn(replies)
                     reply = await reply
+                    self._own_turn = []
                 replies.append(reply)
         except ProtocolError as error:
             replies.append(frames.error(error))
-            self._write(replies)
+            self.output.write(b"".join(replies))
             await self._last_words(error)
             return False
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
             return False
-        self._write(replies)
+        self._end_turn(replies)
         return True
 
-    def _write(self, replies: list[bytes]) -> None:
+    def _end_turn(self, replies: list[bytes]) -> None:
+        """Write the answers, and the messages that the commands gave credit for."""
+        deliveries, self._own_turn = self._own_turn, None
         if replies:
-            self.output.write(b"".join(replies))
-            replies.clear()
             self._owes_answers = True
+        if deliveries:
+            replies.extend(map(self._frames, deliveries))
+        if replies and not self.output.write(b"".join(replies)) and not self._owes_answers:
+            self._inbox.offer(_WAKE)  # the pump drains it
+        replies.clear()
 
     async def _end_of_input(self) -> None:
         error = self.parser.end_of_input()
@@ -248,6 +260,13 @@ class Client:
                 await transport.wait_readable()
 
     # Writing messages
+
+    def _offer(self, delivery: Delivery) -> bool:
+        own_turn = self._own_turn
+        if own_turn is None or len(own_turn) == _OWN_TURN_MAX or self._inbox or self.output.pending:
+            return self._inbox.offer(delivery)
+        own_turn.append(delivery)
+        return True
 
     async def _message_pump(self) -> None:
         output, consumer = self.output, self.consumer
@@ -293,8 +312,8 @@ class Client:
         return delivery.frames()
 
     def unwritten(self) -> list[Delivery]:
-        """Take the deliveries that the pump has not written."""
-        deliveries: list[Delivery] = []
+        """Take the deliveries that have not been written."""
+        deliveries, self._own_turn = self._own_turn or [], None
         while (item := self._inbox.take()) is not None:
             if isinstance(item, Delivery):
                 deliveries.append(item)
