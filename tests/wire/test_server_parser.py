@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from struct import pack
 
+import struct
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -420,7 +422,8 @@ class Counted:
 
     def unpack_from(self, buffer: bytes | bytearray, at: int) -> tuple[int]:
         self.uses += 1
-        return (int.from_bytes(buffer[at : at + 4], "big", signed=True),)
+        value: tuple[int] = struct.unpack_from(">i", buffer, at)
+        return value
 
 
 @pytest.mark.parametrize("stated", [1, None])

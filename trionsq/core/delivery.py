@@ -72,7 +72,7 @@ class Delivery:
         cut = bodies.cut(self.first, self.last)
         sizes = list(map(len, cut))
         parts = [_TIMESTAMP_AND_ATTEMPTS.pack(self.batch.timestamp_ns, attempts)] * (4 * len(ids))
-        if bodies.size_max < _SMALL:
+        if max(sizes) < _SMALL:
             parts[0::4] = map(_SIZES.__getitem__, sizes)
         else:
             parts[0::4] = [_SIZE_AND_TYPE.pack(_FRAME_EXTRA + size, _FRAME_TYPE) for size in sizes]

@@ -47,8 +47,7 @@ class MessageQueue:
         head = self._segments[0]
         first = head.first
         count = head.last - first
-        bodies = head.batch.bodies
-        if count > count_max or bodies.size_max * count > nbytes_max:
+        if count > count_max or head.batch.bodies.nbytes > nbytes_max:
             count = self._fit(head, min(count, count_max), nbytes_max)
         self.depth -= count
         last = first + count
@@ -60,10 +59,10 @@ class MessageQueue:
     @staticmethod
     def _fit(head: Segment, count: int, nbytes_max: int) -> int:
         bodies = head.batch.bodies
-        if bodies.size_max * count <= nbytes_max:
+        if bodies.nbytes <= nbytes_max:
             return count
         if bodies.size:
-            return max(1, nbytes_max // bodies.size)
+            return min(count, max(1, nbytes_max // bodies.size))
         nbytes = fit = 0
         for body in bodies.cut(head.first, head.first + count):
             nbytes += len(body)

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
-from operator import sub
 from struct import Struct
 from typing import Protocol
 
@@ -24,8 +23,7 @@ class Bodies(Protocol):
     Attributes:
         count: number of messages.
         nbytes: sum of the body sizes, in bytes.
-        size: the size that all bodies have, in bytes, or 0 if they differ.
-        size_max: the size of the largest body, in bytes.
+        size: the size that all bodies have, in bytes, or 0 if they may differ.
     """
 
     @property
@@ -34,8 +32,6 @@ class Bodies(Protocol):
     def nbytes(self) -> int: ...
     @property
     def size(self) -> int: ...
-    @property
-    def size_max(self) -> int: ...
 
     def cut(self, first: int, last: int) -> Sequence[bytes]:
         """The bodies ``first`` to ``last`` (exclusive), each a `bytes` object of its own."""
@@ -55,13 +51,13 @@ def _record(gap: int, size: int) -> Struct:
 class StridedBodies:
     """Bodies of one size, each preceded by ``gap`` bytes that are of no interest."""
 
-    __slots__ = ("_buffer", "_gap", "count", "nbytes", "size", "size_max")
+    __slots__ = ("_buffer", "_gap", "count", "nbytes", "size")
 
     def __init__(self, buffer: bytes, gap: int, size: int) -> None:
         """``buffer`` is a whole number of records of ``gap + size`` bytes; ``size`` > 0."""
         self._buffer = buffer
         self._gap = gap
-        self.size = self.size_max = size
+        self.size = size
         self.count = len(buffer) // (gap + size)
         self.nbytes = self.count * size
 
@@ -82,17 +78,16 @@ class StridedBodies:
 class PackedBodies:
     """Bodies of any size in one buffer, each preceded by ``gap`` bytes that are of no interest."""
 
-    __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size", "size_max")
+    __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size")
 
-    def __init__(self, buffer: bytes, start: int, ends: list[int], gap: int) -> None:
-        """The first record begins at ``start``, each at the end of the one before."""
+    def __init__(self, buffer: bytes, ends: list[int], gap: int) -> None:
+        """``ends`` is where the first record begins, and where each one ends."""
         self._buffer = buffer
-        self._ends = array("I", [start, *ends])
+        self._ends = array("I", ends)
         self._gap = gap
-        self.count = len(ends)
-        self.nbytes = ends[-1] - start - gap * len(ends)
-        self.size_max = max(map(sub, ends, self._ends)) - gap
-        self.size = self.size_max if self.size_max * self.count == self.nbytes else 0
+        self.count = len(ends) - 1
+        self.nbytes = ends[-1] - ends[0] - gap * self.count
+        self.size = 0
 
     def cut(self, first: int, last: int) -> list[bytes]:
         buffer, gap = self._buffer, self._gap
@@ -104,23 +99,21 @@ class PackedBodies:
 
     def part(self, first: int, last: int) -> PackedBodies:
         start, end = self._ends[first], self._ends[last]
-        ends = [stop - start for stop in self._ends[first + 1 : last + 1]]
-        return PackedBodies(self._buffer[start:end], 0, ends, self._gap)
+        ends = [stop - start for stop in self._ends[first : last + 1]]
+        return PackedBodies(self._buffer[start:end], ends, self._gap)
 
 
 class ListBodies:
     """Bodies of any size, each an object of its own."""
 
-    __slots__ = ("_bodies", "count", "nbytes", "size", "size_max")
+    __slots__ = ("_bodies", "count", "nbytes", "size")
 
     def __init__(self, bodies: list[bytes]) -> None:
         """``bodies`` is not empty and belongs to this object from now on."""
         self._bodies = bodies
         self.count = len(bodies)
-        sizes = list(map(len, bodies))
-        self.nbytes = sum(sizes)
-        self.size_max = max(sizes)
-        self.size = self.size_max if self.size_max * self.count == self.nbytes else 0
+        self.nbytes = sum(map(len, bodies))
+        self.size = self.nbytes if self.count == 1 else 0
 
     def cut(self, first: int, last: int) -> list[bytes]:
         return self._bodies[first:last]

@@ -10,6 +10,7 @@ Spec: tcp-protocol, section 12.
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as StructError
 
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
@@ -33,7 +34,7 @@ def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
     end = at + stride * count
     return all(
         buffer[at + column : end : stride] == field[column : column + 1] * count
-        for column in range(_FIELD)
+        for column in reversed(range(_FIELD))  # sizes differ in their last bytes first
     )
 
 
@@ -47,7 +48,6 @@ class MpubScan:
     """
 
     __slots__ = (
-        "_at",
         "_body_size_max",
         "_count",
         "_ends",
@@ -62,9 +62,9 @@ class MpubScan:
         self._msg_size_max = msg_size_max
         self._body_size_max = body_size_max
         self._count = 0
-        self._ends: list[int] = []
+        # Where the first message begins, and where each one that is there ends.
+        self._ends = [_FIRST]
         self._size = 0
-        self._at = _FIRST
         self.need = _FIELD
         self.what = ("E_BAD_BODY", "body size")
         self.end = 0
@@ -85,7 +85,7 @@ class MpubScan:
             return None
         if not self._count and not self._header(buffer, start, there):
             return None
-        if not self._ends or there >= self._size:
+        if len(self._ends) == 1 or there >= self._size:
             if there >= self._size:
                 self._size = _NEVER  # a size that lies must not cost a look at each read
             bodies = self._in_one_go(buffer, start, there)
@@ -121,39 +121,38 @@ class MpubScan:
         whole = min(self._count, (there - _FIRST) // stride)
         if not whole or not same_size_prefix(buffer, start + _FIRST, whole):
             return None
-        if whole < self._count:
-            self._at = _FIRST + whole * stride
-            self._ends = list(range(_FIRST + stride, self._at + 1, stride))
-            return None
         self.end = _FIRST + whole * stride
+        if whole < self._count:
+            self._ends = list(range(_FIRST, self.end + 1, stride))
+            return None
         records = buffer[start + _FIRST : start + self.end]
         return StridedBodies(bytes(records), _FIELD, size)
 
     def _walk(self, buffer: bytes | bytearray, start: int, there: int) -> PackedBodies | None:
-        at = self._at
         ends = self._ends
+        append = ends.append
         msg_size_max = self._msg_size_max
         unpack = _INT32.unpack_from
-        for _ in range(self._count - len(ends)):
-            if at + _FIELD > there:
-                self.need = at + _FIELD
-                self.what = ("E_BAD_MESSAGE", f"message({len(ends)}) body size")
-                break
-            size = unpack(buffer, start + at)[0]
-            if not 0 < size <= msg_size_max:
-                raise self._bad_size(len(ends), size)
-            stop = at + _FIELD + size
-            if stop > there:
-                self.need = stop
-                self.what = ("E_BAD_MESSAGE", "message body")
-                break
-            at = stop
-            ends.append(at)
-        self._at = at
-        if len(ends) < self._count:
+        at = ends[-1]
+        try:
+            for _ in range(self._count + 1 - len(ends)):
+                size = unpack(buffer, start + at)[0]
+                if not 0 < size <= msg_size_max:
+                    raise self._bad_size(len(ends) - 1, size)
+                at += _FIELD + size
+                append(at)
+        except StructError:
+            pass  # the next size is not there, or lies behind a body that is not
+        if at > there:
+            self.need = ends.pop()
+            self.what = ("E_BAD_MESSAGE", "message body")
+            return None
+        if len(ends) <= self._count:
+            self.need = at + _FIELD
+            self.what = ("E_BAD_MESSAGE", f"message({len(ends) - 1}) body size")
             return None
         self.end = at
-        return PackedBodies(bytes(buffer[start : start + at]), _FIRST, ends, _FIELD)
+        return PackedBodies(bytes(buffer[start : start + at]), ends, _FIELD)
 
     def _bad_size(self, index: int, size: int) -> ProtocolError:
         if size <= 0:

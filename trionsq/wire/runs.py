@@ -67,7 +67,7 @@ def pub_run(
     same = StridedBodies(bytes(buffer[start:pos]), head, size)
     if not (pos + head < end and buffer.startswith(line, pos)):
         return same, pos
-    ends = list(range(stride, pos - start + 1, stride))
+    ends = list(range(0, pos - start + 1, stride))
     while pos + head < end and buffer.startswith(line, pos):
         (size,) = _INT32.unpack_from(buffer, pos + len(line))
         stop = pos + head + size
@@ -75,6 +75,6 @@ def pub_run(
             break
         pos = stop
         ends.append(pos - start)
-    if len(ends) == same.count:
+    if len(ends) - 1 == same.count:
         return same, pos
-    return PackedBodies(bytes(buffer[start:pos]), 0, ends, head), pos
+    return PackedBodies(bytes(buffer[start:pos]), ends, head), pos
