@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from struct import pack
-
 import struct
+from struct import pack
 
 import pytest
 from hypothesis import given, settings
