@@ -254,7 +254,11 @@ class Channel:
         if not consumer.offer(delivery):
             consumer.blocked = True
             return False
-        consumer.in_flight.update(dict.fromkeys(delivery.ids, delivery))
+        entries = dict.fromkeys(delivery.ids, delivery)
+        if consumer.in_flight:
+            consumer.in_flight.update(entries)
+        else:
+            consumer.in_flight = entries
         consumer.message_count += segment.last - segment.first
         if deadline_s < self.alarm_s or now_s + COMPACT_AFTER_S < self.alarm_s:
             self._set_alarm(min(deadline_s, now_s + COMPACT_AFTER_S))
