@@ -47,7 +47,7 @@ class Client:
         return [id_ for delivery in self.deliveries for id_ in delivery.ids]
 
     def finish(self, ids: list[bytes], now_s: float = 0.0) -> list[bytes]:
-        return self.channel.finish(self.consumer, ids, now_s)
+        return [id_ for id_, _ in self.channel.finish(self.consumer, ids, now_s)]
 
 
 def new_channel(mem: int = 1000, backend: MemoryBackend | None = None, seed: int = 1) -> Channel:
@@ -481,3 +481,19 @@ def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> N
     channel.put(many, 0.0, wall_ns(0.0))
     assert (len(client.ids), carried) == (AT_ONCE_MESSAGES_MAX, [many])
     assert channel.depth == many.count
+
+
+def test_a_late_fin_is_told_why_before_its_credit_is_used() -> None:
+    """FIN of a message that timed out: not in flight, though the same FIN's credit brings it."""
+    channel = new_channel()
+    client = Client(channel, rdy=2, msg_timeout_s=1.0)
+    put(channel, 0, 2)
+    timed_out, held = message_ids(0, 2)
+    client.consumer.rdy = 0
+    channel.scan(1.0, wall_ns(1.0))
+    channel.set_ready(client.consumer, 1, 1.0)
+    in_flight = client.ids[-1]
+    late = held if in_flight == timed_out else timed_out
+    answers = channel.finish(client.consumer, [in_flight, late], 1.0)
+    assert answers == [(late, "ID not in flight")]
+    assert client.ids[-1] == late

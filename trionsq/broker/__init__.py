@@ -2,7 +2,7 @@
 
 - `options`: what nsqd can be told
 - `broker`: topics, channels and clients, and the tasks they live in
-- `topic`, `channel`: the task of each
+- `topic`, `channel` (with `inbox`): the task of each, and what it is handed
 - `client` (with `commands`, `output`, `transport`): a connection: ioloop and message pump
 - `listener`, `timers`, `clock`: sockets and time
 """

@@ -62,9 +62,8 @@ def _start_close(client: Client, event: events.StartClose) -> Reply:
 
 def _finish(client: Client, event: events.Finish) -> Reply:
     assert client.channel is not None
-    core = client.channel.core
-    missed = core.finish(client.consumer, event.ids, client.broker.clock.now_s())
-    return b"".join([_failure(client, "FIN", id_) for id_ in missed]) if missed else None
+    refused = client.channel.core.finish(client.consumer, event.ids, client.broker.clock.now_s())
+    return b"".join([_failure("FIN", id_, why) for id_, why in refused]) if refused else None
 
 
 def _requeue(client: Client, event: events.Requeue) -> Reply:
@@ -73,7 +72,7 @@ def _requeue(client: Client, event: events.Requeue) -> Reply:
     done = client.channel.core.requeue(
         client.consumer, event.id, event.delay_ms, clock.now_s(), clock.now_ns()
     )
-    return None if done else _failure(client, "REQ", event.id)
+    return None if done else _failure("REQ", event.id, _why(client, event.id))
 
 
 def _touch(client: Client, event: events.Touch) -> Reply:
@@ -82,13 +81,16 @@ def _touch(client: Client, event: events.Touch) -> Reply:
     done = client.channel.core.touch(
         client.consumer, event.id, broker.clock.now_s(), broker.max_msg_timeout_s
     )
-    return None if done else _failure(client, "TOUCH", event.id)
+    return None if done else _failure("TOUCH", event.id, _why(client, event.id))
 
 
-def _failure(client: Client, command: str, id_: bytes) -> bytes:
+def _why(client: Client, id_: bytes) -> str:
     assert client.channel is not None
-    why = client.channel.core.why_not_in_flight(id_).encode()
-    text = b"%b %b failed %b" % (command.encode(), id_, why)
+    return client.channel.core.why_not_in_flight(id_)
+
+
+def _failure(command: str, id_: bytes, why: str) -> bytes:
+    text = b"%b %b failed %b" % (command.encode(), id_, why.encode())
     return frames.error(ProtocolError(f"E_{command}_FAILED", text, fatal=False))
 
 

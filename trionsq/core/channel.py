@@ -266,18 +266,21 @@ class Channel:
 
     # From the clients
 
-    def finish(self, consumer: Consumer, ids: list[bytes], now_s: float) -> list[bytes]:
-        """FIN. Returns the ids that are not in flight at this client."""
+    def finish(self, consumer: Consumer, ids: list[bytes], now_s: float) -> list[tuple[bytes, str]]:
+        """FIN. Returns the ids that are not in flight at this client, each with the reason."""
         in_flight = consumer.in_flight
         before = len(in_flight)
         found = list(map(in_flight.pop, ids, repeat(None)))
         done = before - len(in_flight)
         consumer.finish_count += done
         self.finish_count += done
+        refused: list[tuple[bytes, str]] = []
+        if done < len(ids):
+            # Before the credit is used: it may bring one of these very messages again.
+            missed = [id_ for id_, delivery in zip(ids, found, strict=True) if delivery is None]
+            refused = [(id_, self.why_not_in_flight(id_)) for id_ in missed]
         self.offer_credit(consumer, now_s)
-        if done == len(ids):
-            return []
-        return [id_ for id_, delivery in zip(ids, found, strict=True) if delivery is None]
+        return refused
 
     def requeue(
         self, consumer: Consumer, id_: bytes, delay_ms: int, now_s: float, now_ns: int

@@ -2,7 +2,7 @@
 
 - `errors`, `names`, `states`: what is refused, what is valid, what is allowed when
 - `identify`: the negotiation
-- `server` (with `events`, `runs`, `mpub`, `bodies`): nsqd's side, bytes to events
+- `server` (with `params`, `runs`, `mpub`, `bodies`, `events`): nsqd's side, bytes to events
 - `frames`: what nsqd writes
 - `commands`, `client`: the client's side
 """

@@ -13,7 +13,6 @@ Spec: tcp-protocol, sections 2, 3, 7 to 13.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -35,7 +34,14 @@ from trionsq.wire.events import (
     Touch,
 )
 from trionsq.wire.mpub import MpubScan
-from trionsq.wire.names import is_valid_name, quote
+from trionsq.wire.params import (
+    Params,
+    message_id,
+    parse_digits,
+    pub_topic,
+    split_line,
+    valid_name,
+)
 from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
 from trionsq.wire.states import COMMANDS, TRANSITIONS, State
 
@@ -47,12 +53,8 @@ LINE_SIZE_MAX: Final = 16384
 # A remainder below this is joined with the next read by a plain copy; above it input is gathered
 # in place, so that a body that trickles in costs no quadratic copying.
 _JOIN_SIZE_MAX: Final = 65536
-_ID_SIZE: Final = 16
 _FIELD: Final = 4
 _INT32 = Struct(">i")
-_DIGITS_MAX: Final = 18
-_CACHED_LINE_SIZE_MAX: Final = 256
-Params = tuple[bytes, ...]
 
 
 class LineTooLong(Exception):
@@ -206,11 +208,11 @@ class ServerParser:
         if line.startswith(b"PUB ") and not self.tls_required:
             # Allowed in any state.
             self._pos = after
-            publish = self._publish(_pub_topic(line), line)
+            publish = self._publish(pub_topic(line), line)
             if publish is None:
                 self._pos = pos
             return publish
-        params = _split_line(line)
+        params = split_line(line)
         name = params[0]
         if self.tls_required and name != b"IDENTIFY":
             text = b"cannot %b in current state (TLS required)" % name
@@ -273,15 +275,15 @@ class ServerParser:
             raise ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(params) < 3:
             raise ProtocolError("E_INVALID", "SUB insufficient number of parameters")
-        topic = _name(params[1], "E_BAD_TOPIC", "SUB topic name")
-        return Subscribe(topic, _name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
+        topic = valid_name(params[1], "E_BAD_TOPIC", "SUB topic name")
+        return Subscribe(topic, valid_name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
 
     def _rdy(self, params: Params, line: bytes) -> Event | None:
         if self.state is State.CLOSING:
             return _NOTHING
         count = 1
         if len(params) > 1:
-            parsed = _digits(params[1])
+            parsed = parse_digits(params[1])
             if parsed is None:
                 raise ProtocolError("E_INVALID", b"RDY could not parse count " + params[1])
             count = parsed
@@ -291,17 +293,17 @@ class ServerParser:
         return Ready(count)
 
     def _fin(self, params: Params, line: bytes) -> Event:
-        return Finish([_message_id(params, "FIN", 1)])
+        return Finish([message_id(params, "FIN", 1)])
 
     def _req(self, params: Params, line: bytes) -> Event:
-        id_ = _message_id(params, "REQ", 2)
-        delay_ms = _digits(params[2])
+        id_ = message_id(params, "REQ", 2)
+        delay_ms = parse_digits(params[2])
         if delay_ms is None:
             raise ProtocolError("E_INVALID", b"REQ could not parse timeout " + params[2])
         return Requeue(id_, min(delay_ms, self._limits.max_req_timeout_ms))
 
     def _touch(self, params: Params, line: bytes) -> Event:
-        return Touch(_message_id(params, "TOUCH", 1))
+        return Touch(message_id(params, "TOUCH", 1))
 
     def _cls(self, params: Params, line: bytes) -> Event:
         return StartClose()
@@ -318,13 +320,13 @@ class ServerParser:
         return Publish(topic, bodies)
 
     def _pub(self, params: Params, line: bytes) -> Event | None:
-        return self._publish(_pub_topic(line), line)
+        return self._publish(pub_topic(line), line)
 
     def _dpub(self, params: Params, line: bytes) -> Event | None:
         if len(params) < 3:
             raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
-        topic = _name(params[1], "E_BAD_TOPIC", "DPUB topic name")
-        delay_ms = _digits(params[2])
+        topic = valid_name(params[1], "E_BAD_TOPIC", "DPUB topic name")
+        delay_ms = parse_digits(params[2])
         if delay_ms is None:
             raise ProtocolError("E_INVALID", b"DPUB could not parse timeout " + params[2])
         limit = self._limits.max_req_timeout_ms
@@ -360,7 +362,7 @@ class ServerParser:
         if len(params) < 2:
             raise ProtocolError("E_INVALID", "MPUB insufficient number of parameters")
         # The original's answer names the code twice.
-        topic = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name")
+        topic = valid_name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name")
         scan = MpubScan(self._limits.max_msg_size, self._limits.max_body_size)
         try:
             event = self._continue_mpub(topic, scan)
@@ -379,67 +381,6 @@ class ServerParser:
         self._pos += scan.end
         self._mpub = None
         return PublishMany(topic, bodies)
-
-
-def _split(line: bytes) -> Params:
-    end = -2 if line.endswith(b"\r\n") else -1
-    return tuple(line[:end].split(b" "))
-
-
-def _split_line(line: bytes) -> Params:
-    """The command and its parameters. Publishers repeat their lines, so these are remembered."""
-    if line.startswith(b"MPUB ") and len(line) <= _CACHED_LINE_SIZE_MAX:
-        return _split_cached(line)
-    return _split(line)
-
-
-_split_cached = lru_cache(maxsize=4096)(_split)
-
-
-def _pub_topic(line: bytes) -> str:
-    """The topic of a PUB. Publishers repeat their lines, so these are remembered."""
-    if len(line) <= _CACHED_LINE_SIZE_MAX:
-        return _pub_topic_cached(line)
-    return _parse_pub_topic(line)
-
-
-def _parse_pub_topic(line: bytes) -> str:
-    params = _split(line)
-    if len(params) < 2:
-        raise ProtocolError("E_INVALID", "PUB insufficient number of parameters")
-    return _name(params[1], "E_BAD_TOPIC", "PUB topic name")
-
-
-_pub_topic_cached = lru_cache(maxsize=4096)(_parse_pub_topic)
-
-
-@lru_cache(maxsize=4096)
-def _name(name: bytes, code: str, what: str) -> str:
-    """The topic or channel name. Errors are not remembered, so the cache holds short names only."""
-    if not is_valid_name(name):
-        raise ProtocolError(code, b"%b %b is not valid" % (what.encode(), quote(name)))
-    return name.decode()
-
-
-def _message_id(params: Params, command: str, count: int) -> bytes:
-    if len(params) <= count:
-        raise ProtocolError("E_INVALID", f"{command} insufficient number of params")
-    if len(params[1]) != _ID_SIZE:
-        raise ProtocolError("E_INVALID", "invalid message ID")
-    return params[1]
-
-
-def _digits(text: bytes) -> int | None:
-    """The value of a string of digits: 0 for none, None for anything else.
-
-    Numbers too large for any limit are cut to one that is still too large.
-    """
-    if not text:
-        return 0
-    if not text.isdigit():
-        return None
-    digits = text.lstrip(b"0")
-    return int(digits or b"0") if len(digits) <= _DIGITS_MAX else 10**_DIGITS_MAX
 
 
 # An event slot that says: handled, and nobody needs to hear of it.
