@@ -105,7 +105,7 @@ class NsqdOptions:
     )
 
     # queues and disk
-    data_path: str = option(
+    data_path: str = _unbuilt(
         "data-path", "", STRING, "folder of queues and metadata; empty: the current"
     )
     mem_queue_size: int = option(
@@ -117,7 +117,7 @@ class NsqdOptions:
     sync_every: int = _unbuilt("sync-every", 2_500, INT, "disk queue operations per fsync")
     sync_timeout_ns: int = _unbuilt("sync-timeout", 2 * SECOND_NS, DURATION, "between fsyncs")
     queue_scan_worker_pool_max: int = option(
-        "queue-scan-worker-pool-max", 4, INT, "scan workers at most"
+        "queue-scan-worker-pool-max", 4, INT, "no effect: a scan waits for nobody"
     )
     queue_scan_selection_count: int = option(
         "queue-scan-selection-count", 20, INT, "channels looked at per scan (100ms)"

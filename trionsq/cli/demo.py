@@ -1,7 +1,7 @@
 """``make run``: a local nsqd with a producer and a consumer, so that data flows at once.
 
-nsqd runs as a process of its own with a data path that is removed at the end; the producer and
-the consumer are tasks here and speak to it over TCP. Ctrl-C stops the tasks first, then nsqd.
+nsqd runs as a process of its own; the producer and the consumer are tasks here and speak to it
+over TCP. Ctrl-C stops the tasks first, then nsqd.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 
@@ -207,13 +206,12 @@ def port_or_any(port: int) -> int:
     return port
 
 
-async def start_nsqd(data_path: str) -> trio.Process:
-    """Start nsqd with its own data path, on its usual ports if they are free."""
+async def start_nsqd() -> trio.Process:
+    """Start nsqd, on its usual ports if they are free."""
     command = [
         sys.executable,
         "-m",
         "trionsq.cli.nsqd",
-        f"--data-path={data_path}",
         f"--tcp-address=127.0.0.1:{port_or_any(TCP_PORT)}",
         f"--http-address=127.0.0.1:{port_or_any(HTTP_PORT)}",
         "--broadcast-address=127.0.0.1",
@@ -261,18 +259,17 @@ async def run_demo() -> None:
         DemoError: in an ExceptionGroup, if nsqd could not start or ended by itself.
     """
     counters = Counters()
-    with tempfile.TemporaryDirectory(prefix="nsqd-demo-") as data_path:
-        async with trio.open_nursery() as watching:
-            flowing = trio.CancelScope()
-            # It watches until nsqd is gone: an impatient second Ctrl-C must not orphan it.
-            await watching.start(cancel_on_signal, flowing)
-            process = await start_nsqd(data_path)
-            try:
-                with flowing:
-                    await run_flow(process, counters)
-            finally:
-                await stop_nsqd(process)
-                watching.cancel_scope.cancel()
+    async with trio.open_nursery() as watching:
+        flowing = trio.CancelScope()
+        # It watches until nsqd is gone: an impatient second Ctrl-C must not orphan it.
+        await watching.start(cancel_on_signal, flowing)
+        process = await start_nsqd()
+        try:
+            with flowing:
+                await run_flow(process, counters)
+        finally:
+            await stop_nsqd(process)
+            watching.cancel_scope.cancel()
     print(f"stopped; published {counters.published:,}, consumed {counters.consumed:,}")
 
 
