@@ -23,11 +23,12 @@ from tests.core.channel_model import SIZES, Model, Peer
 from tests.core.helpers import batch, message_ids
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
+from trionsq.core.channel import AT_ONCE_MESSAGES_MAX
 
 SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""
 
-quarters = st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0])
+steps_s = st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0, 12.0])
 which = st.integers(0, 10**6)
 
 
@@ -63,7 +64,12 @@ class ChannelMachine(RuleBasedStateMachine):
 
     # From the topic
 
-    @rule(count=st.integers(1, 12), equal=st.booleans(), delay_s=st.sampled_from([0, 0, 0, 0.5, 2]))
+    @rule(
+        # Some in the topic's turn, some carried to the task.
+        count=st.integers(1, 12) | st.integers(AT_ONCE_MESSAGES_MAX + 1, AT_ONCE_MESSAGES_MAX + 5),
+        equal=st.booleans(),
+        delay_s=st.sampled_from([0, 0, 0, 0.5, 2]),
+    )
     def publish(self, count: int, equal: bool, delay_s: float) -> None:
         model = self.model
         ids = message_ids(self.next_id, count)
@@ -82,6 +88,14 @@ class ChannelMachine(RuleBasedStateMachine):
             for id_ in ids:
                 del model.messages[id_]
         self.next_id += count
+
+    @precondition(lambda self: self.model.peers)
+    @rule(number=which)
+    def burst(self, number: int) -> None:
+        """More at once than the task is handed, while a client waits."""
+        self.ready(number, 40)
+        for _ in range(3):
+            self.publish(AT_ONCE_MESSAGES_MAX + 1, True, 0)
 
     @rule()
     def run_task(self) -> None:
@@ -165,7 +179,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     # Time and the operator
 
-    @rule(step_s=quarters)
+    @rule(step_s=steps_s)
     def time_passes(self, step_s: float) -> None:
         """The scan runs when the alarm says so, and not before."""
         model = self.model
@@ -217,7 +231,11 @@ def test_any_sequence_of_events_keeps_the_balance() -> None:
     SEEN.clear()
     run_state_machine_as_test(
         ChannelMachine,
-        settings=settings(max_examples=200, stateful_step_count=60, deadline=None),
+        settings=settings(
+            max_examples=400,
+            stateful_step_count=60,
+            deadline=None,
+        ),
     )
     for what in (
         "deliveries", "finished", "failed FINs", "requeued", "touched", "timeouts", "came due",
