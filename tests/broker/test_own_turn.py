@@ -57,3 +57,15 @@ async def test_what_was_due_in_a_turn_that_fails_goes_back(autojump_clock: MockC
         ]
         other.close()
     check_nobody_left(broker)
+
+
+async def test_answers_go_out_before_a_line_that_ends_the_connection(
+    autojump_clock: MockClock,
+) -> None:
+    """What was accepted before a line that is too long is answered, though the line is not."""
+    async with nsqd_in_memory() as broker:
+        client, _, _ = connect(broker)
+        await client.say(commands.publish("t", b"x") + b"A" * 20_000)
+        await client.response()
+        assert await client.end() == []
+        assert broker.topics["t"].core.message_count == 1

@@ -223,6 +223,7 @@ class Client:
             return False
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
+            self._end_turn(replies)
             return False
         self._end_turn(replies)
         return True
