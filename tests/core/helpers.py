@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Batch, Segment
-from trionsq.core.ids import ListIds
+from trionsq.core.column import ListColumn
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000
@@ -35,8 +35,8 @@ def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 
     if len({len(body) for body in bodies}) == 1:
         gap = b"PUB t\n...."
         strided = StridedBodies(b"".join(gap + body for body in bodies), len(gap), len(bodies[0]))
-        return Batch(strided, ListIds(ids), WALL_NS + first, defer_ms)
-    return Batch(ListBodies(bodies), ListIds(ids), WALL_NS + first, defer_ms)
+        return Batch(strided, ListColumn(ids), WALL_NS + first, defer_ms)
+    return Batch(ListBodies(bodies), ListColumn(ids), WALL_NS + first, defer_ms)
 
 
 def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int = 0) -> Segment:
@@ -58,13 +58,15 @@ class MemoryBackend:
         self.reads_nothing = False
         self.refusals = 0
         self.closed = False
+        self.behind = False
+        self.caught_up: Callable[[], None] = lambda: None
         self.segments: list[Segment] = []
 
     @property
     def depth(self) -> int:
         return sum(one.count for one in self.segments)
 
-    def append(self, segment: Segment) -> None:
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         if self.refuses:
             self.refusals += 1
             raise BackendError("no space left on device")

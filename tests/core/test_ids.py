@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trionsq.core.ids import SEQUENCES, IdSource, ListIds
+from trionsq.core.column import ListColumn
+from trionsq.core.ids import SEQUENCES, IdSource
 
 NOW_NS = 1_700_000_000_000_000_000
 TICK_NS = 1 << 20
@@ -78,4 +79,4 @@ def test_a_cut_of_a_range_is_a_cut_of_the_list(used: int, count: int, data: st.D
 
 def test_listed_ids() -> None:
     """Ids of any origin are cut like a list."""
-    assert ListIds([b"a", b"b", b"c"]).cut(1, 3) == [b"b", b"c"]
+    assert ListColumn([b"a", b"b", b"c"]).cut(1, 3) == [b"b", b"c"]

@@ -6,7 +6,7 @@ channel gets the same object, so nothing is made for a single message before it 
 
 from __future__ import annotations
 
-from trionsq.core.ids import Ids, ListIds
+from trionsq.core.column import Column, ListColumn
 from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["Batch", "Segment"]
@@ -19,18 +19,27 @@ class Batch:
         bodies: the message bodies.
         count: number of messages.
         ids: the message ids, in the order of the bodies.
-        timestamp_ns: time of publishing, nanoseconds since the epoch.
+        timestamp_ns: time of publishing of the first message, nanoseconds since the epoch.
+        stamps: the times of all messages, 8 bytes each (big endian), None if they are equal.
         defer_ms: delay that each channel adds before the first delivery (DPUB), else 0.
     """
 
-    __slots__ = ("bodies", "count", "defer_ms", "ids", "timestamp_ns")
+    __slots__ = ("bodies", "count", "defer_ms", "ids", "stamps", "timestamp_ns")
 
-    def __init__(self, bodies: Bodies, ids: Ids, timestamp_ns: int, defer_ms: int = 0) -> None:
+    def __init__(
+        self,
+        bodies: Bodies,
+        ids: Column,
+        timestamp_ns: int,
+        defer_ms: int = 0,
+        stamps: Column | None = None,
+    ) -> None:
         self.bodies = bodies
         self.count = bodies.count
         self.ids = ids
         self.timestamp_ns = timestamp_ns
         self.defer_ms = defer_ms
+        self.stamps = stamps
 
     def __repr__(self) -> str:
         return f"<Batch of {self.count}, {self.bodies.nbytes} bytes>"
@@ -38,7 +47,11 @@ class Batch:
     def extract(self, indexes: list[int], ids: list[bytes]) -> Batch:
         """A batch of its own with copies of some messages, which pins nothing of this one."""
         bodies = ListBodies([self.bodies.one(index) for index in indexes])
-        return Batch(bodies, ListIds(ids), self.timestamp_ns)
+        if self.stamps is None:
+            return Batch(bodies, ListColumn(ids), self.timestamp_ns)
+        stamps = [self.stamps.cut(index, index + 1)[0] for index in indexes]
+        first_ns = int.from_bytes(stamps[0], signed=True)
+        return Batch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
 
 
 class Segment:

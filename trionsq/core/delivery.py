@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.column import Column
 
 __all__ = ["Delivery"]
 
 _HEADER: Final = Struct(">iiqH")
 _SIZE_AND_TYPE: Final = Struct(">ii")
 _TIMESTAMP_AND_ATTEMPTS: Final = Struct(">qH")
+_ATTEMPTS: Final = Struct(">H")
 _FRAME_TYPE: Final = 2
 # A frame's size field counts the type, the timestamp, the attempts and the id.
 _FRAME_EXTRA: Final = 4 + 8 + 2 + 16
@@ -19,6 +22,14 @@ _ATTEMPTS_MASK: Final = 0xFFFF
 # Size fields of small bodies come from a table: packing one costs more than looking it up.
 _SMALL: Final = 4096
 _SIZES: Final = [_SIZE_AND_TYPE.pack(_FRAME_EXTRA + size, _FRAME_TYPE) for size in range(_SMALL)]
+
+
+def _sizes(bodies: Sequence[bytes]) -> list[bytes]:
+    """The size and type fields of the frames."""
+    sizes = list(map(len, bodies))
+    if max(sizes) < _SMALL:
+        return list(map(_SIZES.__getitem__, sizes))
+    return [_SIZE_AND_TYPE.pack(_FRAME_EXTRA + size, _FRAME_TYPE) for size in sizes]
 
 
 class Delivery:
@@ -59,6 +70,8 @@ class Delivery:
         bodies = self.batch.bodies
         attempts = self.attempts & _ATTEMPTS_MASK
         size = bodies.size
+        if self.batch.stamps is not None:
+            return self._stamped_frames(self.batch.stamps, attempts)
         if size:
             header = _HEADER.pack(
                 _FRAME_EXTRA + size, _FRAME_TYPE, self.batch.timestamp_ns, attempts
@@ -70,14 +83,19 @@ class Delivery:
             parts[2::3] = bodies.cut(self.first, self.last)
             return b"".join(parts)
         cut = bodies.cut(self.first, self.last)
-        sizes = list(map(len, cut))
         parts = [_TIMESTAMP_AND_ATTEMPTS.pack(self.batch.timestamp_ns, attempts)] * (4 * len(ids))
-        if max(sizes) < _SMALL:
-            parts[0::4] = map(_SIZES.__getitem__, sizes)
-        else:
-            parts[0::4] = [_SIZE_AND_TYPE.pack(_FRAME_EXTRA + size, _FRAME_TYPE) for size in sizes]
+        parts[0::4] = _sizes(cut)
         parts[2::4] = ids
         parts[3::4] = cut
+        return b"".join(parts)
+
+    def _stamped_frames(self, stamps: Column, attempts: int) -> bytes:
+        cut = self.batch.bodies.cut(self.first, self.last)
+        parts = [_ATTEMPTS.pack(attempts)] * (5 * len(cut))
+        parts[0::5] = _sizes(cut)
+        parts[1::5] = stamps.cut(self.first, self.last)
+        parts[3::5] = self.ids
+        parts[4::5] = cut
         return b"".join(parts)
 
     def extract(self, ids: list[bytes]) -> Segment:

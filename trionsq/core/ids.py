@@ -8,9 +8,9 @@ Spec: tcp-protocol, section 5 (message id).
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
-__all__ = ["SEQUENCES", "IdSource", "Ids", "ListIds", "RangeIds"]
+__all__ = ["SEQUENCES", "IdSource", "RangeIds"]
 
 _TICK_SHIFT: Final = 20
 _TICK_EPOCH: Final = 1288834974288
@@ -20,25 +20,6 @@ _SUFFIXES: Final = [b"%03x" % sequence for sequence in range(SEQUENCES)]
 
 IdRange = tuple[bytes, int, int]
 """Prefix of 13 digits, first sequence, end of the sequences (exclusive)."""
-
-
-class Ids(Protocol):
-    """The ids of a batch, 16 bytes each."""
-
-    def cut(self, first: int, last: int) -> list[bytes]:
-        """The ids ``first`` to ``last`` (exclusive)."""
-
-
-class ListIds:
-    """Ids that have nothing to do with each other."""
-
-    __slots__ = ("_ids",)
-
-    def __init__(self, ids: list[bytes]) -> None:
-        self._ids = ids
-
-    def cut(self, first: int, last: int) -> list[bytes]:
-        return self._ids[first:last]
 
 
 class RangeIds:

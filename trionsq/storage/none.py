@@ -8,6 +8,7 @@ not fit in memory is dropped, and counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
@@ -19,6 +20,10 @@ class _EmptyBackend:
     """A backend that never holds a message."""
 
     depth = 0
+    behind = False
+
+    def __init__(self) -> None:
+        self.caught_up: Callable[[], None] = lambda: None
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         return None
@@ -36,7 +41,7 @@ class _EmptyBackend:
 class RefusingBackend(_EmptyBackend):
     """Refuses every message."""
 
-    def append(self, segment: Segment) -> None:
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         raise BackendError("memory queue full (--mem-queue-size) and no disk queue")
 
 
@@ -48,7 +53,8 @@ class DroppingBackend(_EmptyBackend):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.dropped: Counter[str] = Counter()
 
-    def append(self, segment: Segment) -> None:
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         self.dropped["ephemeral overflow"] += segment.count
