@@ -3,6 +3,8 @@
 - `streams`: a connection in memory, bounded and breakable
 - `memory`: an nsqd without sockets
 - `conversation`: a client that says what it is told
+- `disk`: a disk in memory that fails, fills up, crashes and loses power
+- `background`: blocking work without threads
 
 Under a `trio.testing.MockClock(autojump_threshold=0)` hours pass in milliseconds::
 

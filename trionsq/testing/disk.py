@@ -1,0 +1,532 @@
+"""A disk in memory: it fails, fills up, crashes and loses power when told to.
+
+`SimulatedDisk` is a `trionsq.storage.disk.Disk`. It keeps two states apart: what the page cache
+has, which every operation sees, and what is durable: file contents by `sync`, names by
+`sync_folder`, each without the other. A test counts the operations of some work, then lets the
+disk crash at each of them in turn::
+
+    work(disk := SimulatedDisk())
+    for at in range(1, disk.operations + 1):
+        disk = SimulatedDisk(random=Random(at))
+        disk.crash_at(at)
+        with pytest.raises(Crashed):
+            work(disk)
+        recover(disk.after_kill())
+        recover(disk.after_power_loss())
+
+It is less kind than any real disk: a file that was synced has no name until the folder was synced
+too, and what a failed sync did not make durable stays in doubt, also after a later sync that
+succeeds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from copy import deepcopy
+from enum import Enum, auto
+from fnmatch import fnmatchcase
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import Final, Generic, TypeVar
+
+__all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
+
+_OF_DISKS: Final = ("open", "create", "rename", "unlink", "names", "sync_folder", "free_nbytes")
+_OF_FILES: Final = ("write", "read", "size", "truncate", "sync", "close")
+
+OPERATIONS: Final = frozenset((*_OF_DISKS, *_OF_FILES))
+"""What may fail or crash, by the names of the methods."""
+
+_UNLIMITED_NBYTES: Final = 1 << 40
+
+_Change = TypeVar("_Change")
+_T = TypeVar("_T")
+
+# A change of a content: bytes written at an offset, or None: cut off there.
+_ContentChange = tuple[int, bytes | None]
+# A change of names: what each of them means afterwards. All of it happens, or none.
+_NameChange = tuple[tuple[str, "_Content | None"], ...]
+
+
+class Crashed(BaseException):
+    """The simulated machine stopped here. Not an Exception: what handles errors must not run on."""
+
+
+class _State(Enum):
+    DIRTY = auto()  # the next sync makes it durable
+    DOUBTFUL = auto()  # a sync of it failed: it counts as written, but perhaps is not
+    DURABLE = auto()  # but comes after one that is not
+
+
+class _History(Generic[_Change]):
+    """The changes since the last state that is wholly durable, in order."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[_Change, _State]] = []
+
+    def __iter__(self) -> Iterator[tuple[_Change, bool]]:
+        """Each change, and whether it is durable."""
+        return ((change, state is _State.DURABLE) for change, state in self._changes)
+
+    def add(self, change: _Change, state: _State = _State.DIRTY) -> None:
+        self._changes.append((change, state))
+
+    def mark(self, new_state: _State) -> list[_Change]:
+        """Give all that is dirty a new state; take out the changes that are durable by now."""
+        self._changes = [
+            (change, new_state if state is _State.DIRTY else state)
+            for change, state in self._changes
+        ]
+        count = 0
+        for _, is_durable in self:
+            if not is_durable:
+                break
+            count += 1
+        done = [change for change, _ in self._changes[:count]]
+        del self._changes[:count]
+        return done
+
+
+class _Content:
+    """What a file holds, apart from its name."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.durable = bytearray(data)
+        self.history: _History[_ContentChange] = _History()
+
+    def change(self, offset: int, data: bytes | None) -> None:
+        self.history.add((offset, data))
+        _apply(self.data, offset, data)
+
+    def mark(self, new_state: _State) -> None:
+        for change in self.history.mark(new_state):
+            _apply(self.durable, *change)
+
+    def after_power_loss(self, random: Random) -> bytes:
+        result = bytearray(self.durable)
+        keep = random.choice((0.0, 0.5, 0.9, 1.0))
+        for (offset, data), is_durable in self.history:
+            if is_durable or random.random() < keep:
+                _apply(result, offset, data)
+            elif data is not None:
+                first, last = _hole(random, len(data))
+                _apply(result, offset, data[:first])
+                _apply(result, offset + last, data[last:])
+                if random.random() < 0.5:  # the new size got there, the bytes did not
+                    result.extend(bytes(max(0, offset + len(data) - len(result))))
+        return bytes(result)
+
+
+class _Folder:
+    """Which name means which content."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, _Content] = {}
+        self.durable: dict[str, _Content] = {}
+        self.history: _History[_NameChange] = _History()
+
+    def change(self, change: _NameChange, state: _State = _State.DIRTY) -> None:
+        self.history.add(change, state)
+        _rename(self.names, change)
+
+    def mark(self, new_state: _State) -> None:
+        for change in self.history.mark(new_state):
+            _rename(self.durable, change)
+
+    def after_power_loss(self, random: Random) -> dict[str, bytes]:
+        names = dict(self.durable)
+        keep = random.choice((0.0, 0.5, 1.0))
+        lost: set[str] = set()
+        for change, is_durable in self.history:
+            touched = {name for name, _ in change}
+            # What happens to one name happens in order.
+            if is_durable or (not touched & lost and random.random() < keep):
+                _rename(names, change)
+            else:
+                lost |= touched
+        contents: dict[_Content, bytes] = {}
+        for content in names.values():
+            if content not in contents:
+                contents[content] = content.after_power_loss(random)
+        return {name: contents[content] for name, content in names.items()}
+
+
+def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
+    if data is None:
+        del target[offset:]
+    if data is None or data:
+        target.extend(bytes(max(0, offset - len(target))))
+    if data:
+        target[offset : offset + len(data)] = data
+
+
+def _rename(target: dict[str, _Content], change: _NameChange) -> None:
+    for name, content in change:
+        if content is None:
+            target.pop(name, None)
+        else:
+            target[name] = content
+
+
+def _hole(random: Random, nbytes: int) -> tuple[int, int]:
+    """Which part of a torn write is missing: all of it, its end, or any part."""
+    first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
+    return random.choice(((0, nbytes), (first, nbytes), (first, last)))
+
+
+class _Fault:
+    """An error that some operation is going to meet."""
+
+    def __init__(
+        self, error_number: int, at: int, forever: bool, only: Collection[str], name: str
+    ) -> None:
+        self.error_number = error_number
+        self._left = at
+        self._forever = forever
+        self._only = only
+        self._name = name
+
+    def meets(self, operation: str, names: tuple[str, ...]) -> bool:
+        """Count the operation if it is one of those meant; whether it has to fail."""
+        if operation not in self._only or not any(fnmatchcase(name, self._name) for name in names):
+            return False
+        self._left -= 1
+        return self._left == 0 or (self._forever and self._left < 0)
+
+
+class SimulatedDisk:
+    """The files of one folder, in memory. Any thread may use it.
+
+    Attributes:
+        path: of the folder, as errors show it.
+        capacity: bytes that all files together may have, removed ones that are still open
+            included; None: no limit. May be changed at any time.
+        operations: how many operations were begun.
+        faults: how many of them failed because of `fail` or of `capacity`, by operation.
+        crashed: whether the crash that `crash_at` planned has happened.
+        log: ``(operation, name)`` of each operation, if ``logged``. The name is empty for those of
+            the folder; of a renamed file it is ``old -> new``; of an open file the name it was
+            opened by.
+    """
+
+    def __init__(
+        self,
+        *,
+        random: Random | None = None,
+        path: str = "/simulated",
+        capacity: int | None = None,
+        logged: bool = False,
+    ) -> None:
+        self.path = path
+        self.capacity = capacity
+        self.operations = 0
+        self.faults: Counter[str] = Counter()
+        self.crashed = False
+        self.log: list[tuple[str, str]] = []
+        self._logged = logged
+        self._random = random or Random(0)
+        self._folder = _Folder()
+        self._handles: set[SimulatedFile] = set()
+        self._planned: list[_Fault] = []
+        self._crash_in = 0
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        state = "crashed" if self.crashed else f"{self.operations} operations"
+        return f"<SimulatedDisk {self.path} {len(self._folder.names)} files, {state}>"
+
+    # What a test arranges and looks at: no operations, these always work
+
+    @classmethod
+    def load(
+        cls, folder_path: str | Path, *, random: Random | None = None, path: str = "/simulated"
+    ) -> SimulatedDisk:
+        """A disk with the files of a real folder, all durable; folders in it are left out."""
+        disk = cls(random=random, path=path)
+        for entry in sorted(Path(folder_path).iterdir()):
+            if entry.is_file():
+                disk.write_file(entry.name, entry.read_bytes())
+        return disk
+
+    def files(self) -> dict[str, bytes]:
+        """Name and content of each file, as operations see them now."""
+        with self._lock:
+            return {name: bytes(file.data) for name, file in sorted(self._folder.names.items())}
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Put a new file there, in place of the one of that name; durable at once."""
+        with self._lock:
+            self._folder.change(((name, _Content(data)),), _State.DURABLE)
+
+    @property
+    def open_files(self) -> int:
+        """Files that were opened or created and not yet closed."""
+        return len(self._handles)
+
+    def fail(
+        self,
+        error_number: int,
+        at: int = 1,
+        forever: bool = False,
+        only: Collection[str] | None = None,
+        name: str = "*",
+    ) -> None:
+        """Let the ``at``-th operation from now fail, ``forever``: all that follow it too.
+
+        ``only`` (some of `OPERATIONS`) and ``name`` (a shell pattern) limit which operations are
+        meant; the others neither count nor fail. A write that fails leaves a part of its data in
+        the file; a sync that fails makes nothing durable and leaves it in doubt; a close that
+        fails closes. Other operations that fail do nothing.
+        """
+        if at < 1 or not OPERATIONS.issuperset(only or ()):
+            raise ValueError(f"no such operations: at={at}, only={only}")
+        with self._lock:
+            self._planned.append(_Fault(error_number, at, forever, only or OPERATIONS, name))
+
+    def heal(self) -> None:
+        """Let nothing fail any more, neither what does now nor what was to fail later."""
+        with self._lock:
+            self._planned.clear()
+
+    def crash_at(self, count: int) -> None:
+        """Let the ``count``-th operation from now raise `Crashed`, and then every other one.
+
+        It is done or not done, or in part if it is a write.
+        """
+        if count < 1:
+            raise ValueError(f"no such operation: {count}")
+        with self._lock:
+            self._crash_in = count
+
+    def after_kill(self) -> SimulatedDisk:
+        """What a new process finds after this one was killed now: all of the page cache.
+
+        What was not durable is not durable there either. Faults are not carried over.
+        """
+        with self._lock:
+            disk = self._successor()
+            disk._folder = deepcopy(self._folder)
+        return disk
+
+    def after_power_loss(self) -> SimulatedDisk:
+        """What is there after the power failed now: what was durable, and any part of the rest.
+
+        Of the writes that were not durable, any may be there, be missing or be torn at any byte;
+        bytes never written are zeros. A name may mean what it meant before or what it means now.
+        Each call draws anew.
+        """
+        with self._lock:
+            disk = self._successor()
+            for name, data in self._folder.after_power_loss(self._random).items():
+                disk.write_file(name, data)
+        return disk
+
+    def _successor(self) -> SimulatedDisk:
+        return SimulatedDisk(
+            random=Random(self._random.getrandbits(64)),
+            path=self.path,
+            capacity=self.capacity,
+            logged=self._logged,
+        )
+
+    # Operations
+
+    def open(self, name: str) -> SimulatedFile:
+        return self._perform("open", (name,), lambda: SimulatedFile(self, name, self._found(name)))
+
+    def create(self, name: str) -> SimulatedFile:
+        def create() -> SimulatedFile:
+            if name in self._folder.names:
+                raise self._error(errno.EEXIST, name)
+            content = _Content()
+            self._folder.change(((name, content),))
+            return SimulatedFile(self, name, content)
+
+        return self._perform("create", (name,), create)
+
+    def rename(self, name: str, new_name: str) -> None:
+        def rename() -> None:
+            content = self._found(name, new_name)
+            if name != new_name:
+                self._folder.change(((name, None), (new_name, content)))
+
+        self._perform("rename", (name, new_name), rename)
+
+    def unlink(self, name: str) -> None:
+        def unlink() -> None:
+            self._found(name)
+            self._folder.change(((name, None),))
+
+        self._perform("unlink", (name,), unlink)
+
+    def names(self) -> list[str]:
+        def names() -> list[str]:
+            return self._random.sample(sorted(self._folder.names), len(self._folder.names))
+
+        return self._perform("names", ("",), names)
+
+    def sync_folder(self) -> None:
+        folder = self._folder
+        self._perform(
+            "sync_folder",
+            ("",),
+            lambda: folder.mark(_State.DURABLE),
+            failing=lambda: folder.mark(_State.DOUBTFUL),
+        )
+
+    def free_nbytes(self) -> int:
+        return self._perform("free_nbytes", ("",), self._free_nbytes)
+
+    # How every operation goes
+
+    def _perform(
+        self,
+        operation: str,
+        names: tuple[str, ...],
+        act: Callable[[], _T],
+        *,
+        failing: Callable[[], None] = lambda: None,
+        file: SimulatedFile | None = None,
+    ) -> _T:
+        """Run ``act``, or ``failing`` and raise, if that is planned."""
+        with self._lock:
+            if self.crashed:
+                raise Crashed(f"{operation} after the crash")
+            if file and file not in self._handles:
+                raise ValueError(f"{operation} of a closed file: {file.path}")
+            self.operations += 1
+            if self._logged:
+                self.log.append((operation, " -> ".join(names)))
+            self._crash_in -= 1
+            if self._crash_in == 0:
+                self._crash(operation, act, failing)
+            # All of them count, also when several meet the same operation.
+            if met := [fault for fault in self._planned if fault.meets(operation, names)]:
+                self.faults[operation] += 1
+                failing()
+                raise self._error(met[0].error_number, *names)
+            return act()
+
+    def _crash(
+        self, operation: str, act: Callable[[], object], failing: Callable[[], None]
+    ) -> None:
+        self.crashed = True
+        how = self._random.choice(("not done", "done", "done in part"))
+        if how == "done":
+            with suppress(OSError):
+                act()
+        elif how == "done in part" and operation == "write":
+            failing()
+        raise Crashed(f"in operation {self.operations}: {operation}")
+
+    def _error(self, error_number: int, name: str, new_name: str | None = None) -> OSError:
+        path = os.path.join(self.path, name) if name else self.path
+        if new_name is None:
+            return OSError(error_number, os.strerror(error_number), path)
+        new_path = os.path.join(self.path, new_name)
+        return OSError(error_number, os.strerror(error_number), path, None, new_path)
+
+    def _found(self, name: str, new_name: str | None = None) -> _Content:
+        if name not in self._folder.names:
+            raise self._error(errno.ENOENT, name, new_name)
+        return self._folder.names[name]
+
+    def _free_nbytes(self) -> int:
+        if self.capacity is None:
+            return _UNLIMITED_NBYTES
+        contents = {*self._folder.names.values(), *(file.content for file in self._handles)}
+        return max(0, self.capacity - sum(len(content.data) for content in contents))
+
+
+class SimulatedFile:
+    """An open file of a `SimulatedDisk`; it stays usable when the file is renamed or removed.
+
+    Every method raises ValueError after `close`.
+
+    Attributes:
+        path: by which it was opened.
+        content: what it shares with other handles of the same file.
+    """
+
+    __slots__ = ("_disk", "_names", "content", "path")
+
+    def __init__(self, disk: SimulatedDisk, name: str, content: _Content) -> None:
+        self.path = os.path.join(disk.path, name)
+        self.content = content
+        self._disk = disk
+        self._names = (name,)
+        disk._handles.add(self)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedFile {self.path}>"
+
+    def write(self, data: bytes, offset: int) -> None:
+        def write() -> None:
+            self._check(offset)
+            count = self._fitting(len(data), offset)
+            self._change(offset, data[:count])
+            if count < len(data):
+                self._disk.faults["write"] += 1
+                raise self._disk._error(errno.ENOSPC, *self._names)
+
+        def tear() -> None:
+            first, last = _hole(self._disk._random, len(data))
+            count = self._fitting(len(data), offset)
+            self._change(offset, data[: min(first, count)])
+            self._change(offset + last, data[last:count])
+
+        self._perform("write", write, tear)
+
+    def read(self, nbytes: int, offset: int) -> bytes:
+        def read() -> bytes:
+            self._check(nbytes, offset)
+            return bytes(memoryview(self.content.data)[offset : offset + nbytes])
+
+        return self._perform("read", read)
+
+    def size(self) -> int:
+        return self._perform("size", lambda: len(self.content.data))
+
+    def truncate(self, size: int) -> None:
+        def truncate() -> None:
+            self._check(size)
+            self.content.change(size, None)
+
+        self._perform("truncate", truncate)
+
+    def sync(self) -> None:
+        mark = self.content.mark
+        self._perform("sync", lambda: mark(_State.DURABLE), lambda: mark(_State.DOUBTFUL))
+
+    def close(self) -> None:
+        def close() -> None:
+            self._disk._handles.discard(self)
+
+        self._perform("close", close, close)
+
+    def _perform(
+        self,
+        operation: str,
+        act: Callable[[], _T],
+        failing: Callable[[], None] = lambda: None,
+    ) -> _T:
+        return self._disk._perform(operation, self._names, act, failing=failing, file=self)
+
+    def _change(self, offset: int, data: bytes) -> None:
+        if data:
+            self.content.change(offset, bytes(data))
+
+    def _check(self, *numbers: int) -> None:
+        if min(numbers) < 0:
+            raise self._disk._error(errno.EINVAL, *self._names)
+
+    def _fitting(self, nbytes: int, offset: int) -> int:
+        """How many leading bytes of a write there is room for."""
+        size_max = len(self.content.data) + self._disk._free_nbytes()
+        return max(0, min(nbytes, size_max - offset))
