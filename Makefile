@@ -1,4 +1,4 @@
-# make run | test | lint | bench [ORIGINAL=dir] | format | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench lock compiler clean
+.PHONY: run test lint format bench drill lock compiler clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -32,6 +32,10 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED) compiler
 	$(PY) -m benchmarks $(if $(ORIGINAL),--original $(ORIGINAL)) $(ARGS)
+
+# Stops nsqd under load and starts it again, 50 times: nothing acknowledged may be missing.
+drill: $(INSTALLED)
+	$(PY) -m tests.drill --runs 50 $(ARGS)
 
 # Pins anew what pyproject.toml allows; needs uv (pip install uv).
 lock:

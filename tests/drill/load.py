@@ -1,0 +1,207 @@
+"""Publishers and consumers at full speed, until nsqd cuts them off.
+
+The faults they meet: their connection ends at any byte, amid commands and answers; messages
+are left in flight (``hold_share``) and deferred beyond the stop (DPUB, HTTP ``defer``, REQ).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import NamedTuple
+
+import trio
+
+from tests.drill.account import Account
+from tests.drill.connection import ConnectionEndedError, HttpConnection, NsqConnection
+from tests.drill.plan import ConsumerPlan, PublisherPlan
+from tests.processes import NsqdProcess
+from trionsq.wire import commands
+from trionsq.wire.client import ErrorFrame, Message, Response
+
+PIPELINED_MESSAGES = 50
+MPUB_MESSAGES_MAX = 60
+PADDING_BYTES_MAX = 300
+DELAYS_SHORT_MS = (1, 150)
+DELAYS_BEYOND_STOP_S = (2.0, 4.0)
+DEFERRED_SHARE = 0.2
+"""Of what an HTTP publisher publishes one by one; a DPUB publisher defers everything."""
+
+NOBODYS_ID = b"0" * 16
+"""FIN of it is refused, in its turn: then all that was sent before it has been taken."""
+
+
+class Round(NamedTuple):
+    """What a publisher sends at once; each batch of bodies gets one OK."""
+
+    data: bytes
+    batches: list[list[bytes]]
+
+
+class Delays:
+    """Draws delays, in milliseconds: short ones, and ones that end after the restart."""
+
+    def __init__(self, rng: Random, stop_at_s: float) -> None:
+        self._rng = rng
+        self._stop_at_s = stop_at_s
+
+    def draw_ms(self) -> int:
+        """A delay from now on."""
+        if self._rng.random() < 0.5:
+            return self._rng.randint(*DELAYS_SHORT_MS)
+        left_s = max(0.0, self._stop_at_s - trio.current_time())
+        return int((left_s + self._rng.uniform(*DELAYS_BEYOND_STOP_S)) * 1000)
+
+
+class Publisher:
+    """One publisher; its bodies are unique in the run and say whose and which they are."""
+
+    def __init__(self, plan: PublisherPlan, rng: Random, delays: Delays, account: Account) -> None:
+        self._plan = plan
+        self._rng = rng
+        self._delays = delays
+        self._account = account
+        self._sequence = 0
+
+    async def run(self, nsqd: NsqdProcess) -> None:
+        """Publish until the connection ends."""
+        try:
+            if self._plan.kind.startswith("http"):
+                await self._run_http(nsqd.http_address)
+            else:
+                await self._run_tcp(nsqd.tcp_address)
+        except ConnectionEndedError:
+            self._account.counts["publishers_cut_off"] += 1
+
+    async def _run_tcp(self, address: str) -> None:
+        async with await NsqConnection.open(address) as connection:
+            while True:
+                data, batches = self._next_round()
+                await connection.send(data)
+                unanswered = deque(batches)
+                while unanswered:
+                    for frame in await connection.frames():
+                        self._answered(unanswered.popleft(), frame == Response(b"OK"))
+
+    async def _run_http(self, address: str) -> None:
+        async with await HttpConnection.open(address) as connection:
+            while True:
+                path, bodies = self._next_request()
+                status, _ = await connection.request("POST", path, b"\n".join(bodies))
+                self._answered(bodies, status == 200)
+
+    def _answered(self, bodies: list[bytes], is_ok: bool) -> None:
+        if is_ok:
+            self._account.acknowledge(bodies)
+        else:
+            self._account.counts["refused"] += len(bodies)
+
+    def _next_round(self) -> Round:
+        topic = self._plan.topic
+        match self._plan.kind:
+            case "dpub":
+                delay_ms = self._delays.draw_ms()
+                (body,) = bodies = self._bodies(1, delay_ms)
+                return Round(commands.publish_deferred(topic, delay_ms, body), [bodies])
+            case "mpub":
+                bodies = self._bodies(self._rng.randint(1, MPUB_MESSAGES_MAX))
+                return Round(commands.publish_many(topic, bodies), [bodies])
+            case "pipelined":
+                bodies = self._bodies(PIPELINED_MESSAGES)
+            case _:
+                bodies = self._bodies(1)
+        data = b"".join(commands.publish(topic, body) for body in bodies)
+        return Round(data, [[body] for body in bodies])
+
+    def _next_request(self) -> tuple[str, list[bytes]]:
+        if self._plan.kind == "http_mpub":
+            bodies = self._bodies(self._rng.randint(1, MPUB_MESSAGES_MAX))
+            return f"/mpub?topic={self._plan.topic}", bodies
+        delay_ms = self._delays.draw_ms() if self._rng.random() < DEFERRED_SHARE else 0
+        defer = f"&defer={delay_ms}" if delay_ms else ""
+        return f"/pub?topic={self._plan.topic}{defer}", self._bodies(1, delay_ms)
+
+    def _bodies(self, count: int, delay_ms: int = 0) -> list[bytes]:
+        name = self._plan.name.encode()
+        padding = b"." * self._rng.randint(0, PADDING_BYTES_MAX)
+        first = self._sequence
+        self._sequence += count
+        bodies = [b"%b %d %b" % (name, number, padding) for number in range(first, first + count)]
+        self._account.sending(self._plan.topic, bodies, delay_ms / 1000)
+        return bodies
+
+
+class Consumer:
+    """One consumer: finishes most of what it gets, keeps some in flight, requeues some."""
+
+    def __init__(self, plan: ConsumerPlan, rng: Random, delays: Delays, account: Account) -> None:
+        self._plan = plan
+        self._rng = rng
+        self._delays = delays
+        self._account = account
+        self._channel = (plan.topic, plan.channel)
+        self._own = account.channels[self._channel]
+        self._held = 0
+        self._unsure: deque[_Taken] = deque()
+
+    async def run(
+        self, nsqd: NsqdProcess, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Consume until the connection ends; started when subscribed."""
+        try:
+            async with await NsqConnection.open(nsqd.tcp_address) as connection:
+                plan = self._plan
+                await connection.subscribe(plan.topic, plan.channel, plan.ready_count)
+                task_status.started()
+                while True:
+                    await self._handle_next(connection)
+        except ConnectionEndedError:
+            self._account.counts["consumers_cut_off"] += 1
+
+    async def _handle_next(self, connection: NsqConnection) -> None:
+        taken = _Taken({}, {})
+        lines: list[bytes] = []
+        for frame in await connection.frames():
+            if isinstance(frame, Message):
+                self._account.receive(self._channel, frame)
+                lines += self._decide(frame, taken)
+            elif isinstance(frame, ErrorFrame):
+                self._answered(frame)
+        if lines:
+            self._unsure.append(taken)
+            await connection.send(b"".join([*lines, commands.finish(NOBODYS_ID)]))
+
+    def _decide(self, message: Message, taken: _Taken) -> list[bytes]:
+        plan, drawn = self._plan, self._rng.random()
+        if drawn < plan.hold_share and self._held < plan.ready_count // 2:
+            self._held += 1
+            self._account.counts["held"] += 1
+            return []
+        if drawn > 1 - plan.requeue_share:
+            delay_ms = self._delays.draw_ms() if self._rng.random() < 0.8 else 0
+            taken.due_s[message.message_id] = message.body, self._account.clock() + delay_ms / 1000
+            self._account.counts["requeued"] += 1
+            return [commands.requeue(message.message_id, delay_ms)]
+        taken.finished[message.message_id] = message.body
+        self._own.finish_sent.add(message.body)
+        return [commands.finish(message.message_id)]
+
+    def _answered(self, refusal: ErrorFrame) -> None:
+        """An answer came to the oldest commands whose fate is open."""
+        words = refusal.text.split(b" ")
+        message_id = words[1] if len(words) > 1 else b""
+        if message_id != NOBODYS_ID:
+            self._account.counts["refused_fin_or_req"] += 1
+            self._unsure[0].finished.pop(message_id, None)
+            self._unsure[0].due_s.pop(message_id, None)
+            return
+        taken = self._unsure.popleft()
+        self._own.finished.update(taken.finished.values())
+        self._own.due_s.update(taken.due_s.values())
+
+
+class _Taken(NamedTuple):
+    """By id, what was sent in one go: bodies finished, bodies requeued with their due time."""
+
+    finished: dict[bytes, bytes]
+    due_s: dict[bytes, tuple[bytes, float]]

@@ -1,0 +1,39 @@
+"""A short form of the drill (`make drill` runs the long one) against a real nsqd.
+
+TRIONSQ_TEST_NSQD=/path/to/nsqd drills that one in place of ours.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.drill.__main__ import describe, never_occurred, run_all
+from tests.drill.run import Terms
+from tests.golden.needs import not_built
+from tests.processes import other_binary
+
+SEEDS = (3, 4)
+LOAD_S_MAX = 2.0
+
+pytestmark = pytest.mark.skipif("disk" in not_built(), reason=not_built().get("disk", ""))
+
+
+def test_nothing_acknowledged_is_lost_by_a_stop_under_load() -> None:
+    """SIGTERM amid publishing and consuming, a start with the same folder: every acknowledged
+    message that was not finished comes to every channel, none that was finished does, attempts
+    go on, and none comes before the time it was deferred to."""
+    terms = Terms(keeps_delays=other_binary() is None)
+    totals, is_good = run_all(SEEDS, LOAD_S_MAX, terms)
+    print(describe(totals))
+    assert is_good
+    assert never_occurred(totals, len(SEEDS), terms) == []
+
+
+def test_a_kill_damages_nothing() -> None:
+    """After SIGKILL amid publishing and consuming nsqd starts with the same folder, delivers no
+    message that was never published and none damaged, and can be emptied."""
+    terms = Terms(is_clean=False)
+    totals, is_good = run_all(SEEDS[:1], LOAD_S_MAX, terms)
+    print(describe(totals))
+    assert is_good
+    assert never_occurred(totals, 1, terms) == []
