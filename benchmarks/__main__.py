@@ -6,12 +6,16 @@ import argparse
 import json
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.build import BuildError, build
-from benchmarks.measure import Bench, MeasureError, message_counts, run_row
+from benchmarks.folders import data_base, file_system
+from benchmarks.generator import Bench, MeasureError
+from benchmarks.measure import message_counts, run_row
 from benchmarks.report import Result, document, machine, table, versions
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
@@ -33,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, help="runs of which the median counts (3; quick 1)")
     parser.add_argument("--quick", action="store_true", help="one short run each: a try, no result")
     parser.add_argument("--servers", type=_names, help="some of ours,original,floor")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where data folders are made")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     return parser
 
@@ -87,7 +92,7 @@ def measure_row(
             for kind in order if repeat % 2 == 0 else reversed(order):
                 progress.say(f"{row.name}: {kind}, run {repeat + 1} of {repeats}")
                 result.runs.setdefault(kind, []).append(run_row(bench, row, kind, counts[kind]))
-    except (MeasureError, ServerError) as error:
+    except (MeasureError, ServerError, OSError) as error:
         result.failure = str(error)
     progress.row_done()
     return result
@@ -108,11 +113,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         print("\n".join(f"{row.name:18}{row.title}" for row in ROWS))
         return 0
-    rows, servers = _chosen_rows(arguments.rows), _chosen_servers(arguments)
     _raise_file_limit()
+    base = data_base(arguments.data)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="nsq-bench-", dir=base)
+    except OSError as error:
+        print(f"benchmarks: no data folder can be made: {error}", file=sys.stderr)
+        return 2
+    with folder as data:
+        return _run(arguments, Path(data))
+
+
+def _run(arguments: argparse.Namespace, data: Path) -> int:
+    rows, servers = _chosen_rows(arguments.rows), _chosen_servers(arguments)
     try:
         programs = build()
-        commands = kinds(programs.floor, arguments.original)
+        commands = kinds(programs.floor, arguments.original, data)
         for kind in servers:
             with commands.start(kind, ()):
                 pass
@@ -123,14 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     repeats = arguments.repeats or (1 if arguments.quick else 3)
     bench = Bench(programs.load, commands, seconds, arguments.quick)
     progress = Progress(len(rows))
-    before, began = machine(), time.monotonic()
+    before, began = {**machine(), "data": " ".join(file_system(data))}, time.monotonic()
     results = [measure_row(bench, row, servers, repeats, progress) for row in rows]
-    print(f"{before['processor']}, {before['cores']} cores, kernel {before['kernel']};", end=" ")
-    print(
-        f"{repeats} run(s) of about {seconds:g} s, {time.monotonic() - began:.0f} s in all;",
-        end=" ",
-    )
-    print(f"load average before {before['load_average'][0]:.2f}\n")
+    print(_heading(before, repeats, seconds, time.monotonic() - began))
     print(table(results))
     if arguments.json:
         written = {name: str(value) for name, value in vars(arguments).items() if value}
@@ -138,6 +149,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = versions(programs.compiler, commands.commands)
         arguments.json.write_text(json.dumps(document(results, before, about, written), indent=1))
     return 1 if any(result.failure for result in results) else 0
+
+
+def _heading(before: Mapping[str, Any], repeats: int, seconds: float, took_s: float) -> str:
+    return (
+        f"{before['processor']}, {before['cores']} cores, kernel {before['kernel']}, data on"
+        f" {before['data']}; {repeats} run(s) of about {seconds:g} s, {took_s:.0f} s in all;"
+        f" load average before {before['load_average'][0]:.2f}\n"
+    )
 
 
 if __name__ == "__main__":

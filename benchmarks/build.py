@@ -21,6 +21,7 @@ SOURCES = {
         "publisher.c",
         "consumer.c",
         "run.c",
+        "backlog.c",
     ),
     "floor": ("floor.c",),
 }

@@ -53,8 +53,8 @@ class Result:
         spreads = []
         for kind in (OURS, ORIGINAL):
             values = [metric.of(run) for run in self.runs.get(kind, ())]
-            if len(values) > 1:
-                spreads.append((max(values) - min(values)) / 2 / statistics.median(values) * 100)
+            if len(values) > 1 and (middle := statistics.median(values)):
+                spreads.append((max(values) - min(values)) / 2 / middle * 100)
         return max(spreads, default=None)
 
     def ratio(self, metric: Metric, other: str) -> float | None:
@@ -74,11 +74,12 @@ def _number(value: float | None) -> str:
 def _target(metric: Metric) -> str:
     if metric.target is None:
         return ""
-    return f"{'>=' if metric.more_is_better else '<='} {metric.target:g}"
+    sign = ">=" if metric.more_is_better else "<="
+    return f"{'ours ' if metric.absolute else ''}{sign} {metric.target:g}"
 
 
-def _verdict(metric: Metric, ratio: float | None) -> str:
-    met = None if ratio is None else metric.meets(ratio)
+def _verdict(metric: Metric, reached: float | None) -> str:
+    met = None if reached is None else metric.meets(reached)
     return "" if met is None else "met" if met else "MISSED"
 
 
@@ -97,7 +98,8 @@ def _line(result: Result, metric: Metric) -> tuple[str, ...]:
     name = (result.row.name, metric.name, metric.unit)
     spread = result.spread_percent(metric)
     uncertain = "-" if spread is None else f"+-{spread:.0f}%"
-    return (*name, *map(_number, figures), uncertain, _target(metric), _verdict(metric, ratio))
+    verdict = _verdict(metric, figures[0] if metric.absolute else ratio)
+    return (*name, *map(_number, figures), uncertain, _target(metric), verdict)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -139,6 +141,7 @@ def _row_document(result: Result) -> dict[str, Any]:
             metric.name: {
                 "unit": metric.unit,
                 "target": metric.target,
+                "target_is_absolute": metric.absolute,
                 "ratio_to_original": result.ratio(metric, ORIGINAL),
                 "ratio_to_floor": result.ratio(metric, FLOOR),
             }

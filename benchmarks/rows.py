@@ -14,16 +14,20 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a run. `target` is its wanted ratio to the original's."""
+    """One figure of a run. `target` is its wanted ratio to the original's.
+
+    With `absolute` it is what the figure itself should be.
+    """
 
     name: str
     unit: str
     of: Callable[[Run], float]
     target: float | None = None
     more_is_better: bool = True
+    absolute: bool = False
 
     def meets(self, ratio: float) -> bool | None:
-        """Whether this ratio of ours to the original's meets the target, if there is one."""
+        """Whether this ratio of ours to the original's, or this figure, meets the target if any."""
         if self.target is None:
             return None
         return ratio >= self.target if self.more_is_better else ratio <= self.target
@@ -36,7 +40,9 @@ class Row:
     `scenario` and `options` go to the generator. `pilot` messages are run first to find how
     many fill the wanted seconds; without it `messages` is what is run. `preload` publishes all
     messages before the load begins. `memory_queue` is --mem-queue-size, by default too large to
-    be filled. `unbuffered` names the servers which are asked for output_buffer_size -1.
+    be filled; 0 sends all through disk. `unbuffered` names the servers which are asked for
+    output_buffer_size -1. `channels` 0 leaves the topic without one. `procedure` is what `disk`
+    does around the load ("start", "beside"), `backlog` the messages behind the slow channel.
     """
 
     name: str
@@ -53,6 +59,9 @@ class Row:
     quick_channels: int = 1
     memory_queue: int = 10_000_000
     preload: bool = False
+    procedure: str = ""
+    backlog: int = 0
+    quick_backlog: int = 0
     most_repeats: int = 100
     floor: bool = True
     unbuffered: frozenset[str] = frozenset()
@@ -80,10 +89,6 @@ def _bytes_for_each(count: str) -> Callable[[Run], float]:
     return lambda run: float((run["resident_after"] - run["resident_before"]) / run[count])
 
 
-def _cpu_percent(run: Run) -> float:
-    return float(run["cpu_seconds"] / run["seconds"] * 100)
-
-
 def _publish(name: str, title: str, target: float, **options: int | str) -> Row:
     metrics = (Metric("rate", "msg/s", _rate, target),)
     return Row(name, title, "publish", options, metrics, pilot=4_000)
@@ -93,6 +98,26 @@ def _consume(name: str, title: str, target: float, consumers: int, rdy: int) -> 
     options: dict[str, int | str] = {"consumers": consumers, "rdy": rdy}
     metrics = (Metric("rate", "msg/s", _rate, target),)
     return Row(name, title, "consume", options, metrics, pilot=20_000, preload=True)
+
+
+def _figure(name: str, scale: float = 1) -> Callable[[Run], float]:
+    return lambda run: float(run[name] * scale)
+
+
+def _kept(run: Run) -> float:
+    return _rate(run) / _rate(run["alone"])
+
+
+def _alone(of: Callable[[Run], float]) -> Callable[[Run], float]:
+    return lambda run: of(run["alone"])
+
+
+def _cost(run: Run) -> float:
+    return float(run["cpu_seconds"] / run["messages"] * 1e6)
+
+
+def _busy_percent(run: Run) -> float:
+    return float(run["cpu_seconds"] / run["seconds"] * 100)
 
 
 PACED: Mapping[str, int | str] = {
@@ -162,7 +187,7 @@ ROWS: tuple[Row, ...] = (
         {"consumers": 3000, "rdy": 1, "hold": 32, "heartbeat-ms": 30_000},
         (
             Metric("resident", "B/conn", _bytes_for_each("connections"), 0.4, more_is_better=False),
-            Metric("cpu", "% of a core", _cpu_percent, 0.3, more_is_better=False),
+            Metric("cpu", "% of a core", _busy_percent, 0.3, more_is_better=False),
         ),
         most_repeats=1,
         quick_options={"consumers": 300, "hold": 3, "heartbeat-ms": 2_000},
@@ -182,5 +207,77 @@ ROWS: tuple[Row, ...] = (
         channels=10_000,
         quick_channels=500,
         memory_queue=2_000,
+    ),
+    Row(
+        "disk-write",
+        "MPUB 200 x 200 B to disk, 2 connections, no channel",
+        "publish",
+        {"publishers": 2, "batch": 200},
+        (Metric("rate", "msg/s", _rate, 2.0),),
+        pilot=100_000,
+        channels=0,
+        quick_channels=0,
+        memory_queue=0,
+        floor=False,
+    ),
+    Row(
+        "disk-read",
+        "consume from disk, 2 connections at RDY 2500",
+        "consume",
+        {"consumers": 2, "rdy": 2500},
+        (Metric("rate", "msg/s", _rate, 3.0),),
+        most=600_000,
+        pilot=100_000,
+        preload=True,
+        memory_queue=0,
+        floor=False,
+    ),
+    Row(
+        "disk-through",
+        "MPUB and consume at once, all through disk",
+        "pubsub",
+        {"publishers": 2, "consumers": 2, "rdy": 2500, "batch": 200},
+        (Metric("rate", "msg/s", _rate),),
+        pilot=100_000,
+        memory_queue=0,
+        floor=False,
+    ),
+    Row(
+        "disk-start",
+        "stop and start with 1,000,000 messages",
+        "first",
+        {"consumers": 1, "rdy": 1},
+        (
+            Metric("stop", "s", _figure("stop_seconds"), more_is_better=False),
+            Metric("answers", "ms", _figure("answered_seconds", 1e3), more_is_better=False),
+            Metric("delivers", "ms", _figure("timed_seconds", 1e3), more_is_better=False),
+            Metric("cpu", "ms", _figure("cpu_seconds", 1e3), more_is_better=False),
+            Metric("resident", "MB", _figure("resident_after", 1e-6), more_is_better=False),
+        ),
+        messages=1_000_000,
+        quick_messages=50_000,
+        procedure="start",
+        floor=False,
+    ),
+    Row(
+        "disk-slow-channel",
+        "a fast channel beside one with 5,000,000 behind",
+        "pubsub",
+        {"publishers": 2, "consumers": 2, "rdy": 2500, "batch": 200, "ahead": 8_000},
+        (
+            Metric("kept", "of alone", _kept, 0.6, absolute=True),
+            Metric("beside", "msg/s", _rate),
+            Metric("alone", "msg/s", _alone(_rate)),
+            Metric("cpu-beside", "us/msg", _cost, more_is_better=False),
+            Metric("cpu-alone", "us/msg", _alone(_cost), more_is_better=False),
+            Metric("busy-beside", "% of a core", _busy_percent),
+            Metric("busy-alone", "% of a core", _alone(_busy_percent)),
+        ),
+        pilot=40_000,
+        memory_queue=10_000,
+        procedure="beside",
+        backlog=5_000_000,
+        quick_backlog=100_000,
+        floor=False,
     ),
 )

@@ -1,14 +1,15 @@
 """Starts a server to measure, each in a process and a data folder of its own.
 
 Three kinds: `ours`, the `original` (another nsqd binary) and the `floor`, which has no HTTP and
-does no broker's work. They are killed, not asked to end: an orderly stop would write the
-queues to disk.
+does no broker's work. They are killed, not asked to end, unless a row measures that: an orderly
+stop would write the queues to disk.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,15 +17,15 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, TypedDict, cast
 
 START_S = 30.0
 LAST_LINES = 1500  # characters of a log that go into an error
 OURS, ORIGINAL, FLOOR = "ours", "original", "floor"
-NSQD_OPTIONS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
 
 
 class ServerError(Exception):
@@ -36,6 +37,7 @@ class ChannelStats(TypedDict):
 
     channel_name: str
     depth: int
+    backend_depth: int
     in_flight_count: int
     message_count: int
 
@@ -45,6 +47,7 @@ class TopicStats(TypedDict):
 
     topic_name: str
     depth: int
+    backend_depth: int
     message_count: int
     channels: list[ChannelStats]
 
@@ -63,21 +66,35 @@ class Server:
         """The end of what the server wrote on stderr."""
         return _text(self.log)[-LAST_LINES:]
 
-    def topic_stats(self, topic: str, channel: str) -> TopicStats | None:
-        """What /stats says of one channel and its topic; None while either is missing."""
-        query = urllib.parse.urlencode(
-            {
-                "format": "json",
-                "topic": topic,
-                "channel": channel,
-                "include_clients": "false",
-                "include_mem": "false",
-            }
-        )
-        url = f"http://127.0.0.1:{self.http_port}/stats?{query}"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            topics = cast(list[TopicStats] | None, json.load(answer)["topics"])
+    def topic_stats(self, topic: str, channel: str | None = None) -> TopicStats | None:
+        """What /stats says of one channel and its topic; None while either is missing.
+
+        Raises `ServerError` when it does not answer.
+        """
+        query = {"format": "json", "topic": topic} | ({"channel": channel} if channel else {})
+        query |= {"include_clients": "false", "include_mem": "false"}
+        url = f"http://127.0.0.1:{self.http_port}/stats?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                topics = cast(list[TopicStats] | None, json.load(answer)["topics"])
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"/stats does not answer: {error!r}") from error
         return topics[0] if topics else None
+
+    def stop(self, within_s: float) -> float:
+        """SIGTERM; returns the seconds until the process had ended.
+
+        Raises `ServerError` when it does not end in time or not with 0.
+        """
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired as error:
+            raise ServerError(f"no clean stop within {within_s:g} s") from error
+        if code != 0:
+            raise ServerError(f"a stop with exit code {code}; its last lines:\n{self.last_lines()}")
+        return time.monotonic() - began
 
     def cpu_s(self) -> float:
         """User and system time of the process so far, in seconds (in steps of 10 ms)."""
@@ -92,29 +109,72 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """A process that was just started, at `since_ns` of CLOCK_MONOTONIC; it may not listen yet."""
+
+    kind: str
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    since_ns: int
+
+    def last_lines(self) -> str:
+        """The end of what the server wrote on stderr."""
+        return _text(self.log)[-LAST_LINES:]
+
+    def listening(self) -> Server:
+        """Waits until it says where it listens.
+
+        Raises `ServerError` when it does not within 30 s.
+        """
+        ports = _wait_for_ports(self.process, self.log, http=self.kind != FLOOR)
+        return Server(self.kind, self.process, *ports, self.log)
+
+
+@dataclass(frozen=True)
 class Kinds:
-    """The commands that start each kind of server."""
+    """The commands that start each kind of server, and where their data folders are made."""
 
     commands: dict[str, Sequence[str]]
+    data: Path
 
     @contextmanager
-    def start(self, kind: str, options: Sequence[str]) -> Iterator[Server]:
+    def folder(self) -> Iterator[Path]:
+        """An empty data folder, gone after the block."""
+        with tempfile.TemporaryDirectory(prefix="nsqd-", dir=self.data) as folder:
+            yield Path(folder)
+
+    @contextmanager
+    def launch(
+        self, kind: str, options: Sequence[str], folder: Path, tcp_port: int = 0
+    ) -> Iterator[Launched]:
+        """Start a server on this data folder, and wait for nothing; killed when the block ends."""
+        command = [*self.commands[kind], *options]
+        if kind != FLOOR:
+            command += [f"--tcp-address=127.0.0.1:{tcp_port}", "--http-address=127.0.0.1:0"]
+            command.append(f"--data-path={folder}")
+        with tempfile.TemporaryFile(dir=self.data) as log:
+            since_ns = time.monotonic_ns()
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+            try:
+                yield Launched(kind, process, log, since_ns)
+            finally:
+                process.kill()
+                process.wait()
+
+    @contextmanager
+    def start(
+        self, kind: str, options: Sequence[str], folder: Path | None = None
+    ) -> Iterator[Server]:
         """Run a server of this kind with these options until the block ends.
 
-        Raises `ServerError` when it does not say within 30 s where it listens.
+        Without `folder` it gets an empty one of its own. Raises `ServerError` when it does not
+        say within 30 s where it listens.
         """
-        with tempfile.TemporaryDirectory(prefix="nsq-bench-") as folder:
-            command = [*self.commands[kind], *options]
-            if kind != FLOOR:
-                command += [*NSQD_OPTIONS, f"--data-path={folder}"]
-            with (Path(folder) / "stderr").open("w+b") as log:
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
-                try:
-                    ports = _wait_for_ports(process, log, http=kind != FLOOR)
-                    yield Server(kind, process, *ports, log)
-                finally:
-                    process.kill()
-                    process.wait()
+        with (
+            self.folder() if folder is None else nullcontext(folder) as used,
+            self.launch(kind, options, used) as launched,
+        ):
+            yield launched.listening()
 
 
 def _text(log: IO[bytes]) -> str:
@@ -143,10 +203,11 @@ def _wait_for_ports(
         time.sleep(0.02)
 
 
-def kinds(floor: Path, original: Path | None) -> Kinds:
+def kinds(floor: Path, original: Path | None, data: Path) -> Kinds:
     """The commands for the compiled floor, this project's nsqd and, if given, the original's.
 
-    `original` is the folder of its binaries. Raises `ServerError` when it holds no nsqd.
+    `original` is the folder of its binaries, `data` where data folders are made.
+    Raises `ServerError` when there is no nsqd.
     """
     commands: dict[str, Sequence[str]] = {
         OURS: (sys.executable, "-m", "trionsq.cli.nsqd"),
@@ -156,4 +217,4 @@ def kinds(floor: Path, original: Path | None) -> Kinds:
         if not (original / "nsqd").is_file():
             raise ServerError(f"there is no nsqd in {original}")
         commands[ORIGINAL] = (str(original / "nsqd"),)
-    return Kinds(commands)
+    return Kinds(commands, data)

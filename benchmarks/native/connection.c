@@ -14,16 +14,28 @@ enum { READ_BYTES = 256 * 1024, FRAME_RESPONSE = 0, FRAME_ERROR = 1, FRAME_MESSA
 /* The original's largest frame is max-msg-size and a header; more is a broken stream. */
 enum { MAX_FRAME_BYTES = 2 * 1024 * 1024 };
 
-/* A blocking socket that said its magic. */
-int connection_dial(const struct options *options) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)options->port)};
-    int on = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
+static int must_open(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
     if (fd < 0)
         fail("socket: %s", strerror(errno));
+    return fd;
+}
+
+/* A blocking socket that said its magic. A server that is being started refuses for a while. */
+int connection_dial(const struct options *options) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)options->port)};
+    int on = 1, fd;
+    uint64_t give_up_ns = options->since_ns + (uint64_t)options->stall_s * 1000000000u;
     if (inet_pton(AF_INET, options->host, &address.sin_addr) != 1)
         fail("--host wants an IPv4 address, not %s", options->host);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
+    while (fd = must_open(), connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        if (errno == ECONNREFUSED && now_ns() < give_up_ns) {
+            close(fd);
+            usleep(500);
+            continue;
+        }
         fail("connect to %s:%d: %s", options->host, options->port, strerror(errno));
+    }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (send(fd, "  V2", 4, MSG_NOSIGNAL) != 4)
         fail("send of the magic: %s", strerror(errno));
@@ -88,6 +100,8 @@ static void become_ready(struct run *run, struct connection *c) {
 
 static void response(struct run *run, struct connection *c, const uint8_t *data, uint32_t size,
                      uint64_t at_ns) {
+    if (run->answered_ns == 0)
+        run->answered_ns = at_ns;
     if (is(data, size, "_heartbeat_")) {
         run->heartbeats++;
         buffer_append(&c->out, "NOP\n", 4);
@@ -96,7 +110,7 @@ static void response(struct run *run, struct connection *c, const uint8_t *data,
     } else if (c->state == IDENTIFYING) {
         char line[160];
         int length = snprintf(line, sizeof line, "SUB %s %s\n", run->options.topic,
-                              run->options.channel);
+                              c->role == SLOW ? run->options.slow_channel : run->options.channel);
         buffer_append(&c->out, line, (size_t)length);
         c->state = SUBSCRIBING;
     } else if (c->state == SUBSCRIBING && is(data, size, "OK")) {
@@ -116,7 +130,9 @@ static void frame(struct run *run, struct connection *c, const uint8_t *at, uint
     uint32_t type = get_u32(at);
     const uint8_t *data = at + 4;
     size -= 4;
-    if (type == FRAME_MESSAGE)
+    if (type == FRAME_MESSAGE && c->role == SLOW)
+        run->slow_delivered++;
+    else if (type == FRAME_MESSAGE)
         consumer_message(run, c, data, size, at_ns);
     else if (type == FRAME_RESPONSE)
         response(run, c, data, size, at_ns);

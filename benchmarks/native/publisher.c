@@ -28,12 +28,22 @@ static void command(struct run *run, struct connection *c, uint32_t count, uint6
     c->out.end += (size_t)(to - start);
 }
 
-/* Sends commands until the window is full or `allowed` messages (of all connections) are out. */
+/* How many messages may be out now: all, or --ahead more than were delivered. */
+uint64_t publisher_allowed(const struct run *run) {
+    const struct options *o = &run->options;
+    uint64_t allowed = run->delivered + o->ahead;
+    return o->ahead == 0 || allowed > o->messages ? o->messages : allowed;
+}
+
+/* Sends commands until the window is full or `allowed` messages (of all connections) are out.
+ * Only the very last command may be shorter than the others. */
 void publisher_fill(struct run *run, struct connection *c, uint64_t allowed) {
     const struct options *o = &run->options;
     uint32_t each = o->batch ? o->batch : 1;
     while (c->under_way < o->window && run->published < allowed) {
         uint64_t left = allowed - run->published, at_ns = now_ns();
+        if (left < each && allowed < o->messages)
+            break;
         command(run, c, left < each ? (uint32_t)left : each, at_ns);
         c->sent_ns[(c->oldest + c->under_way++) % o->window] = at_ns;
         run->commands++;
@@ -48,5 +58,5 @@ void publisher_answered(struct run *run, struct connection *c, uint64_t at_ns) {
     c->under_way--;
     run->oks++;
     if (run->options.rate == 0)
-        publisher_fill(run, c, run->options.messages);
+        publisher_fill(run, c, publisher_allowed(run));
 }

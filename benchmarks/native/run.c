@@ -40,16 +40,20 @@ static bool turn(struct run *run, int timeout_ms) {
     return timer;
 }
 
+static enum role role_of(const struct options *o, int i) {
+    return i < o->publishers ? PUBLISHER : i < o->publishers + o->consumers ? CONSUMER : SLOW;
+}
+
 /* Opens every connection and waits until all are identified and subscribed. */
 void run_open(struct run *run) {
     const struct options *o = &run->options;
     run->epoll = epoll_create1(0);
-    run->count = o->publishers + o->consumers;
+    run->count = o->publishers + o->consumers + o->slow;
     run->connections = must_alloc(calloc((size_t)run->count, sizeof *run->connections));
     run->seen = must_alloc(calloc(o->messages / 8 + 1, 1));
     run->progress_ns = now_ns();
     for (int i = 0; i < run->count; i++) {
-        connection_open(run, &run->connections[i], i < o->publishers ? PUBLISHER : CONSUMER);
+        connection_open(run, &run->connections[i], role_of(o, i));
         if (i % 64 == 63)
             turn(run, 0);
     }
@@ -61,17 +65,18 @@ void run_open(struct run *run) {
 
 static void start_consumers(struct run *run) {
     char line[32];
-    int length = snprintf(line, sizeof line, "RDY %d\n", run->options.rdy);
     for (int i = run->options.publishers; i < run->count; i++) {
-        buffer_append(&run->connections[i].out, line, (size_t)length);
-        connection_flush(run, &run->connections[i]);
+        struct connection *c = &run->connections[i];
+        int length = snprintf(line, sizeof line, "RDY %d\n", c->role == SLOW ? 1 : run->options.rdy);
+        buffer_append(&c->out, line, (size_t)length);
+        connection_flush(run, c);
     }
 }
 
 /* CLS is answered after every FIN before it was taken, so its answer ends the run. */
 static void close_consumers(struct run *run) {
     run->closing_left = run->options.consumers;
-    for (int i = run->options.publishers; i < run->count; i++) {
+    for (int i = run->options.publishers; i < run->count - run->options.slow; i++) {
         run->connections[i].state = CLOSING;
         buffer_append(&run->connections[i].out, "CLS\n", 4);
         connection_flush(run, &run->connections[i]);
@@ -108,9 +113,9 @@ static void pace(struct run *run, int timer) {
         arm(timer, due_ns(run, run->published));
 }
 
-static void start_publishers(struct run *run) {
+static void fill_publishers(struct run *run) {
     for (int i = 0; i < run->options.publishers; i++) {
-        publisher_fill(run, &run->connections[i], run->options.messages);
+        publisher_fill(run, &run->connections[i], publisher_allowed(run));
         connection_flush(run, &run->connections[i]);
     }
 }
@@ -145,14 +150,28 @@ void run_publish(struct run *run) {
     if (timer >= 0)
         arm(timer, run->begin_ns + 1);
     else
-        start_publishers(run);
+        fill_publishers(run);
     while (!done(run)) {
         if (turn(run, 100))
             pace(run, timer);
+        if (o->ahead > 0)
+            fill_publishers(run);
         check_stall(run);
     }
     if (o->consumers == 0)
         run->timed_ns = run->published_ns;
+    close_consumers(run);
+}
+
+/* From the start of the server, which may not even listen yet, to the first message. */
+void run_first(struct run *run) {
+    run->begin_ns = run->options.since_ns;
+    run->timed = 1;
+    start_consumers(run);
+    while (run->delivered == 0) {
+        turn(run, 100);
+        check_stall(run);
+    }
     close_consumers(run);
 }
 
