@@ -174,7 +174,7 @@ some_stamps = st.integers(-(2**63), 2**63 - 1) | st.integers(NS, NS + 2)
 some_attempts = st.integers(0, 65535) | st.sampled_from([0, 1, 256, 257])
 message_lists = st.builds(
     make,
-    st.randoms(use_true_random=False),
+    st.builds(Random, st.integers(0, 2**32)),
     sizes_lists,
     st.lists(some_attempts, min_size=1, max_size=4),
     st.lists(some_stamps, min_size=1, max_size=4),
@@ -243,6 +243,31 @@ def test_a_length_out_of_range_ends_the_records(
     assert (block.count, block.nbytes, block.needed) == (at, len(before), 0)
 
 
+@pytest.mark.parametrize("bit", range(32))
+def test_one_bit_of_a_length_is_enough_to_see(bit: int) -> None:
+    """Equal records of which one has a damaged length are not taken for equal ones."""
+    messages = make(Random(5), [200] * 5, [0], [NS])
+    data = bytearray(b"".join(map(plain_record, messages)))
+    data[3 * 230 + 3 - bit // 8] ^= 1 << bit % 8
+    assert check_parse(bytes(data)).end(3) == 3 * 230
+
+
+@pytest.mark.parametrize("bit", range(80))
+def test_one_bit_of_a_timestamp_or_of_the_attempts_is_not_lost(bit: int) -> None:
+    """Fields that are almost equal are not taken for equal ones."""
+    messages = make(Random(6), [200] * 5, [0], [NS])
+    data = bytearray(b"".join(map(plain_record, messages)))
+    data[3 * 230 + 4 + bit // 8] ^= 1 << bit % 8
+    assert encoded_in_runs(check_parse(bytes(data))) == bytes(data)
+
+
+@pytest.mark.parametrize("sizes", [[50], [50, 50], [49, 50], [50, 49], [0, 50, 50]])
+def test_bodies_of_just_the_limit_are_read(sizes: list[int]) -> None:
+    """The limit belongs to the valid sizes, whatever the other records have."""
+    messages = make(Random(7), sizes, [0], [NS])
+    assert check_parse(b"".join(map(plain_record, messages)), 50).count == len(sizes)
+
+
 @given(message_lists, st.integers(0, BODY_MAX))
 @settings(deadline=None)
 def test_a_lower_limit_makes_larger_records_corrupt(messages: list[Message], limit: int) -> None:
@@ -294,7 +319,10 @@ def test_equal_records_before_others_are_all_read() -> None:
 def test_records_without_bodies_are_read(count: int) -> None:
     """The least record is valid, although no command publishes an empty body."""
     messages = make(Random(3), [0] * count, [0, 1], [NS])
-    assert check_parse(b"".join(map(plain_record, messages)), 0).count == count
+    block = check_parse(b"".join(map(plain_record, messages)), 0)
+    assert block.batch is not None
+    assert block.count == count
+    assert isinstance(block.batch.bodies, PackedBodies), "a stride needs bodies"
 
 
 @given(message_lists)

@@ -331,6 +331,8 @@ def _equal_sizes(data: bytes, length_max: int) -> tuple[int, int]:
     if stride < RECORD_NBYTES_EXTRA:
         return 0, 0
     count = len(data) // stride
+    if count < 2:
+        return count, stride
     for at in reversed(range(_FIELD)):  # sizes differ in their last bytes first
         column = data[at : count * stride : stride]
         count -= len(column.lstrip(data[at : at + 1]))
@@ -343,7 +345,7 @@ def _equal_column(records: bytes, offset: int, size: int, stride: int) -> bool:
     ``records`` is a whole number of records of ``stride`` bytes.
     """
     count = len(records) // stride
-    return all(
+    return count == 1 or all(
         records[at::stride] == records[at : at + 1] * count
         for at in reversed(range(offset, offset + size))
     )
