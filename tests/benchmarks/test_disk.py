@@ -55,11 +55,14 @@ def _pretender(folder: Path, exit_code: int) -> Kinds:
 @pytest.mark.skipif(not OTHER_BINARY, reason="TRIONSQ_TEST_NSQD names no nsqd with a disk")
 @pytest.mark.parametrize("row", DISK_ROWS.values(), ids=DISK_ROWS)
 def test_each_disk_row_measures_an_nsqd(programs: Programs, row: Row, tmp_path: Path) -> None:
-    """Every disk row runs against a real nsqd, adds up and yields each of its figures."""
+    """Every disk row runs against a real nsqd, adds up, yields its figures, keeps the backlog."""
     servers = Kinds({OURS: (str(OTHER_BINARY),)}, tmp_path)
     bench = Bench(programs.load, servers, quick=True)
+    backlog = bench.backlog(row) if row.backlog else tmp_path
+    before = {path.name: path.read_bytes() for path in backlog.iterdir()}
     run = run_row(bench, row, OURS, 10_000)
     assert all(metric.of(run) >= 0 for metric in row.metrics)
+    assert {path.name: path.read_bytes() for path in backlog.iterdir()} == before
     left = [path.name for path in tmp_path.iterdir()]
     assert left == (["backlog-100000"] if row.backlog else [])
 
