@@ -1,0 +1,234 @@
+"""``nsqd.dat``: which topics and channels there are, and which of them are paused.
+
+The file is the original's: either nsqd reads what the other wrote. Spec: nsqd-internals, section 5.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from trionsq import NSQ_VERSION
+from trionsq.storage.disk import Disk, replace_file
+from trionsq.storage.lock import reason_of
+from trionsq.wire.names import is_ephemeral, is_valid_name, quote
+
+__all__ = [
+    "FILE_NAME",
+    "ChannelRecord",
+    "MetadataError",
+    "TopicRecord",
+    "load_metadata",
+    "remove_drafts",
+    "save_metadata",
+]
+
+FILE_NAME: Final = "nsqd.dat"
+
+_NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
+_DRAFT: Final = re.compile(
+    rf"(?:nsqd\.dat|{_NAME}(?::{_NAME})?\.diskqueue\.meta\.dat)\.[0-9]+\.tmp"
+)
+
+log = logging.getLogger("trionsq")
+
+
+class MetadataError(Exception):
+    """``nsqd.dat`` can't be used. The text is that of nsqd's FATAL line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRecord:
+    """A channel as the file names it."""
+
+    name: str
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic as the file names it, with its channels."""
+
+    name: str
+    paused: bool = False
+    channels: tuple[ChannelRecord, ...] = ()
+
+
+def load_metadata(disk: Disk) -> list[TopicRecord]:
+    """The topics of the file, each name once; none if there is no file.
+
+    Entries with invalid names are skipped with a warning. An entry that repeats a name adds its
+    channels to the first one, and pauses it if it says so. Ephemeral names are taken as they are.
+
+    Raises:
+        MetadataError: the file can't be read, or has not the shape that it must have.
+    """
+    path = f"{disk.path}/{FILE_NAME}"
+    try:
+        file = disk.open(FILE_NAME)
+        try:
+            data = file.read(file.size(), 0)
+        finally:
+            file.close()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise MetadataError(
+            "failed to load metadata - "
+            f"failed to read metadata from {path} - open {path}: {reason_of(error)}"
+        ) from error
+    try:
+        return _topics(_parse(data))
+    except _ShapeError as error:
+        raise MetadataError(
+            f"failed to load metadata - failed to parse metadata in {path} - {error}"
+        ) from error
+
+
+def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
+    """Write the file anew, without what is ephemeral.
+
+    Raises:
+        OSError: the new content may not be durable.
+    """
+    content = {
+        "topics": [
+            {
+                "name": topic.name,
+                "paused": topic.paused,
+                "channels": [
+                    {"name": channel.name, "paused": channel.paused}
+                    for channel in topic.channels
+                    if not is_ephemeral(channel.name)
+                ]
+                or None,
+            }
+            for topic in topics
+            if not is_ephemeral(topic.name)
+        ]
+        or None,
+        "version": NSQ_VERSION,
+    }
+    replace_file(disk, FILE_NAME, json.dumps(content, separators=(",", ":")).encode())
+
+
+def remove_drafts(disk: Disk) -> None:
+    """Remove what a crash left of ``nsqd.dat`` and positions files that were being written.
+
+    One that can't be removed does no harm: a warning.
+
+    Raises:
+        OSError: the folder can't be listed.
+    """
+    for name in disk.names():
+        if _DRAFT.fullmatch(name):
+            try:
+                disk.unlink(name)
+            except OSError as error:
+                log.warning("leaving a draft behind: %s", error)
+
+
+class _ShapeError(Exception):
+    """What is wrong in the file."""
+
+
+def _parse(data: bytes) -> object:
+    text = data.decode("utf-8", "replace")
+    try:
+        content: object = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text.rstrip()):
+            raise _ShapeError("unexpected end of JSON input") from error
+        raise _ShapeError(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise _ShapeError(str(error)) from error
+    return content
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _topics(content: object) -> list[TopicRecord]:
+    # Names in the order of their first entry.
+    paused: dict[str, bool] = {}
+    channels: dict[str, dict[str, bool]] = {}
+    for topic in _list(_fields(content, "metadata").get("topics"), "topics"):
+        fields = _fields(topic, "topic")
+        name = _name(fields, "topic")
+        is_paused = _paused(fields, "topic")
+        entries = _channels(fields)
+        if not _is_usable(name, "topic"):
+            continue
+        paused[name] = paused.get(name, False) or is_paused
+        of_topic = channels.setdefault(name, {})
+        for channel, is_channel_paused in entries:
+            if _is_usable(channel, "channel"):
+                of_topic[channel] = of_topic.get(channel, False) or is_channel_paused
+    return [
+        TopicRecord(name, paused[name], tuple(ChannelRecord(*item) for item in found.items()))
+        for name, found in channels.items()
+    ]
+
+
+def _channels(topic: dict[str, object]) -> list[tuple[str, bool]]:
+    entries = []
+    for channel in _list(topic.get("channels"), "channels"):
+        fields = _fields(channel, "channel")
+        entries.append((_name(fields, "channel"), _paused(fields, "channel")))
+    return entries
+
+
+def _is_usable(name: str, kind: str) -> bool:
+    # An escaped lone surrogate has no bytes; what stands for it is invalid as well.
+    encoded = name.encode("utf-8", "replace")
+    if is_valid_name(encoded):
+        return True
+    log.warning("skipping creation of invalid %s %s", kind, quote(encoded)[1:-1].decode())
+    return False
+
+
+# As in the original: null is the same as nothing, and keys are found in any case.
+
+
+def _fields(value: object, what: str) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _ShapeError(f"{what}: expected an object, not {_kind(value)}")
+    return {str(key).lower(): content for key, content in value.items()}
+
+
+def _list(value: object, what: str) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _ShapeError(f"{what}: expected an array, not {_kind(value)}")
+    return value
+
+
+def _name(fields: dict[str, object], what: str) -> str:
+    value = fields.get("name")
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _ShapeError(f"name of a {what}: expected a string, not {_kind(value)}")
+    return value
+
+
+def _paused(fields: dict[str, object], what: str) -> bool:
+    value = fields.get("paused")
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise _ShapeError(f"paused of a {what}: expected true or false, not {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
+    return kinds.get(type(value), "a number")
