@@ -24,9 +24,9 @@ from benchmarks.measure import run_row
 from benchmarks.report import Result, table
 from benchmarks.rows import ROWS, Metric, Row
 from benchmarks.servers import FLOOR, OURS, Kinds, ServerError, TopicStats, kinds
+from tests.processes import nsqd_command, other_binary
 
 DISK_ROWS = {row.name: row for row in ROWS if row.name.startswith("disk-")}
-OTHER_BINARY = os.environ.get("TRIONSQ_TEST_NSQD")
 # Says where it listens, on nothing; ends by SIGTERM with $END, or at once without one.
 PRETENDER = """#!/bin/sh
 trap 'exit %d' TERM
@@ -52,11 +52,11 @@ def _pretender(folder: Path, exit_code: int) -> Kinds:
     return Kinds({OURS: (str(program),)}, folder / "data")
 
 
-@pytest.mark.skipif(not OTHER_BINARY, reason="TRIONSQ_TEST_NSQD names no nsqd with a disk")
+@pytest.mark.skipif(not other_binary(), reason="our nsqd has no disk yet")
 @pytest.mark.parametrize("row", DISK_ROWS.values(), ids=DISK_ROWS)
 def test_each_disk_row_measures_an_nsqd(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every disk row runs against a real nsqd, adds up, yields its figures, keeps the backlog."""
-    servers = Kinds({OURS: (str(OTHER_BINARY),)}, tmp_path)
+    servers = Kinds({OURS: nsqd_command()}, tmp_path)
     bench = Bench(programs.load, servers, quick=True)
     backlog = bench.backlog(row) if row.backlog else tmp_path
     before = {path.name: path.read_bytes() for path in backlog.iterdir()}
