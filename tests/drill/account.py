@@ -73,12 +73,12 @@ class Account:
         if self.is_signalled:
             self.counts["acked_after_signal"] += len(bodies)
 
-    def receive(self, channel: tuple[str, str], message: Message) -> None:
-        """A consumer of the channel got the message."""
+    def receive(self, channel: tuple[str, str], message: Message) -> bool:
+        """A consumer of the channel got the message; False if it is none of the topic's."""
         topic, body = channel[0], message.body
         if self.topic_of.get(body) != topic:
             self.strange.append((":".join(channel), body))
-            return
+            return False
         account = self.channels[channel]
         due_s = max(account.due_s.get(body, 0.0), self._published_due_s.get(body, 0.0))
         is_early = self.clock() < due_s - EARLY_S
@@ -92,6 +92,7 @@ class Account:
             account.waited += due_s > self.restarted_s and not is_early
             if is_early:
                 account.early.add(body)
+        return True
 
     def restarted(self) -> None:
         """From now on deliveries are those of the nsqd that was started again."""

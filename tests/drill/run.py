@@ -37,6 +37,10 @@ PAUSE_AT = 0.7
 SIDECARS = "*.diskqueue.deferred.dat"
 
 
+class StrangeMessageError(Exception):
+    """A message was delivered that was never published to its topic, or is damaged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a run asks for: a clean stop or a kill, and whether nsqd remembers due times."""
@@ -164,7 +168,9 @@ async def _finish_all(
             lines: list[bytes] = []
             for frame in await connection.frames():
                 if isinstance(frame, Message):
-                    account.receive(channel, frame)
+                    if not account.receive(channel, frame):
+                        # Not even its id may be one, so that it could not be finished.
+                        raise StrangeMessageError(f"{channel} got {frame}")
                     lines.append(commands.finish(frame.message_id))
                 elif isinstance(frame, ErrorFrame) and frame.code == "E_FIN_FAILED":
                     # The same message in flight twice: a kill may leave it in two queues.
