@@ -234,6 +234,20 @@ def test_a_failed_append_can_be_repeated(operation: str, caplog: pytest.LogCaptu
     assert not caplog.records  # nothing is damaged either
 
 
+def test_a_file_whose_sync_failed_is_not_written_to_again() -> None:
+    """What it holds is in doubt: the next append puts a new file in its place."""
+    disk = SimulatedDisk(logged=True)
+    file = DeferralFile(disk, QUEUE)
+    file.append([(A, 1)])
+    disk.fail(errno.EIO, only={"sync"})
+    with pytest.raises(OSError, match="Input/output error"):
+        file.append([(B, 2)])
+    disk.log.clear()
+    file.append([(C, 3)])
+    assert ("write", NAME) not in disk.log
+    assert loaded(disk) == {A: 1, C: 3}
+
+
 def test_a_file_that_went_away_is_begun_anew() -> None:
     """If somebody removes or shortens it, one append fails and the next one works."""
     disk = SimulatedDisk()
