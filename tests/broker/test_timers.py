@@ -15,7 +15,7 @@ from tests.broker.support import check_balances, connect, finish, numbered, publ
 from trionsq.broker.timers import ScanQueue
 from trionsq.core.channel import Channel
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.none import RefusingBackend
+from trionsq.storage.none import DroppingBackend
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -39,7 +39,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def a_channel(name: str = "c") -> Channel:
     """A channel of no topic."""
-    return Channel(name, 10, RefusingBackend(), Random(0))
+    return Channel(name, 10, DroppingBackend(), Random(0))
 
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100), st.integers(1, 10))

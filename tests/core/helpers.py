@@ -70,7 +70,14 @@ class MemoryBackend:
         if self.refuses:
             self.refusals += 1
             raise BackendError("no space left on device")
-        self.segments.append(segment)
+        if due_ns is None:
+            self.segments.append(segment)
+            return
+        for place, (id_, due) in enumerate(zip(segment.ids(), due_ns, strict=True)):
+            alone = segment.batch.extract([segment.first + place], [id_])
+            delay_ms = max(1, -((alone.timestamp_ns - due) // NS_PER_MS))
+            deferred = Batch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
+            self.segments.append(Segment(deferred, 0, 1, segment.attempts))
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         if self.reads_nothing or not self.segments:

@@ -14,6 +14,7 @@ from tests.core.helpers import MemoryBackend, wall_ns
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import Channel
+from trionsq.core.ids import IdSource
 from trionsq.core.topic import Topic
 from trionsq.wire.bodies import ListBodies
 
@@ -22,7 +23,7 @@ MEM = 5
 
 def new_topic(mem: int = MEM) -> tuple[Topic, MemoryBackend]:
     backend = MemoryBackend()
-    return Topic("t", mem, backend, node_id=1), backend
+    return Topic("t", mem, backend, IdSource(1)), backend
 
 
 def new_channel(name: str = "c", mem: int = MEM) -> tuple[Channel, MemoryBackend]:

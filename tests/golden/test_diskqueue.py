@@ -77,6 +77,8 @@ async def test_the_way_back_is_open(case: FolderCase, tmp_path: Path) -> None:
     folder = shutil.copytree(case.data, tmp_path / "data")
     async with running_nsqd(folder, case.args) as nsqd:
         with trio.fail_after(CASE_LIMIT_S):
+            # Also shows that it serves: nsqd v1.3.0 minds signals only after it listens.
+            assert like(await read_stats(nsqd.http_address), case.topics) == case.topics
             await stop(nsqd)
     assert unread_queues(folder, case) == case.unread()
     assert in_order(read_metadata(folder)) == in_order(case.metadata)

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from trionsq.broker.broker import Broker
+from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
+from trionsq.testing.background import InlineBackground
+from trionsq.testing.disk import SimulatedDisk
 
 StartBroker = Callable[[NsqdOptions], Awaitable[Broker]]
 
@@ -18,7 +20,8 @@ def start_broker(nursery: trio.Nursery) -> StartBroker:
     """Starts a broker that runs until the test ends."""
 
     async def start(options: NsqdOptions) -> Broker:
-        broker = Broker(options)
+        folder = data_folder(options, SimulatedDisk(), InlineBackground())
+        broker = Broker(options, folder)
         await nursery.start(broker.run)
         return broker
 

@@ -11,25 +11,42 @@ import trio
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
+from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.timers import ScanQueue, run_heartbeats, run_queue_scan
+from trionsq.broker.saving import save_all
+from trionsq.broker.timers import (
+    ScanQueue,
+    run_disk_retries,
+    run_disk_syncs,
+    run_heartbeats,
+    run_queue_scan,
+)
 from trionsq.broker.topic import Topic
 from trionsq.broker.transport import Transport
 from trionsq.core.backend import Backend
 from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.ids import IdSource
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.none import DroppingBackend, RefusingBackend
+from trionsq.storage.background import Background
+from trionsq.storage.disk import Disk
+from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import DataFolder
+from trionsq.storage.idfloor import IdFloor
+from trionsq.storage.metadata import ChannelRecord, TopicRecord, load_metadata
+from trionsq.storage.none import DroppingBackend
 from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.names import is_ephemeral
 from trionsq.wire.server import CommandLimits
 
-__all__ = ["VERSION", "Broker"]
+__all__ = ["VERSION", "Broker", "data_folder"]
 
 log = logging.getLogger("trionsq")
 
 # The nsqd whose behaviour this is.
 VERSION: Final = "1.3.0"
+# With --mem-queue-size=0 ephemeral messages would all be dropped: so many go through memory.
+_EPHEMERAL_MEMORY_MIN: Final = 256
 
 
 class Broker:
@@ -37,18 +54,25 @@ class Broker:
 
     Attributes:
         options: it runs with.
+        folder: its data path.
         topics: by name.
         clients: the connections of now.
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
         client_failures: connections that ended by a defect of ours.
+        unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tcp_port, http_port: where it listens (-1 for a unix socket, 0 if it does not).
     """
 
     def __init__(
-        self, options: NsqdOptions, clock: Clock | None = None, random: Random | None = None
+        self,
+        options: NsqdOptions,
+        folder: DataFolder,
+        clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
         self.options = options
+        self.folder = folder
         self.clock = clock or Clock()
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
@@ -58,6 +82,7 @@ class Broker:
         self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
         self.requeue_on_disconnect = options.requeue_on_disconnect
         self.client_failures = 0
+        self.unsaved: list[str] = []
         self.tcp_port = 0
         self.http_port = 0
         self._random = random or Random()
@@ -65,23 +90,92 @@ class Broker:
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
+        self._metadata = MetadataKeeper(folder, self._records, self.clock.now_ns)
+        self._loading = False
+        self._ids_after_ns = 0
 
     def __repr__(self) -> str:
         return f"<Broker topics={len(self.topics)} clients={len(self.clients)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The broker's life, until `stop` or cancellation: then all connections are closed."""
-        async with trio.open_nursery() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(run_queue_scan, self._scan, self.clock, self.options)
-            tasks.start_soon(run_heartbeats, self.clients, self.clock)
-            async with trio.open_nursery() as connections:
-                self._connections = connections
-                task_status.started()
-                await self._stop.wait()
-                connections.cancel_scope.cancel()
-            self._say_what_is_lost()
-            tasks.cancel_scope.cancel()
+        """The broker's life, until `stop`: then connections are closed, messages saved.
+
+        Cancellation ends it at once, and what is in memory only is lost.
+
+        Raises:
+            MetadataError: there are metadata that can't be understood.
+        """
+        records = load_metadata(self.folder.disk)
+        self._ids_after_ns = IdFloor(self.folder.disk).load()
+        saved = False
+        try:
+            async with trio.open_nursery() as tasks:
+                self._tasks = tasks
+                self._load(records)
+                await self._metadata.save()
+                self._start_timers(tasks)
+                async with trio.open_nursery() as connections:
+                    self._connections = connections
+                    task_status.started()
+                    await self._stop.wait()
+                    connections.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
+            await self._save()
+            saved = True
+        finally:
+            if not saved:
+                self._say_what_is_lost()
+
+    def _start_timers(self, tasks: trio.Nursery) -> None:
+        options = self.options
+        tasks.start_soon(run_queue_scan, self._scan, self.clock, options)
+        tasks.start_soon(run_heartbeats, self.clients, self.clock)
+        tasks.start_soon(run_disk_syncs, self.folder, options.sync_timeout_ns / SECOND_NS)
+        tasks.start_soon(run_disk_retries, self.folder)
+        tasks.start_soon(self._metadata.run)
+        tasks.start_soon(self._metadata.run_id_reserve)
+
+    def _load(self, records: list[TopicRecord]) -> None:
+        """Make the topics and channels that the metadata name."""
+        self._loading = True
+        for record in records:
+            topic = self.topic(record.name)
+            topic.core.paused = record.paused
+            for channel_record in record.channels:
+                channel = topic.channel(channel_record.name)
+                channel.core.paused = channel_record.paused
+        self._loading = False
+
+    def _records(self) -> list[TopicRecord]:
+        """What the metadata are now: all that is not ephemeral."""
+        return [
+            TopicRecord(
+                topic.name,
+                topic.core.paused,
+                tuple(
+                    ChannelRecord(channel.name, channel.core.paused)
+                    for channel in topic.channels.values()
+                    if not channel.is_ephemeral
+                ),
+            )
+            for topic in self.topics.values()
+            if not topic.is_ephemeral
+        ]
+
+    async def save_metadata(self) -> None:
+        """Write down which topics and channels there are and which are paused.
+
+        A failure is logged, and shows in `health`.
+        """
+        await self._metadata.save()
+
+    async def _save(self) -> None:
+        """Move everything to disk, in bounded time."""
+        if not await self._metadata.save():
+            self.unsaved.append("the metadata (nsqd.dat)")
+        self.unsaved += await save_all(self.topics.values(), self.folder)
+        until_ns = max((topic.core.ids.until_ns for topic in self.topics.values()), default=0)
+        await self._metadata.save_ids(max(until_ns, self._ids_after_ns))
 
     def stop(self) -> None:
         """Begin to end `run`."""
@@ -95,15 +189,12 @@ class Broker:
     @property
     def health(self) -> str:
         """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
-        return "OK"
+        fault = self.folder.fault
+        return "OK" if fault is None else f"NOK - {fault}"
 
     def _say_what_is_lost(self) -> None:
         kept = sum(
-            topic.core.depth
-            + sum(
-                channel.core.depth + channel.core.in_flight_count + channel.core.deferred_count
-                for channel in topic.channels.values()
-            )
+            topic.core.held + sum(channel.core.held for channel in topic.channels.values())
             for topic in self.topics.values()
         )
         if kept:
@@ -122,15 +213,15 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             assert self._tasks is not None, "the broker does not run"
-            core = TopicCore(
-                name, self.options.mem_queue_size, self._backend(name), self.options.node_id
-            )
+            ids = IdSource(self.options.node_id, self._ids_after_ns)
+            core = TopicCore(name, self._memory_limit(name), self._backend(name, name), ids)
             topic = self.topics[name] = Topic(
-                core, self.clock, self._new_channel, self._delete_topic
+                core, self.clock, self._new_channel, self._delete_topic, self._changed
             )
             if isinstance(core.store.backend, DroppingBackend):
                 core.store.backend.dropped = core.dropped
             log.info("TOPIC(%s): created", name)
+            self._changed(topic.is_ephemeral)
             self._tasks.start_soon(topic.run)
         return topic
 
@@ -145,21 +236,47 @@ class Broker:
     def _delete_topic(self, topic: Topic) -> None:
         log.info("TOPIC(%s): deleting", topic.name)
         del self.topics[topic.name]
+        # A topic of that name may be made again, and its ids must not be these.
+        self._ids_after_ns = max(self._ids_after_ns, topic.core.ids.until_ns)
         topic.close()
+        self._changed(topic.is_ephemeral)
 
     def _new_channel(self, topic: Topic, name: str) -> Channel:
         assert self._tasks is not None, "the broker does not run"
-        core = ChannelCore(name, self.options.mem_queue_size, self._backend(name), self._random)
+        backend = self._backend(name, f"{topic.name}:{name}")
+        core = ChannelCore(name, self._memory_limit(name), backend, self._random)
         if isinstance(core.store.backend, DroppingBackend):
             core.store.backend.dropped = core.dropped
         core.alarm = lambda at_s: self._scan.add(at_s, core)
         channel = Channel(topic, core, self.clock)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
+        self._changed(topic.is_ephemeral or channel.is_ephemeral)
         self._tasks.start_soon(channel.run)
         return channel
 
-    def _backend(self, name: str) -> Backend:
-        return DroppingBackend() if is_ephemeral(name) else RefusingBackend()
+    def _changed(self, is_ephemeral: bool) -> None:
+        """Topics or channels were made or deleted."""
+        if not is_ephemeral and not self._loading:
+            self._metadata.changed()
+
+    def _memory_limit(self, name: str) -> int:
+        size = self.options.mem_queue_size
+        return max(size, _EPHEMERAL_MEMORY_MIN) if is_ephemeral(name) and not size else size
+
+    def _backend(self, name: str, queue: str) -> Backend:
+        """``queue`` is the name of the disk queue."""
+        return DroppingBackend() if is_ephemeral(name) else DiskQueue(queue, self.folder)
+
+
+def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
+    """The data path with what the options say of it."""
+    return DataFolder(
+        disk,
+        background,
+        file_nbytes_max=options.max_bytes_per_file,
+        body_nbytes_max=options.max_msg_size,
+        sync_every=options.sync_every,
+    )
 
 
 def _features(options: NsqdOptions) -> ServerFeatures:

@@ -103,6 +103,15 @@ class Channel:
         self.core.dropped["emptied"] += self._inbox.void()
         self.core.empty(self._clock.now_s())
 
+    def wake(self) -> None:
+        """Make the task look whether there is something to deliver."""
+        self._inbox.wake()
+
+    def end(self) -> None:
+        """The task has ended: nobody subscribes any more, all messages are in the queue."""
+        self.exiting = True
+        self._inbox.absorb()
+
     def close(self) -> None:
         """End the task and the connections of all clients; what waits is dropped."""
         self.exiting = True

@@ -97,39 +97,17 @@ def _failure(command: str, id_: bytes, why: str) -> bytes:
 def _publish(client: Client, event: events.Publish) -> Reply:
     topic = client.broker.topic(event.topic)
     bodies = event.bodies
-    if topic.exiting or topic.core.store.room < bodies.count:
-        return _publish_in_turn(client, topic, bodies)
+    if topic.should_wait(bodies.count):
+        return _publish_later(client, topic, bodies, "PUB")
     _take(client, topic, bodies, "PUB")
     return frames.OK * bodies.count
 
 
-async def _publish_in_turn(client: Client, topic: Topic, bodies: Bodies) -> bytes:
-    """Publish a run for which there is no room at once: each message has its own answer."""
-    done = 0
-    try:
-        while done < bodies.count:
-            await topic.wait_for_room()
-            free = max(1, topic.core.store.room)
-            part = bodies.part(done, min(bodies.count, done + free))
-            _take(client, topic, part, "PUB")
-            done += part.count
-    except ProtocolError:
-        client.output.write(frames.OK * done)
-        raise
-    return frames.OK * done
-
-
 def _publish_many(client: Client, event: events.PublishMany) -> Reply:
     topic = client.broker.topic(event.topic)
-    if topic.core.store.room < event.bodies.count and topic.will_make_room:
-        return _publish_many_in_turn(client, topic, event.bodies)
+    if topic.should_wait(event.bodies.count):
+        return _publish_later(client, topic, event.bodies, "MPUB")
     _take(client, topic, event.bodies, "MPUB")
-    return frames.OK
-
-
-async def _publish_many_in_turn(client: Client, topic: Topic, bodies: Bodies) -> bytes:
-    await topic.wait_for_room(bodies.count)
-    _take(client, topic, bodies, "MPUB")
     return frames.OK
 
 
@@ -140,8 +118,18 @@ def _publish_many_begins(client: Client, event: events.PublishManyBegins) -> Rep
 
 def _publish_deferred(client: Client, event: events.PublishDeferred) -> Reply:
     topic = client.broker.topic(event.topic)
+    if topic.should_wait(event.bodies.count):
+        return _publish_later(client, topic, event.bodies, "DPUB", event.delay_ms)
     _take(client, topic, event.bodies, "DPUB", event.delay_ms)
     return frames.OK
+
+
+async def _publish_later(
+    client: Client, topic: Topic, bodies: Bodies, command: str, defer_ms: int = 0
+) -> bytes:
+    await topic.wait_for_room(bodies.count)
+    _take(client, topic, bodies, command, defer_ms)
+    return frames.OK * bodies.count if command == "PUB" else frames.OK
 
 
 def _take(client: Client, topic: Topic, bodies: Bodies, command: str, defer_ms: int = 0) -> None:

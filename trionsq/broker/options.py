@@ -105,17 +105,19 @@ class NsqdOptions:
     )
 
     # queues and disk
-    data_path: str = _unbuilt(
+    data_path: str = option(
         "data-path", "", STRING, "folder of queues and metadata; empty: the current"
     )
     mem_queue_size: int = option(
         "mem-queue-size", 10_000, INT, "messages in memory per topic and channel"
     )
-    max_bytes_per_file: int = _unbuilt(
+    max_bytes_per_file: int = option(
         "max-bytes-per-file", 104_857_600, INT, "bytes of a disk queue file"
     )
-    sync_every: int = _unbuilt("sync-every", 2_500, INT, "disk queue operations per fsync")
-    sync_timeout_ns: int = _unbuilt("sync-timeout", 2 * SECOND_NS, DURATION, "between fsyncs")
+    sync_every: int = option("sync-every", 2_500, INT, "disk queue operations per fsync")
+    sync_timeout_ns: int = option(
+        "sync-timeout", 2 * SECOND_NS, DURATION, "between fsyncs; above 0"
+    )
     queue_scan_worker_pool_max: int = option(
         "queue-scan-worker-pool-max", 4, INT, "no effect: a scan waits for nobody"
     )
@@ -259,6 +261,8 @@ def _check_ranges(options: NsqdOptions) -> None:
         raise OptionsError("--node-id must be [0,1024)")
     if options.output_buffer_timeout_ns <= 0:
         raise OptionsError("--output-buffer-timeout must be > 0")
+    if options.sync_timeout_ns <= 0:
+        raise OptionsError("--sync-timeout must be > 0")
     if options.statsd_address and options.statsd_interval_ns <= SECOND_NS:
         raise OptionsError("--statsd-interval must be > 1s")
     for name, spec in table(options):

@@ -1,4 +1,4 @@
-"""What happens by time: the queue scan, and one coarse look at all clients."""
+"""What happens by time: the queue scan, one coarse look at all clients, and the disk's part."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ import trio
 from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions
 from trionsq.core.channel import Channel
+from trionsq.storage.folder import DataFolder
 
 if TYPE_CHECKING:
     from trionsq.broker.client import Client
 
-__all__ = ["ScanQueue", "run_heartbeats", "run_queue_scan"]
+__all__ = [
+    "ScanQueue",
+    "run_disk_retries",
+    "run_disk_syncs",
+    "run_heartbeats",
+    "run_queue_scan",
+]
 
 # The original's period, there not an option either.
 _SCAN_INTERVAL_S: Final = 0.1
 # Heartbeats come every second at most (the least interval that IDENTIFY takes).
 _HEARTBEAT_LOOK_S: Final = 0.25
+# A disk queue that failed is tried again that often.
+_DISK_RETRY_S: Final = 1.0
 
 
 class ScanQueue:
@@ -72,3 +81,17 @@ async def run_heartbeats(clients: Mapping[Client, None], clock: Clock) -> None:
         now_s = clock.now_s()
         for client in [client for client in clients if client.next_look_s <= now_s]:
             client.look_after(now_s)
+
+
+async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
+    """Make durable what was written or read, every --sync-timeout, for ever."""
+    while True:
+        await trio.sleep(timeout_s)
+        folder.sync_all()
+
+
+async def run_disk_retries(folder: DataFolder) -> None:
+    """Let disk queues that failed see whether they can go on, for ever."""
+    while True:
+        await trio.sleep(_DISK_RETRY_S)
+        folder.try_again()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.inbox import SegmentInbox
-from trionsq.core.backend import BackendError
+from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
@@ -43,8 +44,12 @@ class Topic:
         clock: Clock,
         new_channel: Callable[[Topic, str], Channel],
         deleted: Callable[[Topic], None],
+        changed: Callable[[bool], None],
     ) -> None:
-        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
+        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end.
+
+        ``changed`` hears when a channel is gone, and whether that was ephemeral.
+        """
         self.name = core.name
         self.core = core
         self.channels: dict[str, Channel] = {}
@@ -53,8 +58,11 @@ class Topic:
         self._clock = clock
         self._new_channel = new_channel
         self._deleted = deleted
+        self._changed = changed
         self._inbox = SegmentInbox(core)
+        self._disk_caught_up = trio.Event()
         core.carry = self._inbox.carry
+        core.store.backend.caught_up = self._caught_up
 
     def __repr__(self) -> str:
         return f"<Topic {self.core!r}>"
@@ -74,6 +82,10 @@ class Topic:
                         inbox.absorb()
                 await inbox.wait()
 
+    @property
+    def is_ephemeral(self) -> bool:
+        return is_ephemeral(self.name)
+
     def publish(self, bodies: Bodies, defer_ms: int = 0) -> None:
         """Queue messages: all of them, or none.
 
@@ -91,19 +103,41 @@ class Topic:
     def will_make_room(self) -> bool:
         """Whether the topic's task is about to move messages on."""
         core = self.core
-        if self.exiting or not core.depth:
-            return False
         if core.error is not None and not core.paused:
             return any(channel.will_make_room for channel in self.channels.values())
-        return core.can_pump
+        return core.can_pump and core.store.in_memory > 0
 
-    async def wait_for_room(self, count: int = 1) -> None:
-        """Wait while there is no room for ``count`` messages but some is about to be made.
+    def should_wait(self, count: int) -> bool:
+        """Whether ``count`` messages had better be published after `wait_for_room`.
 
-        `publish` is the next step: it tells whether there is room now.
+        That is so while memory has no room for them but is about to have, so that they need not go
+        to disk; and while the disk is behind.
         """
-        while self.core.store.room < count and self.will_make_room:
-            await trio.lowlevel.checkpoint()
+        store = self.core.store
+        if count <= store.room or self.exiting:
+            return False
+        return store.backend.behind or (
+            store.room < min(count, store.limit) and (self._waits_for_disk or self.will_make_room)
+        )
+
+    @property
+    def _waits_for_disk(self) -> bool:
+        return isinstance(self.core.error, BackendBusy)
+
+    async def wait_for_room(self, count: int) -> None:
+        """Wait as long as `should_wait` says so; `publish` is the next step."""
+        while self.should_wait(count):
+            if self.core.store.backend.behind or self._waits_for_disk:
+                await self._disk_caught_up.wait()
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def _caught_up(self) -> None:
+        """A backend can take or give messages again."""
+        self._disk_caught_up.set()
+        self._disk_caught_up = trio.Event()
+        self.core.retry()
+        self._inbox.wake()
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be. The name is valid."""
@@ -111,9 +145,15 @@ class Topic:
         if channel is None:
             channel = self.channels[name] = self._new_channel(self, name)
             channel.core.made_room = self._made_room
+            channel.core.store.backend.caught_up = partial(self._channel_caught_up, channel)
             self.core.add_channel(channel.core)
             self._inbox.wake()
         return channel
+
+    def _channel_caught_up(self, channel: Channel) -> None:
+        channel.wake()
+        if self.core.error is not None:
+            self._caught_up()
 
     def _made_room(self) -> None:
         if self.core.error is not None:
@@ -129,6 +169,7 @@ class Topic:
             self._deleted(self)
         else:
             self._inbox.wake()
+        self._changed(self.is_ephemeral or channel.is_ephemeral)
 
     def pause(self) -> None:
         self._inbox.absorb()  # what is published from now on queues behind it
@@ -143,6 +184,13 @@ class Topic:
         self._inbox.absorb()
         self.core.dropped["emptied"] += self._inbox.void()
         self.core.empty()
+
+    def end(self) -> None:
+        """The task has ended: nothing is published any more, all messages are in the queues."""
+        self.exiting = True
+        self._inbox.absorb()
+        for channel in self.channels.values():
+            channel.end()
 
     def close(self) -> None:
         """End the task, and delete all channels; what waits is dropped."""

@@ -1,7 +1,8 @@
-"""The life of one nsqd: sockets, broker, HTTP, and the way down.
+"""The life of one nsqd: lock, sockets, broker, HTTP, and the way down.
 
-Tasks: signals; a listener for each TCP socket; the HTTP server; the broker with its own.
-The way down goes through them in order: listeners, clients, topics and channels.
+Tasks: signals; the disk's background; a listener for each TCP socket; the HTTP server; the broker
+with its own. The way down goes through them in order: listeners, clients, topics and channels,
+their messages to disk, the background, the lock.
 """
 
 from __future__ import annotations
@@ -12,40 +13,49 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import Final
 
 import trio
 
-from trionsq.broker.broker import Broker
+from trionsq.broker.background import ThreadBackground
+from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.listener import accept_forever, bound_address, open_sockets
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.transport import SocketTransport
 from trionsq.http.serve import serve_http
+from trionsq.storage.disk import RealDisk
+from trionsq.storage.lock import lock_folder
+from trionsq.storage.metadata import remove_drafts
 
 __all__ = ["run_nsqd", "running_nsqd"]
 
 log = logging.getLogger("trionsq")
-
-# The whole way down takes no longer; then what is left is cancelled.
-_STOP_S: Final = 10.0
 
 
 @asynccontextmanager
 async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
     """An nsqd that serves inside the context, and stops in order at its end.
 
+    Afterwards the broker's ``unsaved`` tells what did not go to disk.
+
     Raises:
+        DataPathError: the data path can't be had.
         ListenError: an address can't be listened on.
+        MetadataError: the data path's metadata can't be understood.
     """
     async with AsyncExitStack() as stack:
+        lock = stack.enter_context(lock_folder(options.data_path))
+        disk = RealDisk(lock.path)
+        remove_drafts(disk)
         sockets = stack.enter_context(ExitStack())
         tcp = await _open(options.tcp_address, sockets)
         http = await _open(options.http_address, sockets) if options.http_address else []
-        broker = Broker(options)
+        background = ThreadBackground()
+        broker = Broker(options, data_folder(options, disk, background))
         broker.tcp_port = _announce("TCP", tcp)
         broker.http_port = _announce("HTTP", http) if http else 0
         tasks = await stack.enter_async_context(trio.open_nursery())
-        await tasks.start(broker.run)
+        await tasks.start(background.run)
+        await tasks.start(_run_broker, broker, tasks.cancel_scope)
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
             await listeners.start(
@@ -58,9 +68,17 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
             yield broker
         finally:
             log.info("NSQ: stopping")
-            tasks.cancel_scope.deadline = trio.current_time() + _STOP_S
             listeners.cancel_scope.cancel()
             broker.stop()
+
+
+async def _run_broker(
+    broker: Broker,
+    tasks: trio.CancelScope,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await broker.run(task_status)
+    tasks.cancel()  # the background has nothing to do any more
 
 
 async def _serve_http(
@@ -84,18 +102,24 @@ def _announce(kind: str, sockets: list[socket.socket]) -> int:
 async def run_nsqd(options: NsqdOptions) -> int:
     """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
 
+    The code is 0 if all messages were saved, else 1.
+
     Raises:
-        ListenError: an address can't be listened on.
+        DataPathError, ListenError, MetadataError: as `running_nsqd`.
     """
     _tune_garbage_collection()
+    code = 1
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            async with running_nsqd(options):
+            async with running_nsqd(options) as broker:
                 await anext(signals)
                 nursery.start_soon(_force, signals, nursery.cancel_scope)
+            for line in broker.unsaved:
+                log.error("NSQ: could not be saved: %s", line)
+            code = 1 if broker.unsaved else 0
             nursery.cancel_scope.cancel()
     log.info("NSQ: bye")
-    return 0
+    return code
 
 
 def _tune_garbage_collection() -> None:

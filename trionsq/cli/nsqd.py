@@ -10,6 +10,8 @@ from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, va
 from trionsq.cli import log
 from trionsq.cli.command import fatal, read_options
 from trionsq.cli.daemon import run_nsqd
+from trionsq.storage.lock import DataPathError
+from trionsq.storage.metadata import MetadataError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,8 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("--%s is not built yet and has no effect", flag)
     try:
         return trio.run(run_nsqd, options)
-    except* ListenError as group:
-        fatal(options.log_prefix, str(group.exceptions[0]))
+    except* DataPathError as group:
+        fatal(options.log_prefix, f"failed to instantiate nsqd - {_first(group)}")
+    except* (ListenError, MetadataError) as group:
+        fatal(options.log_prefix, str(_first(group)))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

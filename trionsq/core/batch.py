@@ -49,9 +49,15 @@ class Batch:
         bodies = ListBodies([self.bodies.one(index) for index in indexes])
         if self.stamps is None:
             return Batch(bodies, ListColumn(ids), self.timestamp_ns)
-        stamps = [self.stamps.cut(index, index + 1)[0] for index in indexes]
+        stamps = [self.stamp(index) for index in indexes]
         first_ns = int.from_bytes(stamps[0], signed=True)
         return Batch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+
+    def stamp(self, index: int) -> bytes:
+        """The time of publishing of one message, 8 bytes as `stamps` has them."""
+        if self.stamps is None:
+            return self.timestamp_ns.to_bytes(8, signed=True)
+        return self.stamps.cut(index, index + 1)[0]
 
 
 class Segment:

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from itertools import count, repeat
+from itertools import count, repeat, takewhile
 from random import Random
 from typing import Final
 
 from trionsq.core.backend import Backend
-from trionsq.core.batch import Segment
+from trionsq.core.batch import Batch, Segment
+from trionsq.core.column import ListColumn
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
 from trionsq.core.store import Store
+from trionsq.wire.bodies import ListBodies
 
 __all__ = ["AT_ONCE_MESSAGES_MAX", "DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
 
@@ -32,6 +34,8 @@ DELIVERY_NBYTES_MAX: Final = 256 * 1024
 AT_ONCE_MESSAGES_MAX: Final = 16
 # How long messages may pin the batch they came in before they are copied out of it.
 COMPACT_AFTER_S: Final = 2.0
+# Deferred messages that go to the backend at once.
+_SAVE_DEFERRED_MAX: Final = 1000
 _NEVER: Final = float("inf")
 
 
@@ -94,6 +98,11 @@ class Channel:
     @property
     def in_flight_count(self) -> int:
         return sum(len(consumer.in_flight) for consumer in (*self.consumers, *self._orphans))
+
+    @property
+    def held(self) -> int:
+        """Messages in memory: those that wait there, are in flight, or deferred."""
+        return self.store.in_memory + self.in_flight_count + self.deferred_count
 
     @property
     def deferred_count(self) -> int:
@@ -227,6 +236,9 @@ class Channel:
         store = self.store
         if store.backend.depth and (not store.memory.depth or self._random.random() < 0.5):
             segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
+            while segment is not None and segment.batch.defer_ms:
+                self._keep_deferred(segment)
+                segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
             if segment is not None:
                 return segment
             if not store.memory.depth:
@@ -342,12 +354,69 @@ class Channel:
             self.alarm_s = at_s
             self.alarm(at_s)
 
+    def _keep_deferred(self, segment: Segment) -> None:
+        """Wait for the due time of a message that the backend kept. `scan` knows if it is past."""
+        batch = segment.batch
+        due_ns = batch.timestamp_ns + batch.defer_ms * 1_000_000
+        alone = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
+        heappush(self._deferred, (due_ns, next(self._order), alone))
+        self._set_alarm(0.0)
+
     def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> None:
         due_ns = now_ns + delay_ms * 1_000_000
-        for index in range(segment.first, segment.last):
-            one = Segment(segment.batch, index, index + 1, segment.attempts)
+        for place, id_ in enumerate(segment.ids()):
+            # Of its own: it would pin its batch, and the delay of that is not to be served again.
+            alone = segment.batch.extract([segment.first + place], [id_])
+            one = Segment(alone, 0, 1, segment.attempts)
             heappush(self._deferred, (due_ns, next(self._order), one))
         self._set_alarm(now_s + delay_ms / 1e3)
+
+    # At the end
+
+    def save_published(self, segment: Segment) -> None:
+        """Put messages from the topic in the backend, whatever room there is in memory.
+
+        Raises:
+            BackendError: nothing changed.
+        """
+        self.store.overflow(segment)
+        self.message_count += segment.count
+
+    def save(self) -> None:
+        """Move everything to the backend: what waits, is in flight, is deferred, in this order.
+
+        Spec: nsqd-internals, section 6.
+
+        Raises:
+            BackendError: the rest is still in memory.
+        """
+        self.store.save_memory()
+        for consumer in (*self.consumers, *self._orphans):
+            for segment in consumer.take(list(consumer.in_flight.items())):
+                self.store.memory.append(segment)
+        self.store.save_memory()
+        self._deferred.sort()
+        while self._deferred:
+            self._save_deferred()
+
+    def _save_deferred(self) -> None:
+        """Move those at the front that have equal attempts."""
+        attempts = self._deferred[0][2].attempts
+        taken = list(
+            takewhile(
+                lambda entry: entry[2].attempts == attempts, self._deferred[:_SAVE_DEFERRED_MAX]
+            )
+        )
+        segments = [segment for _, _, segment in taken]
+        bodies = [one.batch.bodies.one(one.first) for one in segments]
+        ids = [one.ids()[0] for one in segments]
+        stamps = [one.batch.stamp(one.first) for one in segments]
+        first_ns = segments[0].batch.timestamp_ns
+        batch = Batch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+        due_ns = [due for due, _, _ in taken]
+        self.store.backend.append(Segment(batch, 0, len(taken), attempts), due_ns)
+        # What is left of a sorted list is a heap.
+        del self._deferred[: len(taken)]
 
     def touch(self, consumer: Consumer, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
         """TOUCH. False if the message is not in flight at this client."""

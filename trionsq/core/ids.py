@@ -51,13 +51,18 @@ class IdSource:
 
     __slots__ = ("_node", "_prefix", "_sequence", "_tick")
 
-    def __init__(self, node_id: int) -> None:
-        """``node_id`` is 0..1023 (--node-id)."""
+    def __init__(self, node_id: int, after_ns: int = 0) -> None:
+        """``node_id`` is 0..1023 (--node-id); ids begin after those of the time ``after_ns``."""
         self._node = node_id
-        # Below the tick of 1970: a machine without a clock starts there.
-        self._tick = -_TICK_EPOCH - 1
-        self._sequence = 0
+        # For 0 that is the tick of 1970: a machine without a clock starts there.
+        self._tick = (after_ns >> _TICK_SHIFT) - _TICK_EPOCH - 1
+        self._sequence = SEQUENCES
         self._prefix = b""
+
+    @property
+    def until_ns(self) -> int:
+        """The time whose ids, and those of all times before, may have been given out."""
+        return (self._tick + _TICK_EPOCH + 1) << _TICK_SHIFT
 
     def take(self, count: int, now_ns: int) -> RangeIds:
         """The next ``count`` ids at wall clock time ``now_ns``."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from trionsq.core.backend import Backend, BackendError
+from typing import Final
+
+from trionsq.core.backend import Backend, BackendBusy, BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.queue import MessageQueue
 
 __all__ = ["Store"]
+
+# What is moved to the backend at once when all of memory is.
+_SAVE_MESSAGES_MAX: Final = 10_000
+_SAVE_NBYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class Store:
@@ -16,16 +22,16 @@ class Store:
     They count as depth from the moment they are admitted.
 
     Attributes:
+        limit: messages that memory may hold (--mem-queue-size).
         memory: the memory queue.
         backend: the overflow.
         carried: messages admitted that are not in the memory queue yet.
     """
 
-    __slots__ = ("_limit", "backend", "carried", "memory")
+    __slots__ = ("backend", "carried", "limit", "memory")
 
     def __init__(self, limit: int, backend: Backend) -> None:
-        """``limit`` is the number of messages that memory may hold (--mem-queue-size)."""
-        self._limit = limit
+        self.limit = limit
         self.memory = MessageQueue()
         self.backend = backend
         self.carried = 0
@@ -41,7 +47,12 @@ class Store:
     @property
     def room(self) -> int:
         """Messages that memory has room for."""
-        return self._limit - self.memory.depth - self.carried
+        return self.limit - self.memory.depth - self.carried
+
+    @property
+    def in_memory(self) -> int:
+        """Messages that wait in memory."""
+        return self.memory.depth + self.carried
 
     def admit(self, segment: Segment) -> Segment | None:
         """Make sure of a place for all messages of ``segment``, or of none.
@@ -50,18 +61,34 @@ class Store:
         backend took it all.
 
         Raises:
+            BackendBusy: memory is full and the backend is behind; nothing changed.
             BackendError: memory is full and the backend refused; nothing changed.
         """
-        room = self._limit - self.memory.depth - self.carried
+        room = self.limit - self.memory.depth - self.carried
         count = segment.last - segment.first
         if count <= room:
             return segment
+        if self.backend.behind:
+            raise BackendBusy("waiting for the disk")
         if room <= 0:
-            self.backend.append(segment)
+            self.overflow(segment)
             return None
         middle = segment.first + room
-        self.backend.append(Segment(segment.batch, middle, segment.last, segment.attempts))
+        self.overflow(Segment(segment.batch, middle, segment.last, segment.attempts))
         return Segment(segment.batch, segment.first, middle, segment.attempts)
+
+    def overflow(self, segment: Segment) -> None:
+        """Append to the backend, with the delay that the batch was published with.
+
+        Raises:
+            BackendError: nothing was stored.
+        """
+        batch = segment.batch
+        if batch.defer_ms:
+            due_ns = batch.timestamp_ns + batch.defer_ms * 1_000_000
+            self.backend.append(segment, [due_ns] * segment.count)
+        else:
+            self.backend.append(segment)
 
     def restore(self, segment: Segment) -> None:
         """Put messages at the tail that were in the queue before: they are never refused."""
@@ -73,6 +100,20 @@ class Store:
                 self.memory.append(segment)
         else:
             self.memory.append(segment)
+
+    def save_memory(self) -> None:
+        """Move the memory queue to the backend.
+
+        Raises:
+            BackendError: the rest is still in memory.
+        """
+        while self.memory.depth:
+            segment = self.memory.take(_SAVE_MESSAGES_MAX, _SAVE_NBYTES_MAX)
+            try:
+                self.overflow(segment)
+            except BackendError:
+                self.memory.put_back(segment)
+                raise
 
     def empty(self) -> int:
         """Drop all but what is being carried; the number of messages dropped."""

@@ -40,11 +40,12 @@ class Topic:
             It may be empty: a mere wake-up.
         channels: by name.
         message_count, message_bytes: published since the start.
+        ids: of its messages.
         error: why the last fan-out could not go on, None if nothing is stuck.
         dropped: messages given up on purpose, by reason.
     """
 
-    def __init__(self, name: str, mem_queue_size: int, backend: Backend, node_id: int) -> None:
+    def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name
         self.store = Store(mem_queue_size, backend)
         self.channels: dict[str, Channel] = {}
@@ -54,7 +55,7 @@ class Topic:
         self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
         self.carry: Callable[[Segment], bool] = lambda segment: False
-        self._ids = IdSource(node_id)
+        self.ids = ids
         self._stuck: _Stuck | None = None
         self._backend_next = False
 
@@ -67,6 +68,11 @@ class Topic:
         return self.store.depth + (self._stuck.segment.count if self._stuck else 0)
 
     @property
+    def held(self) -> int:
+        """Messages in memory that no channel, or not yet every channel, has got."""
+        return self.store.in_memory + (self._stuck.segment.count if self._stuck else 0)
+
+    @property
     def can_pump(self) -> bool:
         """Whether messages can go on to the channels now."""
         return bool(self.channels) and not self.paused and self.error is None
@@ -77,7 +83,7 @@ class Topic:
         Raises:
             BackendError: there is no room for them.
         """
-        batch = Batch(bodies, self._ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        batch = Batch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
@@ -160,6 +166,21 @@ class Topic:
             if not stuck.some_got_it:
                 self.store.memory.put_back(stuck.segment)
         self.retry()
+
+    def save(self) -> None:
+        """Move what waits at the topic to its backend, and to those of channels that lack it.
+
+        Raises:
+            BackendError: the rest is still in memory.
+        """
+        stuck = self._stuck
+        while stuck is not None and stuck.channels:
+            one = stuck.segment
+            stuck.channels[0].save_published(Segment(one.batch, one.first, one.last, one.attempts))
+            stuck.some_got_it = True
+            del stuck.channels[0]
+        self._stuck = None
+        self.store.save_memory()
 
     def empty(self) -> None:
         """Drop what waits at the topic. What is being carried is the caller's part."""

@@ -76,11 +76,13 @@ class Administration:
     async def pause_topic(self) -> Response:
         """POST /topic/pause."""
         self._existing_topic().pause()
+        await self._broker.save_metadata()
         return empty()
 
     async def unpause_topic(self) -> Response:
         """POST /topic/unpause."""
         self._existing_topic().unpause()
+        await self._broker.save_metadata()
         return empty()
 
     async def create_channel(self) -> Response:
@@ -101,11 +103,15 @@ class Administration:
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        return self._to_channel(Channel.pause)
+        answer = self._to_channel(Channel.pause)
+        await self._broker.save_metadata()
+        return answer
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        return self._to_channel(Channel.unpause)
+        answer = self._to_channel(Channel.unpause)
+        await self._broker.save_metadata()
+        return answer
 
     def _to_channel(self, act: Callable[[Channel], None]) -> Response:
         act(self._existing_channel())

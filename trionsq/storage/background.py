@@ -14,6 +14,8 @@ class Background(Protocol):
     def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
         """Run ``job``, as a rule in a thread; then call ``done`` with its OSError, if any.
 
-        ``done`` is called in the thread of the broker, once, also when the broker is being
-        stopped.
+        ``done`` is called in the thread of the broker, once. Both calls come from there, too.
         """
+
+    async def wait_idle(self) -> None:
+        """Wait until all that was submitted is done."""

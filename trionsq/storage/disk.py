@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -30,7 +31,7 @@ class DiskFile(Protocol):
         """In bytes."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file off after ``size`` bytes."""
+        """Make the file end after ``size`` bytes."""
 
     def sync(self) -> None:
         """Make the content durable. After an error it is unknown what is."""
@@ -72,11 +73,15 @@ class Disk(Protocol):
         """Bytes that may still be written."""
 
 
-def replace_file(disk: Disk, name: str, data: bytes) -> None:
+def replace_file(
+    disk: Disk, name: str, data: bytes, rename: Callable[[str, str], None] | None = None
+) -> None:
     """Give a file a new content so that a crash leaves either the old or the new one.
 
+    ``rename`` may stand in for the disk's, to decide at the last moment.
+
     Raises:
-        OSError: the old content stands.
+        OSError: the old content stands; or the new one, but it may not survive a power failure.
     """
     draft = f"{name}.{secrets.randbits(31)}.tmp"
     try:
@@ -86,7 +91,7 @@ def replace_file(disk: Disk, name: str, data: bytes) -> None:
             file.sync()
         finally:
             file.close()
-        disk.rename(draft, name)
+        (rename or disk.rename)(draft, name)
     except OSError:
         with suppress(OSError):  # the first error is the one that matters
             disk.unlink(draft)
@@ -124,7 +129,10 @@ class RealFile:
             raise self._named(error) from None
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise self._named(error) from None
 
     def truncate(self, size: int) -> None:
         try:
@@ -139,7 +147,12 @@ class RealFile:
             raise self._named(error) from None
 
     def close(self) -> None:
-        os.close(self._fd)
+        # A number used after this would be another file's.
+        fd, self._fd = self._fd, -1
+        try:
+            os.close(fd)
+        except OSError as error:
+            raise self._named(error) from None
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.path)

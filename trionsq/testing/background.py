@@ -21,6 +21,9 @@ class InlineBackground:
     def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
         done(_error_of(job))
 
+    async def wait_idle(self) -> None:
+        return None
+
 
 class HeldBackground:
     """Keeps jobs until told to run them, in the order in which they came.
@@ -76,6 +79,9 @@ class HeldBackground:
                 return count
             self.run_one()
         raise RuntimeError(f"{self!r}, after {_COUNT_MAX} jobs")
+
+    async def wait_idle(self) -> None:
+        self.run_all()
 
 
 def _error_of(job: Callable[[], None]) -> OSError | None:

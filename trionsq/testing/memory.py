@@ -1,4 +1,4 @@
-"""An nsqd without sockets, files or real time."""
+"""An nsqd without sockets, threads or real time, on a simulated disk."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from typing import Any
 
 import trio
 
-from trionsq.broker.broker import Broker
+from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
+from trionsq.storage.background import Background
+from trionsq.storage.disk import Disk
+from trionsq.testing.background import InlineBackground
+from trionsq.testing.disk import SimulatedDisk
 
 __all__ = ["nsqd_in_memory"]
 
 
 @asynccontextmanager
-async def nsqd_in_memory(*, seed: int = 0, **options: Any) -> AsyncIterator[Broker]:
+async def nsqd_in_memory(
+    *,
+    seed: int = 0,
+    disk: Disk | None = None,
+    background: Background | None = None,
+    **options: Any,
+) -> AsyncIterator[Broker]:
     """A broker that runs inside the context; its wall clock follows trio's.
 
     Args:
+        disk: its data path; by default an empty one that works.
+        background: where its blocking work is done; by default at once.
         seed: of its random choices.
         options: fields of `NsqdOptions` that are not as by default.
 
@@ -28,7 +40,12 @@ async def nsqd_in_memory(*, seed: int = 0, **options: Any) -> AsyncIterator[Brok
         OptionsError: the options are refused.
         TypeError: there is no such option.
     """
-    broker = Broker(validated(NsqdOptions(**options)), Clock.from_trio(), Random(seed))
+    random = Random(seed)
+    valid = validated(NsqdOptions(**options))
+    folder = data_folder(
+        valid, disk or SimulatedDisk(random=random), background or InlineBackground()
+    )
+    broker = Broker(valid, folder, Clock.from_trio(), random)
     async with trio.open_nursery() as nursery:
         await nursery.start(broker.run)
         yield broker

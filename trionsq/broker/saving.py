@@ -1,0 +1,113 @@
+"""The end of the broker: what is in memory goes to disk. Spec: nsqd-internals, section 6."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from trionsq.broker.topic import Topic
+from trionsq.core.backend import Backend, BackendError
+from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.topic import Topic as TopicCore
+from trionsq.storage.folder import DataFolder
+
+__all__ = ["save_all"]
+
+log = logging.getLogger("trionsq")
+
+# A queue that the disk refuses is tried again so long: room may yet be made.
+_RETRY_FOR_S: Final = 5.0
+_RETRY_S: Final = 0.25
+# All of it takes no longer; a disk that hangs must not hang the stop.
+_LIMIT_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A topic's or channel's messages on their way to disk."""
+
+    name: str
+    move: Callable[[], None]
+    left: Callable[[], int]
+    backend: Backend
+    error: str = "the disk did not answer in time"
+    closed: bool = False
+
+    def empty_memory(self) -> bool:
+        """Write what is in memory; whether all of it was taken."""
+        try:
+            self.move()
+        except BackendError as error:
+            self.error = str(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Make it durable."""
+        try:
+            self.backend.close()
+        except BackendError as error:
+            self.error = str(error)
+        else:
+            self.closed = True
+
+
+async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
+    """Write the messages of all topics and channels to disk, and close the queues.
+
+    The tasks of topics and channels have ended. Returns a line for each queue that could not be
+    saved whole; what could be is.
+    """
+    queues = [queue for topic in topics for queue in _queues(topic)]
+    with trio.move_on_after(_LIMIT_S):
+        deadline_s = trio.current_time() + _RETRY_FOR_S
+        full = await _empty_memories(queues)
+        while full and trio.current_time() < deadline_s:
+            await trio.sleep(_RETRY_S)
+            folder.try_again()
+            await folder.background.wait_idle()
+            full = await _empty_memories(full)
+        await folder.background.wait_idle()
+        for queue in queues:
+            folder.background.submit(queue.close, lambda error: None)
+        await folder.background.wait_idle()
+    return [
+        f"{queue.name}: {queue.left()} messages in memory, and what was written last: {queue.error}"
+        for queue in queues
+        if not queue.closed or queue.left()
+    ]
+
+
+def _queues(topic: Topic) -> list[_Queue]:
+    """Of what is to be saved: nothing that is ephemeral."""
+    topic.end()
+    cores: list[tuple[str, TopicCore | ChannelCore]] = []
+    if not topic.is_ephemeral:
+        cores.append((topic.name, topic.core))
+    cores += [
+        (f"{topic.name}:{channel.name}", channel.core)
+        for channel in topic.channels.values()
+        if not channel.is_ephemeral
+    ]
+    return [
+        _Queue(name, core.save, partial(_held, core), core.store.backend) for name, core in cores
+    ]
+
+
+def _held(core: TopicCore | ChannelCore) -> int:
+    return core.held
+
+
+async def _empty_memories(queues: list[_Queue]) -> list[_Queue]:
+    """Move what is in memory to disk; the queues of which some is left."""
+    full = []
+    for queue in queues:
+        if not queue.empty_memory():
+            full.append(queue)
+        await trio.lowlevel.checkpoint()  # a second signal is heard
+    return full

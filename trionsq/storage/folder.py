@@ -1,0 +1,60 @@
+"""What all disk queues of a data path share: the disk, its limits, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trionsq.storage.background import Background
+from trionsq.storage.disk import Disk
+
+__all__ = ["DataFolder", "Queue"]
+
+
+class Queue(Protocol):
+    """A disk queue, as the folder sees it."""
+
+    def sync(self) -> None:
+        """Make durable what is not."""
+
+    def try_again(self) -> None:
+        """See whether what went wrong goes right now."""
+
+
+@dataclass(slots=True)
+class DataFolder:
+    """The files of one broker.
+
+    Attributes:
+        disk: they are on.
+        background: where blocking work is done.
+        file_nbytes_max: --max-bytes-per-file.
+        body_nbytes_max: --max-msg-size.
+        sync_every: --sync-every, in operations (records written or read).
+        changed: the queues with something that is not durable.
+        faults: what went wrong last, by the queue or file that it happened to.
+    """
+
+    disk: Disk
+    background: Background
+    file_nbytes_max: int = 104_857_600
+    body_nbytes_max: int = 1_048_576
+    sync_every: int = 2_500
+    changed: dict[Queue, None] = field(default_factory=dict)
+    faults: dict[Queue | str, str] = field(default_factory=dict)
+
+    def sync_all(self) -> None:
+        """Begin to make everything durable (every --sync-timeout)."""
+        for queue in list(self.changed):
+            queue.sync()
+
+    def try_again(self) -> None:
+        """Let every queue that failed see whether it can go on."""
+        for queue in list(self.faults):
+            if not isinstance(queue, str):
+                queue.try_again()
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with the disk, None if nothing is."""
+        return next(iter(self.faults.values()), None)
