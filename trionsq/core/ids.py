@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from trionsq.wire import strides
+
 __all__ = ["SEQUENCES", "IdSource", "RangeIds"]
 
 _TICK_SHIFT: Final = 20
@@ -34,7 +36,11 @@ class RangeIds:
         ids: list[bytes] = []
         for prefix, start, end in self._ranges:
             if first < end - start:
-                ids += map(prefix.__add__, _SUFFIXES[start + first : min(start + last, end)])
+                suffixes = _SUFFIXES[start + first : min(start + last, end)]
+                if len(suffixes) == 1:
+                    ids.append(prefix + suffixes[0])
+                else:
+                    ids += strides.cut(prefix + prefix.join(suffixes), 0, 16, 0, 0, len(suffixes))
                 if last <= end - start:
                     break
                 first = end - start

@@ -19,6 +19,7 @@ from struct import error as StructError
 from typing import Final
 
 from trionsq.core.batch import Batch, Segment
+from trionsq.wire import strides
 from trionsq.wire.bodies import PackedBodies, StridedBodies
 
 __all__ = ["RECORD_NBYTES_EXTRA", "Block", "RecordBatch", "Records", "Run", "encode", "parse"]
@@ -52,11 +53,6 @@ Run = tuple[int, int, int]
 
 
 @lru_cache(maxsize=256)
-def _value(offset: int, size: int, stride: int) -> Struct:
-    return Struct(f"{offset}x{size}s{stride - offset - size}x")
-
-
-@lru_cache(maxsize=256)
 def _attempts(stride: int) -> Struct:
     return Struct(f">{_ATTEMPTS_AT}xH{stride - _ID_AT}x")
 
@@ -77,8 +73,8 @@ class _StridedColumn:
         if last - first == 1:
             start = first * stride + self._offset
             return [self._buffer[start : start + self._size]]
-        view = memoryview(self._buffer)[first * stride : last * stride]
-        return list(chain.from_iterable(_value(self._offset, self._size, stride).iter_unpack(view)))
+        after = stride - self._offset - self._size
+        return strides.cut(self._buffer, self._offset, self._size, after, first, last)
 
 
 class _PackedColumn:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import chain, pairwise
-from struct import Struct
+from itertools import pairwise
 from typing import Protocol
+
+from trionsq.wire import strides
 
 __all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies"]
 
@@ -43,11 +43,6 @@ class Bodies(Protocol):
         """The bodies ``first`` to ``last`` (exclusive), which hold no memory of the others."""
 
 
-@lru_cache(maxsize=256)
-def _record(gap: int, size: int) -> Struct:
-    return Struct(f"{gap}x{size}s")
-
-
 class StridedBodies:
     """Bodies of one size, each preceded by ``gap`` bytes that are of no interest."""
 
@@ -62,9 +57,7 @@ class StridedBodies:
         self.nbytes = self.count * size
 
     def cut(self, first: int, last: int) -> list[bytes]:
-        stride = self._gap + self.size
-        view = memoryview(self._buffer)[first * stride : last * stride]
-        return list(chain.from_iterable(_record(self._gap, self.size).iter_unpack(view)))
+        return strides.cut(self._buffer, self._gap, self.size, 0, first, last)
 
     def one(self, index: int) -> bytes:
         start = index * (self._gap + self.size) + self._gap
