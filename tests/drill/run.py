@@ -107,8 +107,10 @@ async def _load_and_stop(
         await trio.sleep_until(stop_at_s)
         account.counts += _held_by(await read_stats(nsqd.http_address))
         account.is_signalled = True
+        signalled_s = account.clock()
         nsqd.process.send_signal(signal.SIGTERM if terms.is_clean else signal.SIGKILL)
         exit_code = await _exit_code(nsqd)
+        account.counts["stop_ms"] = round((account.clock() - signalled_s) * 1000)
         load.cancel_scope.deadline = trio.current_time() + LAST_WORDS_LIMIT_S
     return exit_code
 
