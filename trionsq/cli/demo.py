@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import trio
 
@@ -26,6 +27,8 @@ REPORT_INTERVAL_S = 2.0
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 15.0
 TCP_PORT, HTTP_PORT = 4150, 4151
+# In the current folder: messages that wait are there again the next time.
+DATA_PATH = Path("run/nsqd")
 
 _OURS = re.compile(rb"demo (\d+) (\d+)")
 _LISTENING = re.compile(r"(TCP|HTTP): listening on (\S+)")
@@ -38,7 +41,7 @@ Try in another terminal:
   curl -X POST 'http://{http}/channel/pause?topic={topic}&channel={channel}'
   curl -X POST 'http://{http}/channel/unpause?topic={topic}&channel={channel}'
   .venv/bin/nsqd --help                                           all options
-NSQ's clients connect to {tcp}. Ctrl-C stops everything.
+NSQ's clients connect to {tcp}. Messages that wait are kept in {data}/. Ctrl-C stops everything.
 """
 
 
@@ -215,7 +218,9 @@ async def start_nsqd() -> trio.Process:
         f"--tcp-address=127.0.0.1:{port_or_any(TCP_PORT)}",
         f"--http-address=127.0.0.1:{port_or_any(HTTP_PORT)}",
         "--broadcast-address=127.0.0.1",
+        f"--data-path={DATA_PATH}",
     ]
+    DATA_PATH.mkdir(parents=True, exist_ok=True)
     # A process group of its own: Ctrl-C reaches us alone, and we stop nsqd last.
     return await trio.lowlevel.open_process(command, stderr=-1, process_group=0)
 
@@ -281,7 +286,9 @@ async def run_flow(process: trio.Process, counters: Counters) -> None:
     """
     async with trio.open_nursery() as flow:
         addresses = await _started(flow, process)
-        text = _NEXT.format(topic=TOPIC, channel=CHANNEL, tcp=addresses.tcp, http=addresses.http)
+        text = _NEXT.format(
+            topic=TOPIC, channel=CHANNEL, tcp=addresses.tcp, http=addresses.http, data=DATA_PATH
+        )
         print(text, flush=True)
         await flow.start(consume, addresses.tcp, counters)
         flow.start_soon(produce, addresses.tcp, counters)

@@ -19,9 +19,10 @@ __all__ = ["QueueReader"]
 
 log = logging.getLogger("trionsq")
 
-# A block is a few times what is asked for at once: thousands of channels may hold one.
+# A block is a few times what is asked for at once: thousands of channels may hold one. Beyond the
+# most, the allocator maps fresh pages for each, which costs more than to read them.
 _BLOCK_NBYTES_MIN: Final = 16 * 1024
-_BLOCK_NBYTES_MAX: Final = 256 * 1024
+_BLOCK_NBYTES_MAX: Final = 96 * 1024
 _BLOCK_DEMANDS: Final = 4
 
 
