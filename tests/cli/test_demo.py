@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import trio
 
@@ -13,7 +14,7 @@ from trionsq.cli import demo
 TIMEOUT_S = 40
 
 
-async def test_data_flows_until_ctrl_c() -> None:
+async def test_data_flows_until_ctrl_c(tmp_path: Path) -> None:
     """The demo reports what it consumed, says what to try, and stops nsqd at SIGINT with 0."""
     lines: list[str] = []
     with trio.fail_after(TIMEOUT_S):
@@ -21,6 +22,7 @@ async def test_data_flows_until_ctrl_c() -> None:
             [sys.executable, "-m", "trionsq.cli.demo"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            cwd=tmp_path,
         )
         try:
             assert process.stdout is not None
@@ -36,6 +38,7 @@ async def test_data_flows_until_ctrl_c() -> None:
         finally:
             if process.returncode is None:
                 process.kill()
+    assert (tmp_path / demo.DATA_PATH / "nsqd.dat").exists()
     assert any("curl -d 'hello'" in line for line in lines)
     assert re.fullmatch(r"stopped; published [1-9][\d,]*, consumed [1-9][\d,]*", lines[-1])
 

@@ -220,7 +220,7 @@ async def start_nsqd() -> trio.Process:
         "--broadcast-address=127.0.0.1",
         f"--data-path={DATA_PATH}",
     ]
-    DATA_PATH.mkdir(parents=True, exist_ok=True)
+    await trio.Path(DATA_PATH).mkdir(parents=True, exist_ok=True)
     # A process group of its own: Ctrl-C reaches us alone, and we stop nsqd last.
     return await trio.lowlevel.open_process(command, stderr=-1, process_group=0)
 
