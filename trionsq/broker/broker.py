@@ -13,7 +13,7 @@ from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.saving import save_all
+from trionsq.broker.saving import keep_trying, save_all
 from trionsq.broker.timers import (
     ScanQueue,
     run_disk_retries,
@@ -90,7 +90,9 @@ class Broker:
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
-        self._metadata = MetadataKeeper(folder, self._records, self.clock.now_ns)
+        self._metadata = MetadataKeeper(
+            folder, self._records, self._ids_until_ns, self.clock.now_ns
+        )
         self._loading = False
         self._ids_after_ns = 0
 
@@ -113,6 +115,7 @@ class Broker:
                 self._tasks = tasks
                 self._load(records)
                 await self._metadata.save()
+                await self._metadata.reserve_ids()
                 self._start_timers(tasks)
                 async with trio.open_nursery() as connections:
                     self._connections = connections
@@ -171,11 +174,20 @@ class Broker:
 
     async def _save(self) -> None:
         """Move everything to disk, in bounded time."""
-        if not await self._metadata.save():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._save_metadata_at_last)
+            self.unsaved += await save_all(self.topics.values(), self.folder)
+        # If this fails, the reserve on disk stands, which is higher.
+        await keep_trying(self._metadata.save_ids)
+
+    async def _save_metadata_at_last(self) -> None:
+        if not await keep_trying(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
-        self.unsaved += await save_all(self.topics.values(), self.folder)
-        until_ns = max((topic.core.ids.until_ns for topic in self.topics.values()), default=0)
-        await self._metadata.save_ids(max(until_ns, self._ids_after_ns))
+
+    def _ids_until_ns(self) -> int:
+        """The time whose message ids, and those before, may have been given out."""
+        of_topics = [topic.core.ids.until_ns for topic in self.topics.values()]
+        return max([self._ids_after_ns, *of_topics])
 
     def stop(self) -> None:
         """Begin to end `run`."""

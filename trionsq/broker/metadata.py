@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
 
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.idfloor import FILE_NAME as IDS_NAME
 from trionsq.storage.idfloor import IdFloor
+from trionsq.storage.metadata import FILE_NAME as METADATA_NAME
 from trionsq.storage.metadata import TopicRecord, save_metadata
 
 __all__ = ["MetadataKeeper"]
 
 log = logging.getLogger("trionsq")
 
-_FAULT: Final = "metadata"
 # After a crash ids begin where this reserve, saved ahead, ends.
 _IDS_AHEAD_NS: Final = 120 * 10**9
+# Ids that are ahead of the clock run on slowly: this reserve is for a hundred million messages.
+_IDS_MORE_NS: Final = 30 * 10**9
 _IDS_SAVE_S: Final = 60.0
 _RETRY_S: Final = 1.0
 
@@ -33,15 +37,18 @@ class MetadataKeeper:
         self,
         folder: DataFolder,
         records: Callable[[], list[TopicRecord]],
+        ids_until_ns: Callable[[], int],
         now_ns: Callable[[], int],
     ) -> None:
-        """``records`` tells what is to be written."""
-        self._folder = folder
+        """``records`` tells what is to be written, ``ids_until_ns`` which ids were given out."""
+        self._disk = folder.disk
         self._records = records
+        self._ids_until_ns = ids_until_ns
         self._now_ns = now_ns
         self._ids = IdFloor(folder.disk)
+        self._metadata_file = _File(folder, METADATA_NAME)
+        self._ids_file = _File(folder, IDS_NAME)
         self._changed = trio.Event()
-        self._saving = trio.Lock()
 
     def changed(self) -> None:
         """Have the metadata written soon."""
@@ -53,41 +60,79 @@ class MetadataKeeper:
             await self._changed.wait()
             self._changed = trio.Event()
             if not await self.save():
-                self._changed.set()
                 await trio.sleep(_RETRY_S)
 
     async def run_id_reserve(self) -> None:
         """Keep saving a time ahead of which no message id lies, for ever."""
+        saved = True
         while True:
-            await self.save_ids(self._now_ns() + _IDS_AHEAD_NS)
-            await trio.sleep(_IDS_SAVE_S)
+            await trio.sleep(_IDS_SAVE_S if saved else _RETRY_S)
+            saved = await self.reserve_ids()
 
     async def save(self) -> bool:
-        """Write the metadata now; whether that went well. A failure is logged."""
-        async with self._saving:
+        """Write the metadata now; whether that went well. If not, `run` tries again."""
+
+        def job() -> Callable[[], None]:
             records = self._records()
-            return await self._write(lambda: save_metadata(self._folder.disk, records))
+            return lambda: save_metadata(self._disk, records)
 
-    async def save_ids(self, until_ns: int) -> bool:
-        """Write down that ids of times up to ``until_ns`` may have been given out."""
-        return await self._write(lambda: self._ids.save(until_ns))
+        saved = await self._metadata_file.write(job)
+        if not saved:
+            self._changed.set()
+        return saved
 
-    async def _write(self, job: Callable[[], None]) -> bool:
-        finished = trio.Event()
+    async def reserve_ids(self) -> bool:
+        """Write down a time that the ids of the next minute do not reach."""
+        ahead_ns = self._now_ns() + _IDS_AHEAD_NS
+        return await self._save_ids(lambda: max(ahead_ns, self._ids_until_ns() + _IDS_MORE_NS))
+
+    async def save_ids(self) -> bool:
+        """Write down which ids were given out: no more will be."""
+        return await self._save_ids(self._ids_until_ns)
+
+    async def _save_ids(self, until_ns: Callable[[], int]) -> bool:
+        def job() -> Callable[[], None]:
+            return partial(self._ids.save, until_ns())
+
+        return await self._ids_file.write(job)
+
+
+class _File:
+    """A file that is written anew in the background, one write at a time.
+
+    Also after whoever waited for a write was cancelled: an old content must not come last.
+    """
+
+    def __init__(self, folder: DataFolder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._under_way: trio.Event | None = None
+
+    async def write(self, job: Callable[[], Callable[[], None]]) -> bool:
+        """Run what ``job`` gives when it is its turn; whether that went well."""
+        while self._under_way is not None:
+            await self._under_way.wait()
+        finished = self._under_way = trio.Event()
         errors: list[OSError] = []
 
         def done(error: OSError | None) -> None:
+            self._under_way = None
+            finished.set()
             if error is not None:
                 errors.append(error)
-            finished.set()
+            self._note(error)
 
-        self._folder.background.submit(job, done)
+        self._folder.background.submit(job(), done)
         await finished.wait()
-        if not errors:
-            self._folder.faults.pop(_FAULT, None)
-            return True
-        text = f"{errors[0].filename}: {errors[0].strerror}"
-        if self._folder.faults.get(_FAULT) != text:
+        return not errors
+
+    def _note(self, error: OSError | None) -> None:
+        faults = self._folder.faults
+        if error is None:
+            faults.pop(self._name, None)
+            return
+        # Not the draft's name, which is another one each time.
+        text = f"{self._folder.disk.path}/{self._name}: {error.strerror}"
+        if faults.get(self._name) != text:
             log.error("NSQ: failed to persist metadata - %s", text)
-        self._folder.faults[_FAULT] = text
-        return False
+        faults[self._name] = text

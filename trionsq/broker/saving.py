@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.storage.folder import DataFolder
 
-__all__ = ["save_all"]
+__all__ = ["keep_trying", "save_all"]
 
 log = logging.getLogger("trionsq")
 
@@ -57,6 +57,18 @@ class _Queue:
             self.closed = True
 
 
+async def keep_trying(save: Callable[[], Awaitable[bool]]) -> bool:
+    """Call ``save`` until it says that it went well, for some seconds; whether it did."""
+    with trio.move_on_after(_LIMIT_S):
+        deadline_s = trio.current_time() + _RETRY_FOR_S
+        while not await save():
+            if trio.current_time() >= deadline_s:
+                return False
+            await trio.sleep(_RETRY_S)
+        return True
+    return False
+
+
 async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
     """Write the messages of all topics and channels to disk, and close the queues.
 
@@ -66,13 +78,12 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
     queues = [queue for topic in topics for queue in _queues(topic)]
     with trio.move_on_after(_LIMIT_S):
         deadline_s = trio.current_time() + _RETRY_FOR_S
-        full = await _empty_memories(queues)
-        while full and trio.current_time() < deadline_s:
+        full = await _save_once(queues, folder)
+        while (full or _has_faults(folder)) and trio.current_time() < deadline_s:
             await trio.sleep(_RETRY_S)
             folder.try_again()
             await folder.background.wait_idle()
-            full = await _empty_memories(full)
-        await folder.background.wait_idle()
+            full = await _save_once(full, folder)
         for queue in queues:
             folder.background.submit(queue.close, lambda error: None)
         await folder.background.wait_idle()
@@ -103,11 +114,18 @@ def _held(core: TopicCore | ChannelCore) -> int:
     return core.held
 
 
-async def _empty_memories(queues: list[_Queue]) -> list[_Queue]:
+async def _save_once(queues: list[_Queue], folder: DataFolder) -> list[_Queue]:
     """Move what is in memory to disk; the queues of which some is left."""
     full = []
     for queue in queues:
         if not queue.empty_memory():
             full.append(queue)
         await trio.lowlevel.checkpoint()  # a second signal is heard
+    folder.sync_all()
+    await folder.background.wait_idle()
     return full
+
+
+def _has_faults(folder: DataFolder) -> bool:
+    """Whether a queue is not durable because of an error."""
+    return any(not isinstance(key, str) for key in folder.faults)

@@ -60,9 +60,9 @@ class Topic:
         self._deleted = deleted
         self._changed = changed
         self._inbox = SegmentInbox(core)
-        self._disk_caught_up = trio.Event()
+        self._may_go_on = trio.Event()
         core.carry = self._inbox.carry
-        core.store.backend.caught_up = self._caught_up
+        core.store.backend.caught_up = self._go_on
 
     def __repr__(self) -> str:
         return f"<Topic {self.core!r}>"
@@ -128,14 +128,14 @@ class Topic:
         """Wait as long as `should_wait` says so; `publish` is the next step."""
         while self.should_wait(count):
             if self.core.store.backend.behind or self._waits_for_disk:
-                await self._disk_caught_up.wait()
+                await self._may_go_on.wait()
             else:
                 await trio.lowlevel.checkpoint()
 
-    def _caught_up(self) -> None:
-        """A backend can take or give messages again."""
-        self._disk_caught_up.set()
-        self._disk_caught_up = trio.Event()
+    def _go_on(self) -> None:
+        """What held up the fan-out or publishers may be over: all of them look again."""
+        self._may_go_on.set()
+        self._may_go_on = trio.Event()
         self.core.retry()
         self._inbox.wake()
 
@@ -153,12 +153,11 @@ class Topic:
     def _channel_caught_up(self, channel: Channel) -> None:
         channel.wake()
         if self.core.error is not None:
-            self._caught_up()
+            self._go_on()
 
     def _made_room(self) -> None:
         if self.core.error is not None:
-            self.core.retry()
-            self._inbox.wake()
+            self._go_on()
 
     def delete_channel(self, name: str) -> None:
         """Delete a channel; an ephemeral topic goes with its last one."""
@@ -168,7 +167,7 @@ class Topic:
         if is_ephemeral(self.name) and not self.channels and not self.exiting:
             self._deleted(self)
         else:
-            self._inbox.wake()
+            self._go_on()
         self._changed(self.is_ephemeral or channel.is_ephemeral)
 
     def pause(self) -> None:
@@ -184,10 +183,12 @@ class Topic:
         self._inbox.absorb()
         self.core.dropped["emptied"] += self._inbox.void()
         self.core.empty()
+        self._go_on()
 
     def end(self) -> None:
         """The task has ended: nothing is published any more, all messages are in the queues."""
         self.exiting = True
+        self._go_on()
         self._inbox.absorb()
         for channel in self.channels.values():
             channel.end()
