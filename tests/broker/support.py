@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from trio.testing import wait_all_tasks_blocked
 
 from trionsq.broker.broker import Broker
@@ -9,6 +11,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.testing.conversation import Conversation
+from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
@@ -63,6 +66,13 @@ def connect(
     client = broker.connect(transport)
     stream.send_nowait(MAGIC_V2)
     return Conversation(stream), client, transport
+
+
+def full_disk(queue: str = "*") -> SimulatedDisk:
+    """A disk without room for the files of some queues, given by a shell pattern."""
+    disk = SimulatedDisk()
+    disk.fail(errno.ENOSPC, forever=True, only=("create", "write"), name=f"{queue}.diskqueue.*")
+    return disk
 
 
 def is_stuck(topic: Topic) -> bool:

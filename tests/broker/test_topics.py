@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.broker.support import check_balances, connect, is_stuck, numbered, publish
+from tests.broker.support import check_balances, connect, full_disk, is_stuck, numbered, publish
 from trionsq.broker.topic import PublishRefused
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
@@ -181,23 +181,38 @@ async def test_an_ephemeral_topic_drops_what_is_over(autojump_clock: MockClock) 
         assert core.dropped == {"ephemeral overflow": 2}
 
 
-async def test_a_run_of_pubs_is_taken_as_far_as_there_is_room(autojump_clock: MockClock) -> None:
-    """Each PUB of a run has its own answer: OK for those that fit, then one E_PUB_FAILED."""
+async def test_what_memory_has_no_room_for_goes_to_disk(autojump_clock: MockClock) -> None:
+    """A run of PUBs beyond --mem-queue-size is answered by OKs, and all of it arrives."""
     async with nsqd_in_memory(mem_queue_size=3) as broker:
         publisher = Conversation.begin(broker)
         await publisher.say(*(commands.publish("t", body) for body in numbered(7)))
-        for _ in range(3):
+        for _ in range(7):
             await publisher.response()
+        store = broker.topics["t"].core.store
+        assert (store.memory.depth, store.backend.depth) == (3, 4)
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=10)
+        assert sorted(message.body for message in await consumer.messages(7)) == numbered(7)
+
+
+async def test_a_run_of_pubs_is_refused_before_any_ok(autojump_clock: MockClock) -> None:
+    """PUBs that came together and find no room, nor a disk: one E_PUB_FAILED, nothing is kept."""
+    disk = full_disk()
+    async with nsqd_in_memory(mem_queue_size=3, disk=disk) as broker:
+        publisher = Conversation.begin(broker)
+        await publisher.say(*(commands.publish("t", body) for body in numbered(7)))
         assert (await publisher.error()).startswith("E_PUB_FAILED PUB failed ")
         assert await publisher.end() == []
-        assert broker.topics["t"].core.depth == 3
+        assert broker.topics["t"].core.depth == 0
+    assert disk.faults
 
 
 @pytest.mark.parametrize("sizes", [(8,), (8, 9)])
 async def test_mpub_is_all_or_nothing(sizes: tuple[int, ...], autojump_clock: MockClock) -> None:
-    """An MPUB for which there is no room leaves nothing behind."""
+    """An MPUB for which memory has no room and the disk neither leaves nothing behind."""
     bodies = [body for size in sizes for body in numbered(2, size)]
-    async with nsqd_in_memory(mem_queue_size=2 * len(sizes) + 1) as broker:
+    disk = full_disk()
+    async with nsqd_in_memory(mem_queue_size=2 * len(sizes) + 1, disk=disk) as broker:
         publisher = Conversation.begin(broker)
         await publisher.say(commands.publish_many("t", bodies))
         await publisher.response()
@@ -205,6 +220,7 @@ async def test_mpub_is_all_or_nothing(sizes: tuple[int, ...], autojump_clock: Mo
         assert (await publisher.error()).startswith("E_MPUB_FAILED MPUB failed ")
         core = broker.topics["t"].core
         assert (core.depth, core.message_count) == (len(bodies), len(bodies))
+    assert disk.faults
 
 
 @pytest.mark.parametrize("size", [1, 4, 40])
@@ -240,10 +256,28 @@ async def test_a_fast_publisher_waits_for_the_topics_task(
         check_balances(broker)
 
 
-async def test_a_full_channel_stops_the_topic(autojump_clock: MockClock) -> None:
-    """The others keep what they got; when room appears all goes on, and nothing comes twice."""
+async def test_a_full_channel_does_not_stop_the_topic(autojump_clock: MockClock) -> None:
+    """What a slow channel has no memory for goes to its disk queue; the others go on."""
     bodies = numbered(12)
-    async with nsqd_in_memory(mem_queue_size=6) as broker:
+    async with nsqd_in_memory(mem_queue_size=2) as broker:
+        quick, slow = Conversation.begin(broker), Conversation.begin(broker)
+        await quick.subscribe("t", "quick", ready=100)
+        await slow.subscribe("t", "slow")
+        for first in range(0, 12, 2):
+            publish(broker, "t", *bodies[first : first + 2])
+        assert sorted(m.body for m in await quick.messages(12)) == bodies
+        store = broker.topics["t"].channels["slow"].core.store
+        assert (store.memory.depth, store.backend.depth) == (2, 10)
+        await slow.say(commands.ready(100))
+        assert sorted(m.body for m in await slow.messages(12)) == bodies
+        assert broker.health == "OK"
+        check_balances(broker)
+
+
+async def test_a_channel_that_the_disk_refuses_stops_the_topic(autojump_clock: MockClock) -> None:
+    """The others keep what they got, /ping is red; with room all goes on, nothing comes twice."""
+    bodies = numbered(12)
+    async with nsqd_in_memory(mem_queue_size=6, disk=full_disk()) as broker:
         quick, slow = Conversation.begin(broker), Conversation.begin(broker)
         await quick.subscribe("t", "quick", ready=100)
         await slow.subscribe("t", "slow")
@@ -253,6 +287,7 @@ async def test_a_full_channel_stops_the_topic(autojump_clock: MockClock) -> None
             await wait_all_tasks_blocked()
         assert is_stuck(topic)
         assert topic.channels["slow"].core.depth == 6
+        assert broker.health.startswith("NOK - ")
         with pytest.raises(PublishRefused):
             publish(broker, "t", *numbered(6))
         got = [m.body for m in await quick.messages(8 if "quick" < "slow" else 6)]
@@ -270,7 +305,7 @@ async def test_a_full_channel_stops_the_topic(autojump_clock: MockClock) -> None
 async def test_deleting_the_full_channel_lets_the_topic_go_on(autojump_clock: MockClock) -> None:
     """A channel that nobody reads can be deleted, and the others get the rest."""
     bodies = numbered(10)
-    async with nsqd_in_memory(mem_queue_size=4) as broker:
+    async with nsqd_in_memory(mem_queue_size=4, disk=full_disk()) as broker:
         quick = Conversation.begin(broker)
         await quick.subscribe("t", "quick", ready=100)
         topic = broker.topics["t"]
@@ -289,7 +324,9 @@ async def test_deleting_the_full_channel_lets_the_topic_go_on(autojump_clock: Mo
 
 async def test_sampling_makes_room_too(autojump_clock: MockClock) -> None:
     """A client that samples nearly all away empties a full channel, and the topic goes on."""
-    async with nsqd_in_memory(mem_queue_size=2, max_msg_timeout_ns=10**15) as broker:
+    async with nsqd_in_memory(
+        mem_queue_size=2, disk=full_disk(), max_msg_timeout_ns=10**15
+    ) as broker:
         consumer = Conversation.begin(broker)
         await consumer.say(commands.identify({"sample_rate": 1}))
         await consumer.response()

@@ -12,15 +12,15 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 
-StartBroker = Callable[[NsqdOptions], Awaitable[Broker]]
+StartBroker = Callable[..., Awaitable[Broker]]
 
 
 @pytest.fixture
 def start_broker(nursery: trio.Nursery) -> StartBroker:
     """Starts a broker that runs until the test ends."""
 
-    async def start(options: NsqdOptions) -> Broker:
-        folder = data_folder(options, SimulatedDisk(), InlineBackground())
+    async def start(options: NsqdOptions, disk: SimulatedDisk | None = None) -> Broker:
+        folder = data_folder(options, disk or SimulatedDisk(), InlineBackground())
         broker = Broker(options, folder)
         await nursery.start(broker.run)
         return broker

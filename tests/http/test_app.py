@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from struct import pack
@@ -15,6 +16,7 @@ from tests.http.conftest import StartBroker
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.http.app import create_app
+from trionsq.testing.disk import SimulatedDisk
 
 
 @pytest.fixture
@@ -82,12 +84,54 @@ async def test_a_refused_publish_queues_nothing(
     assert sum(topic.core.message_count for topic in broker.topics.values()) == 0
 
 
-async def test_a_full_topic_refuses_all_of_an_mpub(app: QuartTrio, broker: Broker) -> None:
-    """Without room for every message nothing is queued, and the answer says 503."""
+async def test_what_memory_has_no_room_for_goes_to_disk(app: QuartTrio, broker: Broker) -> None:
+    """/pub and /mpub beyond --mem-queue-size are taken all the same."""
+    assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 12) == (200, "OK")
+    assert await ask(app, "POST", "/pub?topic=t", b"x") == (200, "OK")
+    assert await ask(app, "POST", "/pub?topic=t&defer=1000", b"x") == (200, "OK")
+    store = broker.topics["t"].core.store
+    assert (store.memory.depth, store.backend.depth) == (10, 4)
+
+
+async def test_a_publish_that_the_disk_refuses(start_broker: StartBroker) -> None:
+    """503 and nothing queued, all of an /mpub; /ping tells why, until the disk takes data again."""
+    disk = SimulatedDisk()
+    broker = await start_broker(NsqdOptions(mem_queue_size=10), disk)
+    app = create_app(broker)
     assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 8) == (200, "OK")
+    disk.fail(errno.ENOSPC, forever=True)
     assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 3) == (503, "EXITING")
     assert await ask(app, "POST", "/pub?topic=t", b"x") == (200, "OK")
-    assert broker.topics["t"].core.depth == 9
+    assert await ask(app, "POST", "/pub?topic=t&defer=9", b"x") == (200, "OK")
+    for target in ("/pub?topic=t", "/pub?topic=t&defer=9"):
+        assert await ask(app, "POST", target, b"x") == (503, "EXITING")
+    assert broker.topics["t"].core.depth == 10
+    ping = await send(app, "GET", "/ping")
+    assert ping.status_code == 500
+    assert (await ping.get_data(as_text=True)).startswith("NOK - /simulated/t.diskqueue.")
+    assert disk.faults
+    disk.heal()
+    assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 3) == (200, "OK")
+    broker.folder.try_again()
+    assert await ask(app, "GET", "/ping") == (200, "OK")
+    assert broker.topics["t"].core.depth == 13
+
+
+@pytest.mark.parametrize("target", ["/topic/pause?topic=t", "/channel/pause?topic=t&channel=c"])
+async def test_a_pause_is_answered_when_it_is_on_disk(
+    target: str, start_broker: StartBroker
+) -> None:
+    """Whoever has the answer finds the pause again after any crash."""
+    disk = SimulatedDisk()
+    broker = await start_broker(NsqdOptions(), disk)
+    app = create_app(broker)
+    broker.topic("t").channel("c")
+    await settle()
+    assert await ask(app, "POST", target) == (200, "")
+    document = json.loads(disk.after_power_loss().files()["nsqd.dat"])
+    [topic] = document["topics"]
+    assert topic["paused"] == target.startswith("/topic/pause")
+    assert topic["channels"][0]["paused"] == target.startswith("/channel/pause")
 
 
 async def test_a_publisher_waits_for_room_that_is_being_made(
