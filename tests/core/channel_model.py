@@ -30,6 +30,8 @@ class Message:
     attempts: int = 0
     queued: bool = False
     due_s: float | None = None
+    # In the backend, which keeps the due time; queued as well.
+    stored_due_s: float | None = None
     owner: Peer | None = None
     delivery: Delivery | None = None
     started_s: float = 0.0
@@ -37,6 +39,7 @@ class Message:
 
     def queue(self) -> None:
         self.queued, self.due_s, self.owner, self.delivery = True, None, None, None
+        self.stored_due_s = None
 
     def defer(self, due_s: float) -> None:
         self.queue()
@@ -44,6 +47,8 @@ class Message:
 
     def fly(self, owner: Peer, delivery: Delivery, now_s: float) -> None:
         assert self.queued
+        assert self.stored_due_s is None or self.stored_due_s <= now_s, "early"
+        self.queue()
         self.queued, self.owner, self.delivery = False, owner, delivery
         self.attempts += 1
         self.started_s, self.deadline_s = now_s, now_s + owner.consumer.msg_timeout_s
@@ -93,11 +98,14 @@ class Model:
 
     def __init__(self, mem_queue_size: int, seed: int) -> None:
         self.backend = MemoryBackend()
-        self.channel = Channel("c", mem_queue_size, self.backend, Random(seed))
-        self.channel.carry = self._carry
+        self.mem_queue_size = mem_queue_size
+        self.random = Random(seed)
+        self.channel = self._new_channel()
         self.now_s = 0.0
         self.messages: dict[bytes, Message] = {}
         self.counts: Counter[str] = Counter()
+        self.counts_at_start: Counter[str] = Counter()
+        self.loaded = 0
         self.peers: list[Peer] = []
         self.inbox: list[Segment] = []
         self.task_runs = False
@@ -105,6 +113,40 @@ class Model:
     @property
     def now_ns(self) -> int:
         return wall_ns(self.now_s)
+
+    def _new_channel(self) -> Channel:
+        channel = Channel("c", self.mem_queue_size, self.backend, self.random)
+        channel.carry = self._carry
+        return channel
+
+    def restart(self) -> None:
+        """What was saved is all there is; the channel knows nothing but its backend."""
+        for message in self.messages.values():
+            if message.due_s is not None:
+                message.queued, message.stored_due_s, message.due_s = True, message.due_s, None
+                self.counts["saved deferred"] += 1
+            elif message.owner is not None:
+                message.queue()
+                self.counts["saved in flight"] += 1
+        self.peers.clear()
+        self.channel = self._new_channel()
+        self.counts_at_start = self.counts.copy()
+        self.loaded = len(self.messages)
+        self.task_runs = False
+
+    def _note_deferrals_read(self) -> None:
+        """The channel may have read deferred messages, as it serves clients."""
+        awake = {segment.ids()[0] for _, _, segment in self.channel._deferred}
+        asleep = {id_ for one in self.backend.segments if one.batch.defer_ms for id_ in one.ids()}
+        for id_, message in self.messages.items():
+            if message.stored_due_s is None:
+                continue
+            if id_ in awake:
+                message.defer(message.stored_due_s)
+                self.counts["read deferred"] += 1
+            elif id_ not in asleep:
+                assert message.stored_due_s <= self.now_s, "early"
+                message.queue()
 
     def _carry(self, segment: Segment) -> bool:
         assert self.channel.waiting
@@ -192,6 +234,7 @@ class Model:
     # Comparison
 
     def check(self) -> None:
+        self._note_deferrals_read()
         self._check_queued()
         self._check_in_flight()
         self._check_deferred()
@@ -205,8 +248,8 @@ class Model:
         ids = [id_ for id_, _, _ in found]
         assert len(set(ids)) == len(ids), "a message is queued twice"
         sampled = queued.keys() - set(ids)
-        assert self.channel.dropped["sampled"] == self.counts["sampled"] + len(sampled)
         self.counts["sampled"] += len(sampled)
+        assert self.channel.dropped["sampled"] == self._since_start("sampled")
         for id_ in sampled:
             del queued[id_], self.messages[id_]
         assert sorted(found) == sorted((i, m.body, m.attempts) for i, m in queued.items())
@@ -237,19 +280,22 @@ class Model:
         )
 
     def _check_counts(self) -> None:
-        channel, counts = self.channel, self.counts
-        assert channel.message_count == counts["published"]
-        assert channel.finish_count == counts["finished"]
-        assert channel.requeue_count == counts["requeued"]
-        assert channel.timeout_count == counts["timeouts"]
-        assert channel.dropped["emptied"] == counts["emptied"]
-        assert channel.message_count == (
+        channel, count = self.channel, self._since_start
+        assert channel.message_count == count("published")
+        assert channel.finish_count == count("finished")
+        assert channel.requeue_count == count("requeued")
+        assert channel.timeout_count == count("timeouts")
+        assert channel.dropped["emptied"] == count("emptied")
+        assert channel.message_count + self.loaded == (
             channel.finish_count
             + channel.depth
             + channel.in_flight_count
             + channel.deferred_count
             + channel.dropped.total()
         )
+
+    def _since_start(self, what: str) -> int:
+        return self.counts[what] - self.counts_at_start[what]
 
     def _check_progress(self) -> None:
         channel = self.channel

@@ -51,10 +51,16 @@ def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
 
 
 class MemoryBackend:
-    """A backend that keeps its segments, or refuses them."""
+    """A backend that keeps its segments, or refuses them.
+
+    Attributes:
+        refuses: whether it refuses all.
+        takes: how many times it takes some before it refuses, None: no limit.
+    """
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
+        self.takes: int | None = None
         self.reads_nothing = False
         self.refusals = 0
         self.closed = False
@@ -67,9 +73,11 @@ class MemoryBackend:
         return sum(one.count for one in self.segments)
 
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
-        if self.refuses:
+        if self.refuses or self.takes == 0:
             self.refusals += 1
             raise BackendError("no space left on device")
+        if self.takes is not None:
+            self.takes -= 1
         if due_ns is None:
             self.segments.append(segment)
             return

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from tests.core.channel_model import SIZES, Model, Peer
-from tests.core.helpers import batch, message_ids
+from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import AT_ONCE_MESSAGES_MAX
@@ -74,6 +74,8 @@ class ChannelMachine(RuleBasedStateMachine):
         model = self.model
         ids = message_ids(self.next_id, count)
         one = batch(self.next_id, count, SIZES[:1] if equal else SIZES, int(delay_s * 1000))
+        # Due times are kept to the millisecond: from such a time on they are exact.
+        one.timestamp_ns = WALL_NS + self.next_id % 200 * NS_PER_MS
         # Known before it is put, because a put may deliver.
         before = model.counts.copy()
         model.accept(ids, delay_s)
@@ -210,6 +212,23 @@ class ChannelMachine(RuleBasedStateMachine):
         self.model.empty()
         self.model.channel.empty(self.model.now_s)
 
+    @precondition(lambda self: self.next_id % 3 == 2)
+    @rule(takes=st.none() | st.integers(0, 3))
+    def save_and_restart(self, takes: int | None) -> None:
+        """Whether or not the backend refuses at some point: then it is tried again."""
+        model = self.model
+        model.absorb()
+        model.backend.takes = takes
+        try:
+            model.channel.save()
+        except BackendError:
+            model.counts["saved in part"] += 1
+            model.backend.takes, model.backend.refuses = None, False
+            model.channel.save()
+        model.backend.takes = None
+        assert model.channel.held == 0
+        model.restart()
+
     @rule(kind=st.integers(0, 2))
     def backend_refuses(self, kind: int) -> None:
         self.model.backend.refuses = kind == 2
@@ -240,6 +259,6 @@ def test_any_sequence_of_events_keeps_the_balance() -> None:
     for what in (
         "deliveries", "finished", "failed FINs", "requeued", "touched", "timeouts", "came due",
         "sampled", "emptied", "unwritten put back", "refused offers", "full inboxes",
-        "backend refusals",
+        "backend refusals", "saved deferred", "saved in flight", "saved in part", "read deferred",
     ):  # fmt: skip
         assert SEEN[what], what

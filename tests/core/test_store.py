@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, segment
-from trionsq.core.backend import BackendError
+from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.store import Store
 
 
@@ -81,6 +81,38 @@ def test_empty_drops_both_parts() -> None:
     store.carried = 1
     assert store.admit(segment(2, 4)) is None
     assert (store.empty(), store.depth) == (6, 1)
+
+
+def test_a_backend_that_is_behind_is_left_alone() -> None:
+    """`BackendBusy`, and nothing changed; what has room in memory is taken all the same."""
+    backend = MemoryBackend()
+    backend.behind = True
+    store = Store(5, backend)
+    kept = store.admit(segment(0, 5))
+    assert kept is not None
+    store.memory.append(kept)
+    with pytest.raises(BackendBusy):
+        store.admit(segment(5, 1))
+    assert (store.depth, backend.depth, backend.refusals) == (5, 0, 0)
+    # What was there before does not wait.
+    store.restore(segment(5, 1))
+    assert backend.depth == 1
+
+
+@pytest.mark.parametrize("takes", [0, 1, 2])
+def test_saving_keeps_what_was_not_taken(takes: int) -> None:
+    """In order, in memory, to be tried again."""
+    backend = MemoryBackend()
+    store = Store(10, backend)
+    for first in (0, 3, 6):
+        store.memory.append(segment(first, 3))
+    backend.takes = takes
+    with pytest.raises(BackendError):
+        store.save_memory()
+    assert (backend.depth, store.memory.depth) == (3 * takes, 9 - 3 * takes)
+    backend.takes = None
+    store.save_memory()
+    assert (store.memory.depth, stored(store)) == (0, message_ids(0, 9))
 
 
 def test_no_memory_at_all() -> None:
