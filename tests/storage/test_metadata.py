@@ -216,12 +216,15 @@ def test_a_crash_leaves_the_old_or_the_new_topics() -> None:
 
 
 def test_only_drafts_are_removed() -> None:
-    """Drafts of nsqd.dat and of positions files go; whatever else looks like one stays."""
+    """Drafts of the files that are written anew go; whatever else looks like one stays."""
     drafts = [
         "nsqd.dat.123.tmp",
         "t.diskqueue.meta.dat.1.tmp",
         "t:c.diskqueue.meta.dat.987654321.tmp",
         "t#ephemeral:c#ephemeral.diskqueue.meta.dat.5.tmp",
+        "trionsq.dat.77.tmp",
+        "t.diskqueue.deferred.dat.8.tmp",
+        "t:c.diskqueue.deferred.dat.9.tmp",
     ]
     others = [
         "nsqd.dat",
@@ -236,6 +239,8 @@ def test_only_drafts_are_removed() -> None:
         "t.diskqueue.meta.dat",
         "t.diskqueue.000000.dat",
         "t.diskqueue.000000.dat.1.tmp",
+        "xtrionsq.dat.1.tmp",
+        "t.diskqueue.deferred.dat.1.bad",
         "nsqd.dat.1.tmp.diskqueue.meta.dat",
         "notes.1.tmp",
     ]

@@ -8,16 +8,19 @@ Spec: nsqd-internals, section 7.
 
 from __future__ import annotations
 
+import errno
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from trionsq.core.backend import BackendError
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.folder import DataFolder
-from trionsq.storage.positions import Positions, QueueFiles
+from trionsq.storage.duetimes import DueTimes
+from trionsq.storage.folder import DataFolder, let_go
+from trionsq.storage.positions import QueueFiles, find_start
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
 from trionsq.storage.sync import Generation, SyncJob
@@ -29,10 +32,10 @@ log = logging.getLogger("trionsq")
 
 # While a sync is under way, so many times --sync-every may follow before publishers must wait.
 _BEHIND_SYNCS: Final = 2
-# A file that can't be read is tried so often (once a second) before it is given up.
+# A file that can't be read is tried so often (once a second) before it is given up, if the error
+# speaks of what it holds. With any other one, such as too many open files, it is tried for ever.
 _READ_ATTEMPTS: Final = 5
-_POSITIONS_NBYTES_MAX: Final = 128
-_MS_NS: Final = 1_000_000
+_DAMAGE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 
 
 class DiskQueue:
@@ -50,28 +53,35 @@ class DiskQueue:
         self._folder = folder
         self._disk = folder.disk
         self._files = QueueFiles(name)
-        self._positions = Positions()
-        self._durable: bytes | None = None
+        start = find_start(folder.disk, self._files)
+        self._positions = start.positions
+        # The content of the positions file, None if it is not known to be durable.
+        self._durable = start.text
+        self._has_positions_file = start.text is not None
         self._generation = Generation()
         self._job: SyncJob | None = None
         self._sync_again = False
         self._sync_error: str | None = None
+        self._in_doubt = False
         self._operations = 0
         self._read_failures = 0
         self._can_read = True
         self._refused_nbytes = 0
         self._deleted = False
-        self._load_positions()
         self._writer = QueueWriter(
             folder.disk, self._files, self._positions, folder.file_nbytes_max
         )
         self._reader = QueueReader(
             folder.disk, self._files, self._positions, self._writer, folder.body_nbytes_max
         )
+        self._reader.finished = start.finished
         self._sidecar = DeferralFile(folder.disk, name)
-        self._due_ns = self._load_deferrals()
-        self._new_deferrals: list[tuple[bytes, int]] = []
-        self._had_deferrals = bool(self._due_ns)
+        self._due_times = DueTimes()
+        self._due_times.load(self._sidecar)
+        if self._positions.all_read:
+            self._due_times.clear()
+        if start.moved or start.finished or (self._due_times.on_disk and not self._due_times):
+            folder.changed[self] = None
 
     def __repr__(self) -> str:
         return f"<DiskQueue {self.name} {self._positions}>"
@@ -89,60 +99,6 @@ class DiskQueue:
         limit = _BEHIND_SYNCS * max(1, self._folder.sync_every)
         return self._operations >= limit or len(self._writer.sealed) >= SEALED_MAX // 2
 
-    # Start
-
-    def _load_positions(self) -> None:
-        name = self._files.positions
-        try:
-            file = self._disk.open(name)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            log.error("DISKQUEUE(%s): begins anew: %s", self.name, error)
-            return
-        try:
-            text = file.read(_POSITIONS_NBYTES_MAX, 0)
-            self._positions = Positions.parse(text)
-            self._durable = text
-        except (OSError, ValueError) as error:
-            log.error("DISKQUEUE(%s): begins anew: %s: %s", self.name, name, error)
-        finally:
-            file.close()
-        self._check_last_file()
-
-    def _check_last_file(self) -> None:
-        """Write to the next file if the last one does not end where it should.
-
-        It is longer after an unclean stop, and then read to its end; shorter, it is damaged.
-        """
-        positions = self._positions
-        try:
-            file = self._disk.open(self._files.records(positions.write_file))
-        except OSError:
-            return  # there may be none yet; whoever needs it will say what is wrong
-        try:
-            size = file.size()
-        finally:
-            file.close()
-        if size != positions.write_pos:
-            log.warning(
-                "DISKQUEUE(%s): %s has %d bytes, not %d; writing goes on in the next file",
-                self.name,
-                self._files.records(positions.write_file),
-                size,
-                positions.write_pos,
-            )
-            positions.write_file += 1
-            positions.write_pos = 0
-            self._folder.changed[self] = None
-
-    def _load_deferrals(self) -> dict[bytes, int]:
-        try:
-            return self._sidecar.load()
-        except OSError as error:
-            log.error("DISKQUEUE(%s): deferred messages lose their delay: %s", self.name, error)
-            return {}
-
     # Messages
 
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
@@ -150,6 +106,8 @@ class DiskQueue:
             raise BackendError(self._sync_error)
         records = encode(segment)
         try:
+            if not self._has_positions_file:
+                self._begin_positions_file()
             began_file = self._writer.append(records)
         except OSError as error:
             self._refused_nbytes = records.nbytes
@@ -157,15 +115,32 @@ class DiskQueue:
             raise BackendError(_text(error)) from error
         if self._folder.faults:
             self._refused_nbytes = 0
-            self._folder.faults.pop(self, None)
+            self._clear_fault()
         self._positions.depth += records.count
         if due_ns is not None:
-            entries = list(zip(segment.ids(), due_ns, strict=True))
-            self._due_ns.update(entries)
-            self._new_deferrals += entries
+            self._due_times.add(segment.ids(), due_ns)
         if began_file:
             self._reader.leave_finished_file()
         self._operated(records.count, began_file)
+
+    def _begin_positions_file(self) -> None:
+        """Without it nobody would look for the first records, were the process killed now.
+
+        It is not durable, as they are not: the first sync sees to that.
+        """
+        draft = f"{self._files.positions}.{secrets.randbits(31)}.tmp"
+        try:
+            file = self._disk.create(draft)
+            try:
+                file.write(self._positions.text(), 0)
+            finally:
+                let_go(file)
+            self._disk.rename(draft, self._files.positions)
+        except OSError:
+            with suppress(OSError):
+                self._disk.unlink(draft)
+            raise
+        self._has_positions_file = True
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         if not self._can_read:
@@ -174,15 +149,17 @@ class DiskQueue:
             segment = self._reader.peek(count_max, nbytes_max)
         except OSError as error:
             self._can_read = False
-            self._read_failures += 1
+            self._read_failures += error.errno in _DAMAGE
             self._failed(error)
             return None
         self._read_failures = 0
         if segment is None:
             self._ended()
+            if self._reader.moved:
+                self._operated(0, True)
             return None
-        if self._due_ns:
-            segment = self._with_due_time(segment)
+        if self._due_times:
+            segment = self._due_times.take(segment)
         count = segment.last - segment.first
         self._reader.advance(count)
         self._positions.depth -= count
@@ -191,24 +168,9 @@ class DiskQueue:
         self._operated(count, self._reader.moved)
         return segment
 
-    def _with_due_time(self, segment: Segment) -> Segment:
-        """The first record alone if it is deferred, else those before the next deferred one."""
-        ids = segment.ids()
-        due_ns = self._due_ns.pop(ids[0], None)
-        if due_ns is None:
-            for place, id_ in enumerate(ids):
-                if id_ in self._due_ns:
-                    segment.last = segment.first + place
-                    break
-            return segment
-        alone = segment.batch.extract([segment.first], ids[:1])
-        delay_ms = max(1, -((alone.timestamp_ns - due_ns) // _MS_NS))
-        batch = Batch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
-        return Segment(batch, 0, 1, segment.attempts)
-
     def _ended(self) -> None:
         """All is read."""
-        self._due_ns.clear()
+        self._due_times.clear()
         if self._positions.depth:
             log.warning(
                 "DISKQUEUE(%s): depth was %d at the end of the data",
@@ -220,11 +182,7 @@ class DiskQueue:
     def empty(self) -> int:
         dropped = self.depth
         positions = self._positions
-        names = [
-            self._files.records(number)
-            for number in range(positions.read_file, positions.write_file + 1)
-        ]
-        self._remove([*names, *self._reader.finished, self._files.positions])
+        self._remove()
         positions.depth = 0
         positions.write_file += 1
         positions.write_pos = 0
@@ -234,39 +192,48 @@ class DiskQueue:
         return dropped
 
     def delete(self) -> None:
-        positions = self._positions
-        numbers = range(positions.read_file, positions.write_file + 1)
-        names = map(self._files.records, numbers)
-        self._remove([*names, *self._reader.finished, self._files.positions])
+        self._remove()
         self._deleted = True
         self._folder.changed.pop(self, None)
         self._folder.faults.pop(self, None)
 
-    def _remove(self, names: list[str]) -> None:
+    def _remove(self) -> None:
+        """Remove all files, and void what a job under way has still to do."""
+        positions, files = self._positions, self._files
+        numbers = {*range(positions.read_file, positions.write_file + 1), *self._writer.torn}
+        names = [*map(files.records, sorted(numbers)), *self._reader.finished]
         self._reader.release()
         self._writer.release()
         self._reader.finished.clear()
-        self._due_ns.clear()
-        self._new_deferrals.clear()
+        self._due_times.clear()
         self._durable = None
+        self._has_positions_file = False
         self._sync_error = None
+        self._in_doubt = False
         self._can_read = True
+        self._read_failures = 0
         self._refused_nbytes = 0
-        self._folder.faults.pop(self, None)
+        self._clear_fault()
         with self._generation.lock:
             self._generation.number += 1
             if self._job is not None:
                 names += self._job.finished
-            for name in names:
-                try:
-                    self._disk.unlink(name)
-                except FileNotFoundError:
-                    pass
-                except OSError as error:
-                    self._failed(error)
-            with suppress(OSError):
+            for name in [*names, files.positions]:
+                self._unlink(name)
+            try:
                 self._sidecar.remove()
-        self._had_deferrals = False
+            except OSError as error:
+                self._failed(error)
+            else:
+                self._due_times.forget_file()
+
+    def _unlink(self, name: str) -> None:
+        try:
+            self._disk.unlink(name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._failed(error)
 
     # Durability
 
@@ -292,33 +259,32 @@ class DiskQueue:
             self._writer.settle()
         except OSError as error:
             self._failed(error)
+            self._sync_error = _text(error)
             return
         job = self._job = self._make_job()
-        self._writer.lent = job.current
+        self._writer.lent = job.current[1] if job.current else None
         self._folder.background.submit(job.run, self._synced)
 
-    def _make_job(self) -> SyncJob:
+    def _make_job(self, *, at_end: bool = False) -> SyncJob:
         writer, reader = self._writer, self._reader
         positions = self._positions.text()
-        deferrals: list[tuple[bytes, int]] | None = self._new_deferrals
-        if self._had_deferrals and not self._due_ns:
-            deferrals = None
-        self._had_deferrals = bool(self._due_ns)
+        current = None
+        if writer.unsynced and writer.file is not None:
+            current = (self._positions.write_file, writer.file)
         job = SyncJob(
             disk=self._disk,
             generation=self._generation,
             number=self._generation.number,
             sealed=writer.sealed,
-            current=writer.file if writer.unsynced else None,
+            current=current,
             sidecar=self._sidecar,
-            deferrals=deferrals,
+            due_times=self._due_times.plan(at_end=at_end),
             positions_file=self._files.positions,
             positions=positions if positions != self._durable else None,
             finished=reader.finished,
         )
         writer.sealed, writer.unsynced = [], False
         reader.finished, reader.moved = [], False
-        self._new_deferrals = []
         return job
 
     def _synced(self, error: OSError | None) -> None:
@@ -327,60 +293,76 @@ class DiskQueue:
         self._writer.take_back()
         if job.number != self._generation.number:
             for _, file in job.sealed:
-                file.close()
+                let_go(file)
+            if self._deleted:
+                return
+        elif job.durable:
+            self._made_durable(job, error)
         elif error is not None:
             self._sync_failed(job, error)
-            return
-        else:
-            if job.positions is not None:
-                self._durable = job.positions
-            self._sync_error = None
-            if not self._refused_nbytes:
-                self._folder.faults.pop(self, None)
-        if self._deleted:
-            return
-        if self._sync_again or self._operations >= self._folder.sync_every:
+        may_sync = self._sync_error is None
+        if may_sync and (self._sync_again or self._operations >= max(1, self._folder.sync_every)):
             self._begin_sync()
         self.caught_up()
+
+    def _made_durable(self, job: SyncJob, error: OSError | None) -> None:
+        if job.positions is not None:
+            self._durable = job.positions
+            self._has_positions_file = True
+        self._sync_error = None
+        self._in_doubt = False
+        if error is None:
+            self._due_times.done(job.due_times)
+            self._clear_fault()
+        else:
+            # Files that were left over go next time.
+            self._failed(error)
+            self._reader.finished[:0] = job.finished
+            self._folder.changed[self] = None
 
     def _sync_failed(self, job: SyncJob, error: OSError) -> None:
         """What the failed sync was for may be lost with the power: never go on in that file."""
         self._failed(error)
         self._sync_error = _text(error)
-        for _, file in job.sealed:
-            file.close()
+        self._in_doubt = self._in_doubt or job.records_in_doubt
+        self._writer.sealed[:0] = job.sealed
         self._reader.finished[:0] = job.finished
-        if job.deferrals:
-            self._new_deferrals[:0] = job.deferrals
-        self._had_deferrals = self._had_deferrals or job.deferrals is None
-        if job.current is not None:
+        self._due_times.failed(job.due_times)
+        if job.current is not None and job.current[0] == self._positions.write_file:
             log.error(
                 "DISKQUEUE(%s): %s may not survive a power failure; it is read, but not written on",
                 self.name,
                 self._files.records(self._positions.write_file),
             )
-            with suppress(OSError):
-                self._writer.seal()
+            self._writer.seal()
             self._reader.leave_finished_file()
 
     def try_again(self) -> None:
-        """See whether the disk takes something now; if so, go on."""
+        """See whether the disk takes and gives something now; if so, go on."""
         if self._read_failures >= _READ_ATTEMPTS:
             self._read_failures = 0
             self._reader.give_up_file("tried in vain for some time")
-        self._reader.release()
-        self._can_read = True
-        if self._refused_nbytes:
-            try:
-                if self._disk.free_nbytes() < self._refused_nbytes:
-                    return
-            except OSError as error:
-                self._failed(error)
-                return
+        if not self._can_read:
+            self._reader.release()
+            self._can_read = True
+        if self._has_room():
             self._refused_nbytes = 0
-        if self._job is None:
             self._durable = None
-            self._begin_sync()
+            if self._job is None:
+                self._begin_sync()
+            else:
+                self._sync_again = True
+        else:
+            self.caught_up()  # reading may go on
+
+    def _has_room(self) -> bool:
+        if not self._refused_nbytes:
+            return True
+        try:
+            return self._disk.free_nbytes() >= self._refused_nbytes
+        except OSError as error:
+            self._failed(error)
+            return False
 
     def _failed(self, error: OSError) -> None:
         text = _text(error)
@@ -388,20 +370,43 @@ class DiskQueue:
             log.error("DISKQUEUE(%s): %s", self.name, text)
         self._folder.faults[self] = text
 
+    def _clear_fault(self) -> None:
+        """Forget what went wrong, if all goes well by now."""
+        if self._can_read and not self._refused_nbytes and self._sync_error is None:
+            self._folder.faults.pop(self, None)
+
     def close(self) -> None:
         """Raises BackendError as the interface says. No job may be under way."""
         assert self._job is None, "a sync is under way"
+        error = self._settle_and_sync()
+        self._reader.release()
+        self._writer.release()
+        self._folder.changed.pop(self, None)
+        if error is not None:
+            self._failed(error)
+            raise BackendError(_text(error)) from error
+        if self._in_doubt:
+            raise BackendError(self._sync_error or "a sync failed")
+        self._folder.faults.pop(self, None)
+
+    def _settle_and_sync(self) -> OSError | None:
+        """Make durable what can be, here and now; what went wrong first."""
+        failure: OSError | None = None
         try:
             self._writer.settle()
-            self._make_job().run()
-            if self._sync_error is not None:
-                raise BackendError(self._sync_error)
         except OSError as error:
-            raise BackendError(_text(error)) from error
-        finally:
-            self._reader.release()
-            self._writer.release()
-            self._folder.changed.pop(self, None)
+            failure = error
+        job = self._make_job(at_end=True)
+        try:
+            job.run()
+        except OSError as error:
+            if job.durable:
+                log.error("DISKQUEUE(%s): left over: %s", self.name, _text(error))
+            else:
+                failure = failure or error
+        for _, file in job.sealed:
+            let_go(file)
+        return failure
 
 
 def _text(error: OSError) -> str:

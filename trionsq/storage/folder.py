@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
+from trionsq.storage.disk import Disk, DiskFile
 
-__all__ = ["DataFolder", "Queue"]
+__all__ = ["DataFolder", "Queue", "let_go"]
+
+log = logging.getLogger("trionsq")
+
+
+def let_go(file: DiskFile) -> None:
+    """Close a file of which nothing is to be made durable any more: an error costs nothing."""
+    try:
+        file.close()
+    except OSError as error:
+        log.warning("closing a file: %s", error)
 
 
 class Queue(Protocol):

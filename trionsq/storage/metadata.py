@@ -30,8 +30,9 @@ __all__ = [
 FILE_NAME: Final = "nsqd.dat"
 
 _NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
+_QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
 _DRAFT: Final = re.compile(
-    rf"(?:nsqd\.dat|{_NAME}(?::{_NAME})?\.diskqueue\.meta\.dat)\.[0-9]+\.tmp"
+    rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred)\.dat)\.[0-9]+\.tmp"
 )
 
 log = logging.getLogger("trionsq")
@@ -117,7 +118,9 @@ def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
 
 
 def remove_drafts(disk: Disk) -> None:
-    """Remove what a crash left of ``nsqd.dat`` and positions files that were being written.
+    """Remove what a crash left of files that were being written anew.
+
+    Those are ``nsqd.dat``, positions files, and our own: ``trionsq.dat`` and due times.
 
     One that can't be removed does no harm: a warning.
 

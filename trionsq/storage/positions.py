@@ -1,16 +1,24 @@
 """Where a disk queue stands, and the text that keeps it over a restart.
 
-Spec: nsqd-internals, section 7 (the file ``<queue>.diskqueue.meta.dat``).
+Spec: nsqd-internals, section 7 (the file ``<queue>.diskqueue.meta.dat``, recovery).
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Positions", "QueueFiles"]
+from trionsq.storage.disk import Disk
+from trionsq.storage.folder import let_go
 
+__all__ = ["Positions", "QueueFiles", "Start", "find_start"]
+
+log = logging.getLogger("trionsq")
+
+_NBYTES_MAX: Final = 128
 _TEXT: Final = re.compile(rb"(-?\d{1,18})\n(\d{1,18}),(\d{1,18})\n(\d{1,18}),(\d{1,18})\n")
 
 
@@ -78,3 +86,96 @@ class QueueFiles:
     def set_aside(self, number: int) -> str:
         """The name that a file gets which can't be read, or must not be overwritten."""
         return self.records(number) + ".bad"
+
+
+@dataclass(slots=True)
+class Start:
+    """What a queue begins with.
+
+    Attributes:
+        text: of the positions file; None if there is none, or none that can be used.
+        moved: whether ``positions`` are not those of the file any more.
+        finished: names of files that were read to their end, and outlived that.
+    """
+
+    positions: Positions = field(default_factory=Positions)
+    text: bytes | None = None
+    moved: bool = False
+    finished: list[str] = field(default_factory=list)
+
+
+def find_start(disk: Disk, files: QueueFiles) -> Start:
+    """Where the files say that the queue stands; at the very beginning if they don't."""
+    try:
+        text = _read(disk, files.positions)
+        positions = Positions.parse(text)
+    except FileNotFoundError:
+        return Start()
+    except (OSError, ValueError) as error:
+        log.error("DISKQUEUE(%s): begins anew: %s: %s", files.queue, files.positions, error)
+        return Start()
+    moved = _go_past_end(disk, files, positions)
+    return Start(positions, text, moved, _outlived(disk, files, positions))
+
+
+def _read(disk: Disk, name: str) -> bytes:
+    file = disk.open(name)
+    try:
+        return file.read(_NBYTES_MAX, 0)
+    finally:
+        let_go(file)
+
+
+def _size(disk: Disk, name: str) -> int:
+    file = disk.open(name)
+    try:
+        return file.size()
+    finally:
+        let_go(file)
+
+
+def _exists(disk: Disk, name: str) -> bool:
+    with suppress(OSError):
+        let_go(disk.open(name))
+        return True
+    return False
+
+
+def _go_past_end(disk: Disk, files: QueueFiles, positions: Positions) -> bool:
+    """Let the writer go on in the first file that there is not, after an unclean stop.
+
+    Then the last file is longer than the positions say, or more were begun. All of them are read
+    to their ends. One that is shorter is damaged: nothing must be written behind a hole.
+    """
+    last = positions.write_file
+    try:
+        size = _size(disk, files.records(last))
+    except FileNotFoundError:
+        size = positions.write_pos  # accepted; the reader will see what it misses
+    except OSError as error:
+        log.error("DISKQUEUE(%s): %s", files.queue, error)
+        size = -1
+    end = last + 1
+    while _exists(disk, files.records(end)):
+        end += 1
+    if size == positions.write_pos and end == last + 1:
+        return False
+    log.warning(
+        "DISKQUEUE(%s): not stopped cleanly, %s should be the last file and end at %d; writing "
+        "goes on in file %d",
+        files.queue,
+        files.records(last),
+        positions.write_pos,
+        end,
+    )
+    positions.write_file, positions.write_pos = end, 0
+    return True
+
+
+def _outlived(disk: Disk, files: QueueFiles, positions: Positions) -> list[str]:
+    names = []
+    number = positions.read_file - 1
+    while number >= 0 and _exists(disk, files.records(number)):
+        names.append(files.records(number))
+        number -= 1
+    return names

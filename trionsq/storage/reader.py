@@ -11,6 +11,7 @@ from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.storage.disk import Disk, DiskFile
+from trionsq.storage.folder import let_go
 from trionsq.storage.positions import Positions, QueueFiles
 from trionsq.storage.records import Block, parse
 from trionsq.storage.writer import QueueWriter
@@ -115,7 +116,7 @@ class QueueReader:
         if self._block is not None or positions.read_file >= positions.write_file:
             return
         try:
-            ended = positions.read_pos >= self._open().size()
+            ended = positions.read_pos >= self._end(self._open())
         except OSError:
             return
         if ended:
@@ -131,9 +132,7 @@ class QueueReader:
             except FileNotFoundError:
                 self._set_aside("it is missing")
                 continue
-            is_last = positions.read_file == positions.write_file
-            end = positions.write_pos if is_last else file.size()
-            left = end - positions.read_pos
+            left = self._end(file) - positions.read_pos
             if left <= 0:
                 self._next_file()
                 continue
@@ -150,6 +149,14 @@ class QueueReader:
             else:
                 wanted = block.needed
         return None
+
+    def _end(self, file: DiskFile) -> int:
+        """Where the last record ends of the file that is being read."""
+        number = self._positions.read_file
+        if number == self._positions.write_file:
+            return self._positions.write_pos
+        end = self._writer.torn.get(number)
+        return file.size() if end is None else end
 
     def _open(self) -> DiskFile:
         if self._file is None:
@@ -168,7 +175,7 @@ class QueueReader:
         positions, files = self._positions, self._files
         number = positions.read_file
         log.error(
-            "DISKQUEUE(%s): %s can't be read on, %s; it is set aside as .bad",
+            "DISKQUEUE(%s): %s can't be read on, %s; if it is there, it is now .bad",
             files.queue,
             files.records(number),
             why,
@@ -193,5 +200,5 @@ class QueueReader:
         """Let go of the file and of what was read ahead."""
         self._block = None
         if self._file is not None:
-            self._file.close()
+            let_go(self._file)
             self._file = None

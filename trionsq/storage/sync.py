@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.disk import Disk, DiskFile, replace_file
+from trionsq.storage.duetimes import SidecarWork
+from trionsq.storage.folder import let_go
 
 __all__ = ["Generation", "SyncJob"]
 
@@ -33,59 +35,68 @@ class SyncJob:
     """One round of making durable.
 
     Attributes:
-        sealed: full files, to be synced and closed.
-        current: the file being written, None if it has nothing new.
-        deferrals: new entries of the sidecar, None to remove it.
+        sealed: full files, to be synced and closed, with their numbers.
+        current: the file being written with its number, None if it has nothing new.
+        due_times: what is to be done to the sidecar.
         positions: the text of the positions file, None if it stands already.
-        finished: files to be removed.
+        finished: names of files to be removed.
+        durable: whether all is; an error after that left something behind, but lost nothing.
     """
 
     disk: Disk
     generation: Generation
     number: int
     sealed: list[tuple[int, DiskFile]]
-    current: DiskFile | None
+    current: tuple[int, DiskFile] | None
     sidecar: DeferralFile
-    deferrals: list[tuple[bytes, int]] | None
+    due_times: SidecarWork
     positions_file: str
     positions: bytes | None
     finished: list[str]
+    durable: bool = False
+
+    @property
+    def records_in_doubt(self) -> bool:
+        """Whether it failed to make records durable, rather than what tells of them."""
+        return bool(self.sealed) or self.current is not None
 
     def run(self) -> None:
         """Do it all, or as much as goes; may run in any thread.
 
         Raises:
-            OSError: it is not durable. What was done of it is taken off the lists.
+            OSError: not all was done. Records and removals that were are taken off their lists.
         """
         while self.sealed:
             self.sealed[0][1].sync()
-            self.sealed.pop(0)[1].close()
+            let_go(self.sealed.pop(0)[1])
         if self.current is not None:
-            self.current.sync()
+            self.current[1].sync()
             self.current = None
-        if self.deferrals:
-            with self.generation.lock:
-                if self.generation.number == self.number:
-                    self.sidecar.append(self.deferrals)
-                self.deferrals = []
+        with self.generation.lock:
+            if self.due_times.new and self._is_valid:
+                self.sidecar.append(self.due_times.new)
         if self.positions is not None:
             replace_file(self.disk, self.positions_file, self.positions, self._rename)
-        self._remove()
+        self.durable = True
+        with self.generation.lock:
+            if self._is_valid:
+                self._tidy_up()
+
+    @property
+    def _is_valid(self) -> bool:
+        return self.generation.number == self.number
 
     def _rename(self, draft: str, name: str) -> None:
         with self.generation.lock:
-            if self.generation.number == self.number:
+            if self._is_valid:
                 self.disk.rename(draft, name)
             else:
                 self.disk.unlink(draft)
 
-    def _remove(self) -> None:
-        with self.generation.lock:
-            if self.generation.number != self.number:
-                return
-            if self.deferrals is None:
-                self.sidecar.remove()
-            while self.finished:
-                with suppress(FileNotFoundError):
-                    self.disk.unlink(self.finished[0])
-                self.finished.pop(0)
+    def _tidy_up(self) -> None:
+        while self.finished:
+            with suppress(FileNotFoundError):
+                self.disk.unlink(self.finished[0])
+            self.finished.pop(0)
+        if self.due_times.keep is not None:
+            self.sidecar.replace(self.due_times.keep)

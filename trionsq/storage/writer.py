@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from trionsq.storage.disk import Disk, DiskFile
+from trionsq.storage.folder import let_go
 from trionsq.storage.positions import Positions, QueueFiles
 from trionsq.storage.records import Records
 
@@ -29,6 +30,8 @@ class QueueWriter:
             takes them from here has to sync and close them.
         unsynced: whether the current file has records that are not durable.
         lent: the file that a background job is using; it is not closed before `take_back`.
+        torn: what a refused append left and could not yet be removed: by file number, where the
+            file must end. A number above that of the current file: there must be no such file.
     """
 
     __slots__ = (
@@ -38,9 +41,9 @@ class QueueWriter:
         "_files",
         "_left",
         "_positions",
-        "_torn",
         "lent",
         "sealed",
+        "torn",
         "unsynced",
     )
 
@@ -53,13 +56,12 @@ class QueueWriter:
         self._positions = positions
         self._file_nbytes_max = file_nbytes_max
         self._file: DiskFile | None = None
-        # A refused write may have left something behind the last record.
-        self._torn = False
         # Files to be closed when the job that uses one of them is done.
         self._left: list[DiskFile] = []
         self.sealed: list[tuple[int, DiskFile]] = []
         self.unsynced = False
         self.lent: DiskFile | None = None
+        self.torn: dict[int, int] = {}
 
     @property
     def file(self) -> DiskFile | None:
@@ -76,8 +78,8 @@ class QueueWriter:
         file, pos = positions.write_file, positions.write_pos
         fresh = self._file is None
         try:
-            if self._torn:
-                self._repair()
+            if file in self.torn:
+                self._repair(file)
             if pos + records.nbytes <= self._file_nbytes_max:
                 self._write(records.data)
             else:
@@ -96,6 +98,7 @@ class QueueWriter:
             upto = records.fit(start + room)
             if upto <= done:
                 if positions.write_pos:
+                    self._limit_sealed()
                     self.seal()
                     continue
                 upto = done + 1  # a record may exceed the limit in a file of its own
@@ -119,30 +122,43 @@ class QueueWriter:
                 positions.write_pos = 0
             else:
                 return self._file
-        name = files.records(positions.write_file)
-        try:
-            self._file = self._disk.create(name)
-        except FileExistsError:
-            log.error(
-                "DISKQUEUE(%s): %s belongs to no known state, set aside as .bad", files.queue, name
-            )
-            self._disk.rename(name, files.set_aside(positions.write_file))
-            self._file = self._disk.create(name)
+        self._file = self._create(positions.write_file)
         return self._file
 
-    def seal(self) -> None:
-        """End the current file; what comes goes to the next.
+    def _create(self, number: int) -> DiskFile:
+        name = self._files.records(number)
+        with suppress(FileExistsError):
+            return self._disk.create(name)
+        file = self._disk.open(name)
+        try:
+            if number in self.torn:
+                file.truncate(0)
+            is_empty = not file.size()
+        except OSError:
+            let_go(file)
+            raise
+        if is_empty:
+            self.torn.pop(number, None)
+            return file
+        let_go(file)
+        log.error(
+            "DISKQUEUE(%s): %s belongs to no known state, set aside as .bad",
+            self._files.queue,
+            name,
+        )
+        self._disk.rename(name, self._files.set_aside(number))
+        return self._disk.create(name)
 
-        Raises:
-            OSError: too many files were not durable, and the oldest can't be made so.
-        """
-        if len(self.sealed) >= SEALED_MAX:
+    def _limit_sealed(self) -> None:
+        while len(self.sealed) >= SEALED_MAX:
             self.sealed[0][1].sync()
             self._close(self.sealed.pop(0)[1])
+
+    def seal(self) -> None:
+        """End the current file; what comes goes to the next."""
         if self._file is not None:
             self.sealed.append((self._positions.write_file, self._file))
             self._file = None
-        self._torn = False
         self._positions.write_file += 1
         self._positions.write_pos = 0
 
@@ -150,13 +166,13 @@ class QueueWriter:
         if file is self.lent:
             self._left.append(file)
         else:
-            file.close()
+            let_go(file)
 
     def take_back(self) -> None:
         """The job with the file that was lent is done."""
         self.lent = None
         for file in self._left:
-            file.close()
+            let_go(file)
         self._left.clear()
 
     def _undo(self, file: int, pos: int) -> None:
@@ -166,33 +182,39 @@ class QueueWriter:
             self._file = None
         while self.sealed and self.sealed[-1][0] >= file:
             self._close(self.sealed.pop()[1])
-        for number in range(file + 1, positions.write_file + 1):
-            with suppress(OSError):  # a leftover is set aside when its number comes again
-                self._disk.unlink(self._files.records(number))
+        self.torn.update(dict.fromkeys(range(file + 1, positions.write_file + 1), 0))
+        self.torn[file] = pos
         positions.write_file, positions.write_pos = file, pos
-        self._torn = True
-        # If not now, then before the next record.
-        with suppress(OSError):
-            self._repair()
-
-    def _repair(self) -> None:
-        if self._file is None:
-            try:
-                self._file = self._disk.open(self._files.records(self._positions.write_file))
-            except FileNotFoundError:
-                self._torn = False
-                return
-        self._file.truncate(self._positions.write_pos)
-        self._torn = False
+        with suppress(OSError):  # if not now, then before the next record or sync
+            self.settle()
 
     def settle(self) -> None:
-        """See to it that the file ends with the last record.
+        """See to it that every file ends with its last record, and that there are no others.
 
         Raises:
-            OSError: something else stands behind it.
+            OSError: something is left of a refused append.
         """
-        if self._torn:
-            self._repair()
+        for number in sorted(self.torn):
+            self._repair(number)
+
+    def _repair(self, number: int) -> None:
+        name = self._files.records(number)
+        with suppress(FileNotFoundError):
+            if number > self._positions.write_file:
+                self._disk.unlink(name)
+            elif number == self._positions.write_file:
+                self._file = self._file or self._disk.open(name)
+                self._file.truncate(self.torn[number])
+            else:
+                self._truncate(name, self.torn[number])
+        del self.torn[number]
+
+    def _truncate(self, name: str, nbytes: int) -> None:
+        file = self._disk.open(name)
+        try:
+            file.truncate(nbytes)
+        finally:
+            let_go(file)
 
     def release(self) -> None:
         """Let go of all files, durable or not."""
@@ -202,5 +224,5 @@ class QueueWriter:
         if self._file is not None:
             self._close(self._file)
             self._file = None
-        self._torn = False
+        self.torn.clear()
         self.unsynced = False
