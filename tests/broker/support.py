@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
+from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
@@ -84,3 +87,48 @@ async def finish(consumer: Conversation, *messages: Message) -> None:
     """FIN, and wait until the broker has it."""
     await consumer.say(*(commands.finish(message.message_id) for message in messages))
     await wait_all_tasks_blocked()
+
+
+class Gate(HeldBackground):
+    """A background that works at once while it is open, and not at all while it is shut.
+
+    Attributes:
+        is_open: whether it works.
+        held_up: jobs that came while it was shut.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = True
+        self.held_up = 0
+        self._opened = trio.Event()
+
+    def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
+        super().submit(job, done)
+        if self.is_open:
+            self.run_all()
+        else:
+            self.held_up += 1
+
+    def shut(self) -> None:
+        self.is_open = False
+
+    def open(self) -> None:
+        """Do what waits, and work again."""
+        self.is_open = True
+        self.run_all()
+        self._opened.set()
+        self._opened = trio.Event()
+
+    async def wait_idle(self) -> None:
+        while len(self):
+            await self._opened.wait()
+
+
+async def consume(
+    broker: Broker, topic: str, channel: str, count: int
+) -> tuple[Conversation, list[Message]]:
+    """Subscribe, and take some messages without finishing them."""
+    consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+    await consumer.subscribe(topic, channel, ready=2500)
+    return consumer, await consumer.messages(count)

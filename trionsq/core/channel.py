@@ -4,6 +4,8 @@ Synchronous, and told the time; `trionsq.broker` drives it. One invariant holds 
 
     message_count = finish_count + depth + in flight + deferred + dropped
 
+less what the backend held at the start, which no counter counts.
+
 Spec: nsqd-internals, section 2; tcp-protocol, sections 10 and 11.
 """
 

@@ -26,6 +26,7 @@ async def nsqd_in_memory(
     seed: int = 0,
     disk: Disk | None = None,
     background: Background | None = None,
+    clock: Clock | None = None,
     **options: Any,
 ) -> AsyncIterator[Broker]:
     """A broker that runs inside the context; its wall clock follows trio's.
@@ -33,6 +34,7 @@ async def nsqd_in_memory(
     Args:
         disk: its data path; by default an empty one that works.
         background: where its blocking work is done; by default at once.
+        clock: for a broker that is to go on where another one stopped.
         seed: of its random choices.
         options: fields of `NsqdOptions` that are not as by default.
 
@@ -45,7 +47,7 @@ async def nsqd_in_memory(
     folder = data_folder(
         valid, disk or SimulatedDisk(random=random), background or InlineBackground()
     )
-    broker = Broker(valid, folder, Clock.from_trio(), random)
+    broker = Broker(valid, folder, clock or Clock.from_trio(), random)
     async with trio.open_nursery() as nursery:
         await nursery.start(broker.run)
         yield broker
