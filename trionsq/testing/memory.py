@@ -45,7 +45,9 @@ async def nsqd_in_memory(
     random = Random(seed)
     valid = validated(NsqdOptions(**options))
     folder = data_folder(
-        valid, disk or SimulatedDisk(random=random), background or InlineBackground()
+        valid,
+        SimulatedDisk(random=random) if disk is None else disk,
+        InlineBackground() if background is None else background,
     )
     broker = Broker(valid, folder, clock or Clock.from_trio(), random)
     async with trio.open_nursery() as nursery:
