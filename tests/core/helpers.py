@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Batch, Segment
 from trionsq.core.column import ListColumn
+from trionsq.core.peek import Page, show_segments
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000
@@ -48,6 +49,16 @@ def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
     """Id, body and attempts of each message."""
     bodies = one.batch.bodies.cut(one.first, one.last)
     return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
+
+
+class MemoryView:
+    """What a `MemoryBackend` held."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._segments = [Segment(one.batch, one.first, one.last, one.attempts) for one in segments]
+
+    def read(self, skip: int, page: Page) -> None:
+        show_segments(self._segments, skip, page)
 
 
 class MemoryBackend:
@@ -103,6 +114,9 @@ class MemoryBackend:
         if head.first == head.last:
             del self.segments[0]
         return taken
+
+    def peek(self) -> MemoryView | None:
+        return MemoryView(self.segments) if self.segments else None
 
     def empty(self) -> int:
         dropped = self.depth

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.peek import BackendView
 
 __all__ = ["Backend", "BackendBusy", "BackendError"]
 
@@ -54,6 +55,9 @@ class Backend(Protocol):
 
         How much it reads at once is for the backend to decide, whatever the limits allow.
         """
+
+    def peek(self) -> BackendView | None:
+        """What is stored now, to be looked at; None if that is nothing."""
 
     def empty(self) -> int:
         """Drop everything; the number of messages dropped."""

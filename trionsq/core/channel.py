@@ -12,7 +12,7 @@ Spec: nsqd-internals, section 2; tcp-protocol, sections 10 and 11.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count, repeat, takewhile
 from random import Random
@@ -23,6 +23,7 @@ from trionsq.core.batch import Batch, Segment
 from trionsq.core.column import ListColumn
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
+from trionsq.core.peek import in_order
 from trionsq.core.store import Store
 from trionsq.wire.bodies import ListBodies
 
@@ -109,6 +110,19 @@ class Channel:
     @property
     def deferred_count(self) -> int:
         return len(self._deferred)
+
+    @property
+    def holders(self) -> Iterator[Consumer]:
+        """Whoever may have messages in flight: also consumers whose connection has ended."""
+        yield from self.consumers
+        yield from self._orphans
+
+    def peek_deferred(self) -> Iterator[tuple[int, Segment]]:
+        """Due times (nanoseconds since the epoch) and deferred messages, the next due first.
+
+        To be looked at only. Nothing may change meanwhile.
+        """
+        return ((due_ns, segment) for due_ns, _, segment in in_order(self._deferred))
 
     # From the topic
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from trionsq.core.batch import Segment
 
@@ -70,6 +71,10 @@ class MessageQueue:
                 break
             fit += 1
         return max(1, fit)
+
+    def peek(self) -> Iterator[Segment]:
+        """The segments in order, to be looked at only. Nothing may change meanwhile."""
+        return iter(self._segments)
 
     def clear(self) -> int:
         """Drop everything; the number of messages dropped."""

@@ -6,7 +6,7 @@ Synchronous, and told the time; `trionsq.broker` drives it. Spec: nsqd-internals
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,6 +118,12 @@ class Topic:
             stuck = _Stuck(segment, list(self.channels.values()))
         self._stuck = None
         return self._fan_out(stuck, now_s, now_ns)
+
+    def peek(self) -> Iterator[Segment]:
+        """What waits in memory, to be looked at only. Nothing may change meanwhile."""
+        if self._stuck is not None:
+            yield self._stuck.segment
+        yield from self.store.memory.peek()
 
     def _take(self) -> Segment | None:
         store = self.store

@@ -20,6 +20,7 @@ from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.duetimes import DueTimes
 from trionsq.storage.folder import DataFolder, let_go
+from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import QueueFiles, find_start
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
@@ -179,10 +180,24 @@ class DiskQueue:
             )
             self._positions.depth = 0
 
+    def peek(self) -> QueueView | None:
+        if self._positions.all_read:
+            return None
+        return QueueView(
+            self._disk,
+            self._files,
+            self._positions,
+            self._writer.torn,
+            self._folder.body_nbytes_max,
+            self._due_times.due_ns,
+            self._generation,
+        )
+
     def empty(self) -> int:
         dropped = self.depth
         positions = self._positions
-        self._remove()
+        # What can't be removed now goes with the next sync.
+        self._reader.finished = self._remove()
         positions.depth = 0
         positions.write_file += 1
         positions.write_pos = 0
@@ -197,14 +212,15 @@ class DiskQueue:
         self._folder.changed.pop(self, None)
         self._folder.faults.pop(self, None)
 
-    def _remove(self) -> None:
-        """Remove all files, and void what a job under way has still to do."""
+    def _remove(self) -> list[str]:
+        """Remove all files, and void what a job under way has still to do; the names left."""
         positions, files = self._positions, self._files
-        numbers = {*range(positions.read_file, positions.write_file + 1), *self._writer.torn}
-        names = [*map(files.records, sorted(numbers)), *self._reader.finished]
+        numbers = range(positions.read_file, positions.write_file + 1)
+        names = [*map(files.records, numbers), *self._reader.finished]
+        with suppress(OSError):  # one that stays is set aside when its number comes
+            self._writer.settle()
         self._reader.release()
         self._writer.release()
-        self._reader.finished.clear()
         self._due_times.clear()
         self._durable = None
         self._has_positions_file = False
@@ -218,22 +234,26 @@ class DiskQueue:
             self._generation.number += 1
             if self._job is not None:
                 names += self._job.finished
-            for name in [*names, files.positions]:
-                self._unlink(name)
+            left = [name for name in names if not self._unlinked(name)]
+            self._unlinked(files.positions)
             try:
                 self._sidecar.remove()
             except OSError as error:
                 self._failed(error)
             else:
                 self._due_times.forget_file()
+        return left
 
-    def _unlink(self, name: str) -> None:
+    def _unlinked(self, name: str) -> bool:
+        """Remove a file; whether it is gone."""
         try:
             self._disk.unlink(name)
         except FileNotFoundError:
-            pass
+            return True
         except OSError as error:
             self._failed(error)
+            return False
+        return True
 
     # Durability
 

@@ -55,6 +55,10 @@ class DueTimes:
         """Whether there may be a sidecar."""
         return self._lines > 0
 
+    def due_ns(self, id_: bytes) -> int | None:
+        """When a message is due, None if it is not deferred. May be asked in another thread."""
+        return self._due_ns.get(id_)
+
     def load(self, sidecar: DeferralFile) -> None:
         """Take over what the file says."""
         try:

@@ -30,6 +30,9 @@ class DroppingBackend:
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         return None
 
+    def peek(self) -> None:
+        return None
+
     def empty(self) -> int:
         return 0
 
