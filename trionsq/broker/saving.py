@@ -47,6 +47,14 @@ class _Queue:
             return False
         return True
 
+    def unsaved(self) -> str | None:
+        """What is not safe on disk, and why; None if nothing is missing."""
+        left, on_disk = self.left(), 0 if self.closed else self.backend.depth
+        parts = [f"{left} messages only in memory"] if left else []
+        if on_disk:
+            parts.append(f"{on_disk} messages on disk that may not be durable")
+        return f"{self.name}: {', '.join(parts)}: {self.error}" if parts else None
+
     def close(self) -> None:
         """Make it durable."""
         try:
@@ -87,11 +95,7 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
         for queue in queues:
             folder.background.submit(queue.close, lambda error: None)
         await folder.background.wait_idle()
-    return [
-        f"{queue.name}: {queue.left()} messages in memory, and what was written last: {queue.error}"
-        for queue in queues
-        if not queue.closed or queue.left()
-    ]
+    return [line for queue in queues if (line := queue.unsaved())]
 
 
 def _queues(topic: Topic) -> list[_Queue]:
