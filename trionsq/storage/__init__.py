@@ -1,6 +1,10 @@
-"""Where messages go that memory has no room for.
+"""Where messages go that memory has no room for, and what survives a restart.
 
-- `none`: backends without a disk: one refuses, one drops (ephemeral topics and channels)
-
-The disk queue is not built yet; it will implement `trionsq.core.backend.Backend` as well.
+- `disk`: the little that is needed of an operating system; `background`: where blocking work goes
+- `folder`: what all queues of a data path share; `lock`: one nsqd at a time
+- `diskqueue`: a queue in files, made of `writer` (its tail), `reader` (its head), `records` (the
+  format), `positions` (where both stand), `deferrals` and `duetimes` (when
+  messages are due), `sync` (durability), `peek` (a look without taking)
+- `metadata`: which topics and channels there are; `idfloor`: ids never go backwards
+- `none`: the backend of ephemeral topics and channels, which drops
 """
