@@ -212,6 +212,7 @@ async def test_ill_health_is_shown(
         ("GET", "//stats", "/stats"),
         ("GET", "/topic/../ping", "/ping"),
         ("POST", "/Topic/Create/?topic=T", "/topic/create?topic=T"),
+        ("PUT", "/Config/Nope%3F/", "/config/Nope%3F"),
         ("POST", "/ping/", None),
         ("HEAD", "/ping/", None),
         ("GET", "/", None),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -53,7 +55,8 @@ class Broker:
     """An nsqd without its listeners.
 
     Attributes:
-        options: it runs with.
+        options: it runs with; replaced as a whole when one of them changes.
+        options_changed: called with the new options after each change, in this order.
         folder: its data path.
         topics: by name.
         clients: the connections of now.
@@ -72,6 +75,7 @@ class Broker:
         random: Random | None = None,
     ) -> None:
         self.options = options
+        self.options_changed: list[Callable[[NsqdOptions], None]] = []
         self.folder = folder
         self.clock = clock or Clock()
         self.topics: dict[str, Topic] = {}
@@ -188,6 +192,19 @@ class Broker:
         """The time whose message ids, and those before, may have been given out."""
         of_topics = [topic.core.ids.until_ns for topic in self.topics.values()]
         return max([self._ids_after_ns, *of_topics])
+
+    def change_log_level(self, level: str) -> None:
+        """Log from ``level`` on: debug, info, warn, error or fatal."""
+        self._change(dataclasses.replace(self.options, log_level=level))
+
+    def change_lookupds(self, addresses: tuple[str, ...] | None) -> None:
+        """Announce topics and channels to other nsqlookupds; None shows as null in /config."""
+        self._change(dataclasses.replace(self.options, lookupd_tcp_address=addresses))
+
+    def _change(self, options: NsqdOptions) -> None:
+        self.options = options
+        for changed in self.options_changed:
+            changed(options)
 
     def stop(self) -> None:
         """Begin to end `run`."""

@@ -29,6 +29,7 @@ from trionsq.optionspec import (
 
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
+DEBUG_FROM = choice("whom", "loopback", "any", "none")
 UNBUILT = "not built yet"
 _unbuilt = partial(option, note=UNBUILT)
 
@@ -94,7 +95,8 @@ class NsqdOptions:
     broadcast_http_port: int = option(
         "broadcast-http-port", 0, INT, "for nsqlookupd; 0: the listening port"
     )
-    lookupd_tcp_address: tuple[str, ...] = _unbuilt(
+    # None: /config was given null; it means none.
+    lookupd_tcp_address: tuple[str, ...] | None = _unbuilt(
         "lookupd-tcp-address", (), STRINGS, "nsqlookupd's address", key="nsqlookupd_tcp_addresses"
     )
     http_client_connect_timeout_ns: int = _unbuilt(
@@ -207,6 +209,12 @@ class NsqdOptions:
         False,
         BOOL,
         "requeue in-flight messages when their client disconnects, not when they time out",
+    )
+    debug_from: str = option(
+        "debug-from",
+        "loopback",
+        DEBUG_FROM,
+        "who may ask for the /debug pages: loopback (this machine), any or none",
     )
 
 

@@ -23,6 +23,7 @@ from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.listener import accept_forever, bound_address, open_sockets
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.transport import SocketTransport
+from trionsq.cli.log import set_level
 from trionsq.http.serve import serve_http
 from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import lock_folder
@@ -57,6 +58,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         http = await _open(options.http_address, sockets) if options.http_address else []
         background = ThreadBackground()
         broker = Broker(options, data_folder(options, disk, background))
+        broker.options_changed.append(lambda changed: set_level(changed.log_level))
         broker.tcp_port = _announce("TCP", tcp)
         broker.http_port = _announce("HTTP", http) if http else 0
         tasks = await stack.enter_async_context(trio.open_nursery())

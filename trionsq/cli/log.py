@@ -55,3 +55,8 @@ def configure(prefix: str, level: str, stream: TextIO | None = None) -> logging.
     logger.setLevel(level_of(level))
     logger.propagate = False
     return logger
+
+
+def set_level(level: str) -> None:
+    """Log from *level* on, from now on; as for `configure`."""
+    logging.getLogger(LOGGER).setLevel(level_of(level))

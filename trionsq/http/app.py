@@ -9,17 +9,19 @@ import logging
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
+from urllib.parse import quote
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
-from werkzeug.routing import Rule
+from werkzeug.routing import RequestRedirect, Rule
 
 from trionsq.broker.broker import Broker
 from trionsq.http import answers
 from trionsq.http.admin import Administration
 from trionsq.http.body import LIMIT_KEY, BoundedRequest
+from trionsq.http.config import Configuration
 from trionsq.http.errors import HttpError
 from trionsq.http.publish import Publishing
 from trionsq.http.stats import Statistics
@@ -28,7 +30,7 @@ __all__ = ["create_app"]
 
 log = logging.getLogger("trionsq")
 
-Endpoint = Callable[[], Awaitable[Response]]
+Endpoint = Callable[..., Awaitable[Response]]
 
 # Added to each path: "OPTIONS, POST".
 _OPTIONS: Final = "OPTIONS"
@@ -57,7 +59,7 @@ def create_app(broker: Broker) -> QuartTrio:
     for method, path, endpoint in _endpoints(broker):
         app.add_url_rule(
             path,
-            path,
+            f"{method} {path}",
             endpoint,
             methods=[method],
             provide_automatic_options=False,
@@ -69,7 +71,7 @@ def create_app(broker: Broker) -> QuartTrio:
 
 def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
     statistics, publishing = Statistics(broker), Publishing(broker)
-    admin = Administration(broker)
+    admin, configuration = Administration(broker), Configuration(broker)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -89,6 +91,8 @@ def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),
         ("POST", "/channel/unpause", admin.unpause_channel),
+        ("GET", "/config/<opt>", configuration.get),
+        ("PUT", "/config/<opt>", configuration.put),
     ]
 
 
@@ -98,13 +102,14 @@ def _add_common_rules(app: QuartTrio, broker: Broker) -> None:
     async def method_and_path() -> Response | None:
         found = request.routing_exception
         # werkzeug looks through leading slashes, so it may have found something.
-        if isinstance(found, NotFound) or request.scope["path"].startswith("//"):
+        lost = isinstance(found, NotFound | RequestRedirect)
+        if lost or request.scope["path"].startswith("//"):
             return _other_path(app)
         if isinstance(found, MethodNotAllowed):
             return _other_method(found.valid_methods or ())
         if request.method == "HEAD" and request.url_rule is not None:
             # werkzeug adds it wherever GET is.
-            return _other_method(request.url_rule.methods or ())
+            return _other_method(_methods(app.url_map.iter_rules(), request.url_rule.rule))
         if broker.exiting and request.method != "GET":
             return answers.error(503, "EXITING")
         return None
@@ -131,6 +136,10 @@ def _other_method(methods: Iterable[str]) -> Response:
     return answers.error(405, "METHOD_NOT_ALLOWED", allow)
 
 
+def _methods(rules: Iterable[Rule], path: str) -> Iterable[str]:
+    return [method for rule in rules if rule.rule == path for method in rule.methods or ()]
+
+
 def _other_path(app: QuartTrio) -> Response:
     right = right_path(request.path, request.method, app.url_map.iter_rules())
     if right is None:
@@ -144,8 +153,26 @@ def right_path(path: str, method: str, rules: Iterable[Rule]) -> str | None:
 
     None if ``method`` has no such path.
     """
-    wanted = posixpath.normpath(path).strip("/").lower()
+    given = posixpath.normpath(path).strip("/").split("/")
     for rule in rules:
-        if wanted == rule.rule.strip("/") and method in (rule.methods or ()) and method != "HEAD":
-            return rule.rule
+        if method in (rule.methods or ()) and method != "HEAD":
+            right = _respelled(given, rule.rule)
+            if right is not None:
+                return right
     return None
+
+
+def _respelled(given: list[str], rule: str) -> str | None:
+    """The parts of a path as ``rule`` has them, if they are alike; its ``<parameter>`` as given."""
+    wanted = rule.strip("/").split("/")
+    if len(given) != len(wanted):
+        return None
+    parts = []
+    for part, right in zip(given, wanted, strict=True):
+        if right.startswith("<"):
+            parts.append(quote(part))
+        elif part.lower() == right:
+            parts.append(right)
+        else:
+            return None
+    return "/" + "/".join(parts) + ("/" if rule.endswith("/") else "")

@@ -1,0 +1,120 @@
+"""/config: every option is shown, two can be changed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from quart import Response
+from quart_trio import QuartTrio
+
+from tests.http.conftest import StartBroker
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions
+from trionsq.cli.daemon import running_nsqd
+from trionsq.http.app import create_app
+from trionsq.http.config import statsd_prefix
+from trionsq.optionspec import table
+
+KEYS = [(name, spec.key) for name, spec in table(NsqdOptions) if spec.key is not None]
+
+
+async def send(app: QuartTrio, method: str, key: str, body: bytes = b"") -> tuple[int, str]:
+    """Status and body of the answer."""
+    response: Response = await app.test_client().open(  # type: ignore[call-arg]
+        f"/config/{key}", method=method, data=body
+    )
+    return response.status_code, await response.get_data(as_text=True)
+
+
+def refused(status: int, code: str) -> tuple[int, str]:
+    """A refusal as `send` returns it."""
+    return status, f'{{"message":"{code}"}}'
+
+
+@pytest.mark.parametrize(("name", "key"), KEYS)
+async def test_each_option_is_shown_by_its_key(broker: Broker, name: str, key: str) -> None:
+    """Whatever a config file may set can be asked for; names of other kinds are unknown."""
+    app = create_app(broker)
+    status, _ = await send(app, "GET", key)
+    assert status == 200
+    if name != key:
+        assert await send(app, "GET", name) == refused(400, "INVALID_OPTION")
+
+
+async def test_ports_and_prefix_are_the_real_ones(start_broker: StartBroker) -> None:
+    """What follows from the listening ports is shown as it is in use."""
+    broker = await start_broker(NsqdOptions(broadcast_address="10.0.0.1", broadcast_http_port=99))
+    broker.tcp_port, broker.http_port = 7, 8
+    app = create_app(broker)
+    assert await send(app, "GET", "broadcast_tcp_port") == (200, "7")
+    assert await send(app, "GET", "broadcast_http_port") == (200, "99")
+    assert await send(app, "GET", "statsd_prefix") == (200, "nsq.10_0_0_1_99.")
+
+
+def test_a_prefix_for_statsd() -> None:
+    """It ends with a dot, unless it is empty, and has no other that is not meant."""
+    assert statsd_prefix("", "h", 1) == ""
+    assert statsd_prefix("a.b.", "h", 1) == "a.b."
+    assert statsd_prefix("%s", "::1", 4151) == "[__1]_4151."
+
+
+async def test_a_change_is_heard_at_once(broker: Broker) -> None:
+    """Who follows the options learns of the new ones before the answer goes out."""
+    heard: list[NsqdOptions] = []
+    broker.options_changed.append(heard.append)
+    app = create_app(broker)
+    assert await send(app, "PUT", "nsqlookupd_tcp_addresses", b'["a:1"]') == (200, '["a:1"]')
+    assert await send(app, "PUT", "log_level", b"ERROR") == (200, "4")
+    assert await send(app, "PUT", "nsqlookupd_tcp_addresses", b"null") == (200, "null")
+    assert [(each.lookupd_tcp_address, each.log_level) for each in heard] == [
+        (("a:1",), "info"),
+        (("a:1",), "error"),
+        (None, "error"),
+    ]
+    assert broker.options is heard[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "answer"),
+    [
+        ("nsqlookupd_tcp_addresses", b"[1]", refused(400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"[" * 90, refused(400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"\xff", refused(400, "INVALID_VALUE")),
+        ("log_level", b"info\n", refused(400, "INVALID_VALUE")),
+        ("log_level", b"i" * 101, refused(413, "INVALID_VALUE")),
+        ("nope", b"", refused(413, "INVALID_VALUE")),
+        ("debug_from", b"any", refused(400, "INVALID_OPTION")),
+    ],
+)
+async def test_a_refused_change_changes_nothing(
+    broker: Broker, key: str, body: bytes, answer: tuple[int, str]
+) -> None:
+    """The size is looked at first, then the key, then the value."""
+    before = broker.options
+    assert await send(create_app(broker), "PUT", key, body) == answer
+    assert broker.options is before
+
+
+async def test_deep_nesting_is_a_bad_value(start_broker: StartBroker) -> None:
+    """It is refused, not a crash."""
+    app = create_app(await start_broker(NsqdOptions()))
+    body = b"[" * 1_000_000
+    answer = await send(app, "PUT", "nsqlookupd_tcp_addresses", body)
+    assert answer == refused(400, "INVALID_VALUE")
+
+
+async def test_the_log_level_takes_effect(tmp_path: Path) -> None:
+    """An operator turns on debug lines without a restart."""
+    logger = logging.getLogger("trionsq")
+    before = logger.level
+    options = NsqdOptions(
+        data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"
+    )
+    try:
+        async with running_nsqd(options) as broker:
+            assert await send(create_app(broker), "PUT", "log_level", b"debug") == (200, "1")
+            assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)

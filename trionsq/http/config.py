@@ -1,0 +1,108 @@
+"""/config/:opt: options are shown, and two of them changed, while nsqd runs.
+
+Spec: nsqd-http, section 6. What is changed lasts until nsqd ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from quart import Response
+
+from trionsq.broker.broker import Broker
+from trionsq.http.answers import empty, json_document, text
+from trionsq.http.body import read_body
+from trionsq.http.errors import HttpError
+from trionsq.optionspec import LOG_LEVEL, table
+
+__all__ = ["Configuration"]
+
+_LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
+# Numbers that TLS itself has for its versions.
+_TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
+_TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
+    "log_level": _LOG_LEVELS,
+    "tls_min_version": _TLS_VERSIONS,
+    "tls_required": _TLS_REQUIRED,
+}
+
+
+class Configuration:
+    """The endpoints of /config."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._field_of = {
+            spec.key: name for name, spec in table(broker.options) if spec.key is not None
+        }
+        self._changes: dict[str, Callable[[str], None]] = {
+            "log_level": self._change_log_level,
+            "nsqlookupd_tcp_addresses": self._change_lookupds,
+        }
+
+    async def get(self, opt: str) -> Response:
+        """GET /config/:opt: the option of that key in the config file."""
+        if opt not in self._field_of:
+            raise HttpError(400, "INVALID_OPTION")
+        value = self._shown(opt)
+        if isinstance(value, str):
+            return text(value) if value else empty()
+        return json_document(value)
+
+    async def put(self, opt: str) -> Response:
+        """PUT /config/:opt: change it, and answer with the new value."""
+        body = await read_body(self._broker.options.max_msg_size)
+        if not body:
+            raise HttpError(413, "INVALID_VALUE")
+        change = self._changes.get(opt)
+        if change is None:
+            raise HttpError(400, "INVALID_OPTION")
+        try:
+            change(body.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            raise HttpError(400, "INVALID_VALUE") from None
+        return await self.get(opt)
+
+    def _shown(self, key: str) -> Any:
+        broker = self._broker
+        value = getattr(broker.options, self._field_of[key])
+        if key in _NUMBERED:
+            return _NUMBERED[key][value]
+        if key == "broadcast_tcp_port":
+            return value or broker.tcp_port
+        if key == "broadcast_http_port":
+            return value or broker.http_port
+        if key == "statsd_prefix":
+            return statsd_prefix(
+                value,
+                broker.options.broadcast_address,
+                broker.options.broadcast_http_port or broker.http_port,
+            )
+        return value
+
+    def _change_log_level(self, value: str) -> None:
+        if not value.isalpha():
+            raise ValueError(value)
+        self._broker.change_log_level(str(LOG_LEVEL.parse(value)))
+
+    def _change_lookupds(self, value: str) -> None:
+        addresses = json.loads(value)
+        if addresses is None:
+            self._broker.change_lookupds(None)
+        elif isinstance(addresses, list) and all(isinstance(each, str) for each in addresses):
+            self._broker.change_lookupds(tuple(addresses))
+        else:
+            raise ValueError(value)
+
+
+def statsd_prefix(template: str, host: str, port: int) -> str:
+    """--statsd-prefix with this nsqd's name filled in, and a dot at its end."""
+    if not template:
+        return ""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    prefix = template.replace("%s", re.sub(r"[.:]", "_", address))
+    return prefix if prefix.endswith(".") else f"{prefix}."
