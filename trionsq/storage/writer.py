@@ -194,8 +194,14 @@ class QueueWriter:
         Raises:
             OSError: something is left of a refused append.
         """
+        failure: OSError | None = None
         for number in sorted(self.torn):
-            self._repair(number)
+            try:
+                self._repair(number)
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _repair(self, number: int) -> None:
         name = self._files.records(number)

@@ -1,0 +1,273 @@
+"""Any sequence of events leaves a disk queue as a list has it (trionsq.storage.diskqueue)."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.storage.queues import (
+    NS_PER_MS,
+    QUEUE,
+    STAMP_NS,
+    Message,
+    contents,
+    drain,
+    folder_on,
+    messages,
+    put,
+)
+from trionsq.core.backend import BackendError
+from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import DataFolder
+from trionsq.testing.background import HeldBackground
+from trionsq.testing.disk import OPERATIONS, SimulatedDisk
+
+SEEN: Counter[str] = Counter()
+"""What happened in all examples together: a fault that never fires tests nothing."""
+
+errors = st.sampled_from([errno.EIO, errno.ENOSPC])
+operations = st.none() | st.sets(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=2)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One queue on a disk that fails at times, with jobs that end when the rules say so."""
+
+    disk: SimulatedDisk
+    folder: DataFolder
+
+    @initialize(
+        file_nbytes_max=st.sampled_from([1, 100, 300, 5_000]),
+        sync_every=st.sampled_from([0, 1, 3, 10, 1_000]),
+        seed=st.integers(0, 99),
+    )
+    def begin(self, file_nbytes_max: int, sync_every: int, seed: int) -> None:
+        self.limits = {"file_nbytes_max": file_nbytes_max, "sync_every": sync_every}
+        self.next_number = 0
+        self.log: list[Message] = []  # accepted since the queue was last empty for certain
+        self.known: set[bytes] = set()
+        self.read_count = 0  # of the log
+        self.healthy = True
+        self.caught_up = 0
+        self.torn = False
+        self.open(SimulatedDisk(random=Random(seed)))
+
+    def open(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.background = HeldBackground()
+        self.folder = folder_on(disk, self.background, **self.limits)
+        self.make_queue()
+
+    def make_queue(self) -> None:
+        self.queue = DiskQueue(QUEUE, self.folder)
+        self.queue.caught_up = self.count_caught_up
+
+    def count_caught_up(self) -> None:
+        self.caught_up += 1
+
+    @property
+    def waiting(self) -> list[Message]:
+        return self.log[self.read_count :]
+
+    @rule(
+        count=st.integers(1, 12),
+        sizes=st.sampled_from([(10,), (0,), (5, 60, 1), (200, 3)]),
+        attempts=st.integers(0, 2),
+        delay_ms=st.sampled_from([None, None, None, 0, 5, 70_000]),
+    )
+    def append(
+        self, count: int, sizes: tuple[int, ...], attempts: int, delay_ms: int | None
+    ) -> None:
+        due_ns = None if delay_ms is None else STAMP_NS + (1_000 + delay_ms) * NS_PER_MS
+        wanted = messages(self.next_number, count, sizes, attempts=attempts, due_ns=due_ns)
+        self.next_number += count
+        self.known.update(message.id for message in wanted)
+        try:
+            put(self.queue, wanted)
+        except BackendError:
+            assert not self.healthy, "refused for no reason"
+            assert self.folder.fault is not None
+            self.torn = True
+            SEEN["refused"] += 1
+        else:
+            self.log += wanted
+            SEEN["appended"] += 1
+
+    @rule(count_max=st.integers(1, 9), nbytes_max=st.sampled_from([1, 100, 10_000]))
+    def read(self, count_max: int, nbytes_max: int) -> None:
+        one = self.queue.read(count_max, nbytes_max)
+        if one is None:
+            assert not self.waiting or self.folder.fault is not None
+            SEEN["read failed"] += bool(self.waiting)
+            return
+        got = contents(one)
+        assert len(got) <= count_max
+        assert len(got) == 1 or sum(len(message.record) for message in got) <= nbytes_max
+        self.expect(got, self.waiting[: len(got)])
+        self.read_count += len(got)
+
+    def expect(self, got: list[Message], wanted: list[Message]) -> None:
+        """The same, but that due times are kept to the millisecond after the timestamp."""
+        assert [one._replace(due_ns=None) for one in got] == [
+            one._replace(due_ns=None) for one in wanted
+        ]
+        for one, other in zip(got, wanted, strict=True):
+            assert (one.due_ns is None) == (other.due_ns is None)
+            if one.due_ns is not None and other.due_ns is not None:
+                assert 0 <= one.due_ns - other.due_ns < NS_PER_MS
+
+    @rule()
+    def empty(self) -> None:
+        depth = self.queue.depth
+        assert self.queue.empty() == depth
+        assert depth == len(self.waiting) or (not self.healthy and not self.waiting)
+        self.log.clear()
+        self.read_count = 0
+        SEEN["emptied"] += 1
+
+    @rule()
+    def sync(self) -> None:
+        self.folder.sync_all()
+
+    @rule(only_start=st.booleans())
+    def run_job(self, only_start: bool) -> None:
+        was_behind, caught_up = self.queue.behind, self.caught_up
+        SEEN["ran a job"] += 1
+        SEEN["was behind"] += was_behind
+        if only_start:
+            if self.background._waiting:
+                self.background.start_one()
+        elif self.background:
+            self.background.run_one()
+        if was_behind and not self.queue.behind:
+            assert self.caught_up > caught_up
+            SEEN["caught up"] += 1
+
+    @precondition(lambda self: self.healthy)
+    @rule(error=errors, at=st.integers(1, 8), forever=st.booleans(), only=operations)
+    def break_disk(self, error: int, at: int, forever: bool, only: set[str] | None) -> None:
+        self.disk.fail(error, at, forever, only)
+        self.healthy = False
+
+    @precondition(lambda self: self.healthy)
+    @rule(left=st.integers(0, 300))
+    def fill_disk(self, left: int) -> None:
+        used = sum(map(len, self.disk.files().values()))
+        self.disk.capacity = used + left
+        self.healthy = False
+
+    @precondition(lambda self: not self.healthy)
+    @rule()
+    def heal(self) -> None:
+        SEEN.update({f"fault in {name}": count for name, count in self.disk.faults.items()})
+        self.disk.faults.clear()
+        self.background.run_all()
+        self.disk.heal()
+        self.disk.capacity = None
+        self.folder.try_again()
+        self.background.run_all()
+        assert self.folder.fault is None
+        assert not self.queue.behind
+        self.healthy, self.torn = True, False
+        self.read(1, 1)  # one fault after another must not add up to five in a row
+        SEEN["healed"] += 1
+
+    @precondition(lambda self: self.healthy)
+    @rule()
+    def reopen(self) -> None:
+        self.background.run_all()
+        self.queue.close()
+        assert self.disk.open_files == 0
+        self.make_queue()
+        assert self.queue.depth == len(self.waiting)
+        SEEN["reopened"] += 1
+
+    @precondition(lambda self: self.healthy)
+    @rule()
+    def delete_and_make_anew(self) -> None:
+        """A job of the deleted queue may be under way."""
+        self.queue.delete()
+        assert self.disk_is_clean()
+        self.make_queue()
+        assert self.queue.depth == 0
+        self.log.clear()
+        self.read_count = 0
+        SEEN["deleted with a job under way"] += len(self.background) > 0
+        SEEN["deleted"] += 1
+
+    def disk_is_clean(self) -> bool:
+        """Only files that were set aside are left, and drafts of a job that did not end."""
+        return all(name.endswith((".bad", ".tmp")) for name in self.disk.files())
+
+    @rule()
+    def kill(self) -> None:
+        """What was accepted and not read comes again, after what was read last; no due times."""
+        empty_failed = self.disk.faults["unlink"]
+        self.open(self.disk.after_kill())
+        self.disk.capacity = None
+        assert not self.waiting or self.queue.depth > 0
+        got = [message._replace(due_ns=None) for message in drain(self.queue)]
+        wanted = [message._replace(due_ns=None) for message in self.log]
+        accepted = [message for message in got if message in wanted]
+        assert accepted == wanted[len(wanted) - len(accepted) :]
+        assert len(accepted) >= len(self.waiting)
+        if not self.torn and not empty_failed:
+            # The disk never failed to remove what was refused or emptied.
+            assert {message.id for message in got} <= self.known
+        self.log.clear()
+        self.read_count = 0
+        self.healthy, self.torn = True, False
+        SEEN["killed"] += 1
+
+    @invariant()
+    def depth_is_told(self) -> None:
+        if hasattr(self, "queue"):
+            depth = self.queue.depth
+            assert depth == len(self.waiting) or (not self.waiting and depth <= 1)
+            assert self.healthy <= (depth == len(self.waiting))
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            if not self.healthy:
+                self.heal()
+            self.background.run_all()
+            self.expect(drain(self.queue), self.waiting)
+            self.queue.delete()
+            self.background.run_all()
+            assert self.disk.open_files == 0
+            assert self.disk_is_clean()
+
+
+def test_a_queue_is_a_list() -> None:
+    """Order, contents, depth, due times, room and faults are as told, whatever happens when."""
+    SEEN.clear()
+    run_state_machine_as_test(
+        QueueMachine, settings=settings(max_examples=60, stateful_step_count=40)
+    )
+    happened = {name for name, count in SEEN.items() if count}
+    assert happened >= {
+        "appended",
+        "refused",
+        "read failed",
+        "emptied",
+        "caught up",
+        "healed",
+        "reopened",
+        "deleted with a job under way",
+        "killed",
+    }
+    assert {name for name in happened if name.startswith("fault")} >= {
+        f"fault in {name}"
+        for name in ("write", "read", "sync", "create", "unlink", "rename", "close", "truncate")
+    }
