@@ -216,7 +216,7 @@ async def test_a_sender_that_stalls_is_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Amid a body it gets an error, and nothing is queued."""
-    monkeypatch.setattr(body, "_STALL_S", 0.1)
+    monkeypatch.setattr(body, "STALL_S", 0.1)
     async with serving(broker) as server:
         stream = await server.connect()
         await stream.send_all(post("/pub?topic=t", b"12345")[:-1])
@@ -245,7 +245,7 @@ async def test_a_reader_that_stalls_is_given_up(
             ended.set()
 
     monkeypatch.setattr(serve, "HttpConnection", Watched)
-    monkeypatch.setattr(connection, "_WRITE_STALL_S", 0.2)
+    monkeypatch.setattr(connection, "WRITE_STALL_S", 0.2)
     async with serving(broker) as server:
         await ask_and_read_nothing(broker, server)
         await ended.wait()

@@ -13,12 +13,12 @@ from quart_trio.wrappers.request import TrioBody, TrioRequest
 
 from trionsq.http.errors import HttpError
 
-__all__ = ["LIMIT_KEY", "BoundedBody", "BoundedRequest", "LineSplitter", "next_piece", "read_body"]
+__all__ = ["LIMIT_KEY", "STALL_S", "BoundedBody", "BoundedRequest", "next_piece", "read_body"]
 
 # quart hands the value of this key to the body of each request.
 LIMIT_KEY: Final = "MAX_CONTENT_LENGTH"
 # A sender that is silent for so long in the midst of a body is given up.
-_STALL_S: Final = 30.0
+STALL_S: Final = 30.0
 
 
 class BoundedBody(TrioBody):
@@ -62,7 +62,7 @@ async def next_piece() -> bytes:
     body = request.body
     assert isinstance(body, BoundedBody)
     try:
-        with trio.fail_after(_STALL_S):
+        with trio.fail_after(STALL_S):
             piece = await anext(body, b"")
     except trio.TooSlowError:
         raise HttpError(500, "INTERNAL_ERROR") from None
@@ -86,49 +86,3 @@ async def read_body(nbytes_max: int) -> bytes | None:
     except OverflowError:
         return None
     return bytes(body)
-
-
-class LineSplitter:
-    """Cuts a text body into messages while it comes in: one for each line that is not empty."""
-
-    def __init__(self, msg_size_max: int, body_size_max: int) -> None:
-        """Both limits are in bytes."""
-        self._msg_size_max = msg_size_max
-        self._body_size_max = body_size_max
-        self._bodies: list[bytes] = []
-        self._rest = bytearray()
-        self._nbytes = 0
-
-    def feed(self, piece: bytes) -> None:
-        """Take the next piece of the body.
-
-        Raises:
-            HttpError: MSG_TOO_BIG or BODY_TOO_BIG, whichever is seen first.
-        """
-        allowed = self._body_size_max - self._nbytes
-        self._nbytes += len(piece)
-        first, *more = piece[: max(0, allowed)].split(b"\n")
-        self._rest += first
-        self._check_size(len(self._rest))
-        if more:
-            *lines, last = more
-            self._end_line()
-            self._check_size(max(map(len, more)))
-            self._bodies += filter(None, lines)
-            self._rest += last
-        if len(piece) > allowed:
-            raise HttpError(413, "BODY_TOO_BIG")
-
-    def finish(self) -> list[bytes]:
-        """All messages; the last line needs no newline."""
-        self._end_line()
-        return self._bodies
-
-    def _end_line(self) -> None:
-        if self._rest:
-            self._bodies.append(bytes(self._rest))
-            self._rest.clear()
-
-    def _check_size(self, nbytes: int) -> None:
-        if nbytes > self._msg_size_max:
-            raise HttpError(413, "MSG_TOO_BIG")

@@ -19,14 +19,14 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
-__all__ = ["HttpConnection"]
+__all__ = ["LINGER_S", "WRITE_STALL_S", "HttpConnection"]
 
 _READ_NBYTES_MAX: Final = 64 * 1024
 _WRITE_NBYTES_MAX: Final = 64 * 1024
 # A peer that takes none of a write's bytes for so long is given up.
-_WRITE_STALL_S: Final = 30.0
+WRITE_STALL_S: Final = 30.0
 # After the last answer, what the peer still sends is read and thrown away for so long.
-_LINGER_S: Final = 0.5
+LINGER_S: Final = 0.5
 # How long a peer that has closed its sending half waits for its answer.
 _HALF_CLOSED_S: Final = 5.0
 
@@ -58,10 +58,13 @@ class HttpConnection(TCPServer):
         config: Config,
         context: WorkerContext,
         stream: trio.SocketStream,
+        unread: bytes = b"",
     ) -> None:
+        """``unread`` was read from the stream already, and comes first."""
         # hypercorn takes plain streams too, its annotation does not say so.
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
         self._stream = stream
+        self._unread = unread
         self._reading = trio.CancelScope()
         self._ending = False
         self._read_all = False
@@ -96,7 +99,7 @@ class HttpConnection(TCPServer):
         async with self.send_lock:
             try:
                 for start in range(0, len(data), _WRITE_NBYTES_MAX):
-                    with trio.fail_after(_WRITE_STALL_S):
+                    with trio.fail_after(WRITE_STALL_S):
                         await self._stream.send_all(view[start : start + _WRITE_NBYTES_MAX])
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
                 self._reading.cancel()
@@ -104,7 +107,7 @@ class HttpConnection(TCPServer):
     async def _end_sending(self) -> None:
         self._ending = True
         self._answered.set()
-        self._reading.deadline = trio.current_time() + _LINGER_S
+        self._reading.deadline = trio.current_time() + LINGER_S
         async with self.send_lock:
             try:
                 await self._stream.send_eof()
@@ -131,6 +134,10 @@ class HttpConnection(TCPServer):
         await self.idle_task.stop()
 
     async def _read_to_the_end(self) -> None:
+        unread, self._unread = self._unread, b""
+        for start in range(0, len(unread), _READ_NBYTES_MAX):
+            if not self._ending:
+                await self.protocol.handle(RawData(unread[start : start + _READ_NBYTES_MAX]))
         try:
             while data := await self._stream.receive_some(_READ_NBYTES_MAX):
                 if not self._ending:

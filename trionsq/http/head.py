@@ -1,0 +1,100 @@
+"""Request heads that the short way is sure about; of any other it says nothing.
+
+What is recognised here is a narrow part of HTTP/1 that leaves nothing to interpret: one of a few
+request lines, plain header lines, a body of a stated length or none. It is no parser and never
+refuses: what does not fit is left to one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["HEAD_NBYTES_MAX", "Head", "Target", "is_strange_start", "recognise"]
+
+# Longer heads are not looked at.
+HEAD_NBYTES_MAX: Final = 8 * 1024
+
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+# All quantifiers are possessive: a head that does not fit is given up in linear time.
+_HEAD: Final = re.compile(
+    rb"(GET /ping|POST /(?:pub|put|mpub|mput))(?:\?([!\"$-~]*+))? HTTP/1\.([01])\r\n"
+    rb"((?:" + _TOKEN + rb":[\t -~]*+\r\n)*+)\r\n"
+)
+# The headers that have a say in what the request means or how it is answered.
+_MEANINGFUL: Final = re.compile(
+    rb"^(connection|content-length|expect|host|transfer-encoding|upgrade):([^\r]*+)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+_KEPT: Final = {b"": True, b"keep-alive": True, b"close": False}
+# h11 takes lines that end with a mere newline, and refuses at once what can't be a method.
+_BARE_NEWLINE: Final = re.compile(rb"(?<!\r)\n")
+_METHODS: Final = (b"G", b"P")
+
+
+class Target(Enum):
+    """What is asked for."""
+
+    PING = "GET /ping"
+    PUB = "POST /pub"
+    MPUB = "POST /mpub"
+
+
+_TARGETS: Final = {
+    b"GET /ping": Target.PING,
+    b"POST /pub": Target.PUB,
+    b"POST /put": Target.PUB,
+    b"POST /mpub": Target.MPUB,
+    b"POST /mput": Target.MPUB,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a head says.
+
+    Attributes:
+        target: what is asked for.
+        query: the raw query string.
+        length: of the body, in bytes.
+        close: the connection is to be closed after the answer.
+    """
+
+    target: Target
+    query: bytes
+    length: int
+    close: bool
+
+
+def recognise(head: bytes) -> Head | None:
+    """What ``head`` says, if it is one of those; it ends with the first empty line."""
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        return None
+    line, query, minor, lines = found.groups()
+    values: dict[bytes, bytes] = {}
+    for name, value in _MEANINGFUL.findall(lines):
+        if values.setdefault(name.lower(), value) is not value:
+            return None
+    kept = _KEPT.get(values.pop(b"connection", b"").strip().lower())
+    length = values.pop(b"content-length", b"0").strip()
+    host = values.pop(b"host", None)
+    if values or kept is None or not _LENGTH.fullmatch(length):
+        return None
+    if (host is None and minor == b"1") or (line == b"GET /ping" and int(length)):
+        return None
+    return Head(_TARGETS[line], query or b"", int(length), not kept or minor == b"0")
+
+
+def is_strange_start(buffer: bytes, at: int) -> bool:
+    """Whether what begins at ``at``, a head that is not all there, will not be recognised."""
+    if at == len(buffer):
+        return False
+    return (
+        len(buffer) - at >= HEAD_NBYTES_MAX
+        or not buffer.startswith(_METHODS, at)
+        or _BARE_NEWLINE.search(buffer, at) is not None
+    )

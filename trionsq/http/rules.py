@@ -1,0 +1,90 @@
+"""What /pub and /mpub refuse, whichever way the request came. Spec: nsqd-http, sections 3 and 4."""
+
+from __future__ import annotations
+
+import re
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.topic import Topic
+from trionsq.durations import MILLISECOND_NS
+from trionsq.http.errors import HttpError
+from trionsq.http.messages import LineSplitter
+from trionsq.http.query import Query, valid_topic_name
+from trionsq.wire.bodies import Bodies
+from trionsq.wire.errors import ProtocolError
+from trionsq.wire.mpub import parse_counted
+
+__all__ = ["PublishRules"]
+
+# More digits than any delay in range has.
+_MILLISECONDS = re.compile(rb"[+-]?[0-9]{1,30}")
+
+
+class PublishRules:
+    """The checks of one broker; the order in which they are made is the endpoints' matter.
+
+    Attributes:
+        msg_size_max, body_size_max: of a message, of a body of several; in bytes.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.msg_size_max = broker.options.max_msg_size
+        self.body_size_max = broker.options.max_body_size
+
+    def topic(self, values: Query) -> Topic:
+        """The topic that is asked for, made if need be.
+
+        Raises:
+            HttpError: MISSING_ARG_TOPIC, INVALID_TOPIC, EXITING.
+        """
+        return self.topic_named(valid_topic_name(values))
+
+    def topic_named(self, name: str) -> Topic:
+        """The topic of that valid name, made if need be.
+
+        Raises:
+            HttpError: EXITING.
+        """
+        if self._broker.exiting:
+            raise HttpError(503, "EXITING")
+        return self._broker.topic(name)
+
+    def defer_ms(self, values: Query) -> int:
+        """The delay that is asked for, 0 if none.
+
+        Raises:
+            HttpError: INVALID_DEFER.
+        """
+        given = values.get(b"defer")
+        if given is None:
+            return 0
+        limit_ms = self._broker.options.max_req_timeout_ns // MILLISECOND_NS
+        if not _MILLISECONDS.fullmatch(given) or not 0 <= int(given) <= limit_ms:
+            raise HttpError(400, "INVALID_DEFER")
+        return int(given)
+
+    def is_binary(self, values: Query) -> bool:
+        """Whether the messages are counted; whatever it is set to, but for two values, says so."""
+        return values.get(b"binary", b"0") not in (b"0", b"false")
+
+    def counted(self, body: bytes) -> Bodies:
+        """The messages of a binary body.
+
+        Raises:
+            HttpError: BAD_BODY, BAD_MESSAGE.
+        """
+        try:
+            return parse_counted(body, self.msg_size_max, self.body_size_max)
+        except ProtocolError as error:
+            raise HttpError(413, error.code.removeprefix("E_")) from error
+
+    def lines(self, body: bytes) -> Bodies | None:
+        """The messages of a text body that is wholly there, None if there are none.
+
+        Raises:
+            HttpError: MSG_TOO_BIG, BODY_TOO_BIG.
+        """
+        splitter = LineSplitter(self.msg_size_max, self.body_size_max)
+        splitter.feed(body)
+        return splitter.finish()
