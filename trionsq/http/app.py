@@ -42,10 +42,14 @@ class _App(QuartTrio):
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith("/"):
-            # A proxy's request names the host too; quart fails on some of what may come here.
-            rest = scope["path"].partition("://")[2]
-            scope["path"] = "/" + rest.partition("/")[2]
+        if scope["type"] == "http":
+            # No answer depends on the host, and quart fails on some names.
+            others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+            scope["headers"] = [(b"host", b"nsqd"), *others]
+            if not scope["path"].startswith("/"):
+                # A proxy's request names the host too; quart fails on some of what may come here.
+                rest = scope["path"].partition("://")[2]
+                scope["path"] = "/" + rest.partition("/")[2]
         await super().__call__(scope, receive, send)
 
 
