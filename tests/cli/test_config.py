@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from trionsq.broker.options import NsqdOptions
-from trionsq.cli.config import ConfigError, load
-from trionsq.optionspec import Value
+from trionsq.cli.config import ConfigError, Content, load
+from trionsq.optionspec import Value, table
 
 
-def read(tmp_path: Path, content: str) -> dict[str, Value]:
-    """Return the options that a file of that content sets."""
+def read(tmp_path: Path, content: str) -> Content:
+    """Return what a file of that content sets."""
     path = tmp_path / "nsqd.cfg"
     path.write_text(content)
     return load(NsqdOptions, str(path))
@@ -22,7 +22,6 @@ def read(tmp_path: Path, content: str) -> dict[str, Value]:
         ('msg_timeout = "60s"', {"msg_timeout_ns": 60 * 10**9}),
         ("msg_timeout = 250", {"msg_timeout_ns": 250 * 10**6}),
         ("id = 7", {"node_id": 7}),
-        ("node_id = 7", {}),
         ("mem_queue_size = '5'", {"mem_queue_size": 5}),
         (
             'nsqlookupd_tcp_addresses = ["a:1", "b:2"]',
@@ -39,12 +38,45 @@ def read(tmp_path: Path, content: str) -> dict[str, Value]:
         ('tls_required = "tcp-https"', {"tls_required": "tcp-https"}),
         ('tls_min_version = ""', {"tls_min_version": "tls1.0"}),
         ("snappy = false", {"snappy": False}),
-        ("version = true\nverbose = true\nworker_id = true\nunknown = 1", {}),
     ],
 )
 def test_values_of_each_kind(tmp_path: Path, line: str, expected: dict[str, Value]) -> None:
-    """Durations as text or milliseconds, lists as arrays or text; unknown keys are ignored."""
-    assert read(tmp_path, line) == expected
+    """Durations as text or milliseconds, lists as arrays or text."""
+    assert read(tmp_path, line) == Content(expected, ())
+
+
+@pytest.mark.parametrize("key", [spec.key for _, spec in table(NsqdOptions) if spec.key])
+def test_every_key_is_read(tmp_path: Path, key: str) -> None:
+    """No option that has a key is left out."""
+    [(name, spec)] = [row for row in table(NsqdOptions) if row[1].key == key]
+    written = {"int": "3", "bool": "true", "duration": '"3s"', "numbers, repeatable": "[0.5]"}
+    text = {"tls_required": '"true"', "tls_min_version": '"tls1.2"', "log_level": '"warn"'}
+    value = text.get(key) or written.get(spec.kind.name, '"any"')
+    content = read(tmp_path, f"{key} = {value}")
+    assert list(content.values) == [name]
+    assert content.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("unknown = 1", ""),
+        ("[section]", ""),
+        ("node_id = 7", "; the key is id"),
+        ("lookupd_tcp_address = 'a:1'", "; the key is nsqlookupd_tcp_addresses"),
+        ("mem-queue-size = 7", "; the key is mem_queue_size"),
+        ("verbose = true", "; it is a flag only"),
+        ("config = 'x'", "; it is a flag only"),
+    ],
+)
+def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) -> None:
+    """It is ignored, and the operator hears of it and of the key that was probably meant."""
+    content = read(tmp_path, f"sync_every = 5\n{line}")
+    assert content.values == {"sync_every": 5}
+    key = line.split()[0].strip("[]")
+    assert content.warnings == (
+        f"ignored in config file {tmp_path}/nsqd.cfg: {key} is no key of it{advice}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,6 +89,9 @@ def test_values_of_each_kind(tmp_path: Path, line: str, expected: dict[str, Valu
         ("nsqlookupd_tcp_addresses = 1", "nsqlookupd_tcp_addresses: must be a list"),
         ("log_level = 1", "log_level: must be one of"),
         ("log_level", "Expected '='"),
+        ('e2e_processing_latency_percentiles = "x"', "Could not parse: x"),
+        pytest.param(f"sync_every = {'9' * 5000}", "integer string conversion", id="long"),
+        pytest.param(f"sync_every = 0x{'9' * 5000}", "integer string conversion", id="long hex"),
     ],
 )
 def test_a_bad_value_names_its_key(tmp_path: Path, line: str, reason: str) -> None:

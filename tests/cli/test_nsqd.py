@@ -63,6 +63,36 @@ def test_a_start_error_is_one_fatal_line(words: list[str], text: str) -> None:
     assert re.fullmatch(line, done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("mem_queue_size = 'x'", "failed to load config file {path} - mem_queue_size: parse error"),
+        ("mem_queue_size = -1", "failed to instantiate nsqd - --mem-queue-size must be >= 0"),
+        ("tls_cert = 'x'", "failed to instantiate nsqd - --tls-cert is not built yet"),
+    ],
+)
+def test_a_bad_value_in_the_file_is_one_fatal_line(tmp_path: Path, content: str, text: str) -> None:
+    """A value of the wrong kind or out of range: one line that names the key, and exit 1."""
+    config = tmp_path / "nsqd.cfg"
+    config.write_text(content)
+    done = nsqd(f"--config={config}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"\S+ \S+ \S+ FATAL: {re.escape(text.format(path=config))}\n", done.stderr)
+
+
+def test_what_has_no_effect_is_said_in_the_log(tmp_path: Path) -> None:
+    """Unknown keys, and options whose feature is not built, each get a line of warning."""
+    config = tmp_path / "nsqd.cfg"
+    config.write_text(f"nope = 1\nsnappy = false\ndata_path = '{tmp_path}/none'\n")
+    done = nsqd(f"--config={config}", "--statsd-address=127.0.0.1:8125")
+    assert done.returncode == 1  # there is no such data path
+    assert re.findall(r"WARNING: (.*)", done.stderr) == [
+        f"ignored in config file {config}: nope is no key of it",
+        "--statsd-address is not built yet and has no effect",
+        "--snappy is not built yet and has no effect",
+    ]
+
+
 def test_flags_outrank_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
     """Flag, then config file, then default; a list on the command line replaces the file's."""
     config = tmp_path / "nsqd.cfg"

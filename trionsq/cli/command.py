@@ -37,15 +37,17 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
         print(f"{command} v{NSQ_VERSION} ({_BUILT_WITH})")
         raise SystemExit(0)
     values: dict[str, Any] = {}
+    warnings = list(given.warnings)
     path = given.values.get("config")
     prefix = str(given.values.get("log_prefix", default_of(options, "log_prefix")))
     if isinstance(path, str) and path:
         try:
-            values.update(config.load(options, path))
+            content = config.load(options, path)
         except config.ConfigError as error:
             fatal(prefix, str(error))
+        values.update(content.values)
+        warnings.extend(content.warnings)
     values.update(given.values)
-    warnings = list(given.warnings)
     if given.rest:
         warnings.append(f"ignored on the command line: {' '.join(given.rest)}")
     return options(**values), warnings

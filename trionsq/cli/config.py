@@ -1,5 +1,6 @@
 """The TOML config file of a daemon: keys and values by the table of its options dataclass."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
@@ -13,8 +14,19 @@ class ConfigError(Exception):
         super().__init__(f"failed to load config file {path} - {reason}")
 
 
-def load(options: type, path: str) -> dict[str, Value]:
-    """Return the values, by field name, that the file sets; keys that no option has are ignored.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Content:
+    """What a config file says.
+
+    *values* are by field name, only those given; *warnings* are remarks on what is ignored.
+    """
+
+    values: dict[str, Value]
+    warnings: tuple[str, ...]
+
+
+def load(options: type, path: str) -> Content:
+    """Return the values that the file sets; keys that no option has are ignored with a warning.
 
     Raises:
         ConfigError: no such file, not TOML, or a value of the wrong type.
@@ -23,14 +35,24 @@ def load(options: type, path: str) -> dict[str, Value]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(path, error.strerror) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a number too long
         raise ConfigError(path, error) from None
+    by_key = {spec.key: (name, spec) for name, spec in table(options) if spec.key is not None}
     values: dict[str, Value] = {}
-    for name, spec in table(options):
-        if spec.key is None or spec.key not in content:
-            continue
+    for key in content.keys() & by_key.keys():
+        name, spec = by_key[key]
         try:
-            values[name] = spec.kind.from_config(content[spec.key])
+            values[name] = spec.kind.from_config(content[key])
         except ValueError as error:
-            raise ConfigError(path, f"{spec.key}: {error}") from None
-    return values
+            raise ConfigError(path, f"{key}: {error}") from None
+    unknown = [key for key in content if key not in by_key]
+    return Content(values, tuple(_remark(options, path, key) for key in unknown))
+
+
+def _remark(options: type, path: str, key: str) -> str:
+    shown = key if key.isprintable() else repr(key)
+    why = f"ignored in config file {path}: {shown} is no key of it"
+    for name, spec in table(options):
+        if key.replace("-", "_") in (name, spec.flag.replace("-", "_"), spec.key):
+            return f"{why}; the key is {spec.key}" if spec.key else f"{why}; it is a flag only"
+    return why
