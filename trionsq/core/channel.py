@@ -117,6 +117,10 @@ class Channel:
         yield from self.consumers
         yield from self._orphans
 
+    def peek(self) -> Iterator[Segment]:
+        """What waits in memory, to be looked at only. Nothing may change meanwhile."""
+        return self.store.memory.peek()
+
     def peek_deferred(self) -> Iterator[tuple[int, Segment]]:
         """Due times (nanoseconds since the epoch) and deferred messages, the next due first.
 

@@ -34,7 +34,8 @@ class Administration:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def _topic_named(self, name: str) -> Topic:
+    def topic_named(self, name: str) -> Topic:
+        """Raises HttpError TOPIC_NOT_FOUND."""
         topic = self._broker.topics.get(name)
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -44,14 +45,15 @@ class Administration:
         name = query().get(b"topic")
         if name is None:
             raise HttpError(400, "MISSING_ARG_TOPIC")
-        return self._topic_named(name.decode(errors="replace"))
+        return self.topic_named(name.decode(errors="replace"))
 
     def _topic_and_channel_name(self) -> tuple[Topic, str]:
         values = query()
         topic_name, channel_name = _valid(values, b"topic"), _valid(values, b"channel")
-        return self._topic_named(topic_name), channel_name
+        return self.topic_named(topic_name), channel_name
 
-    def _existing_channel(self) -> Channel:
+    def existing_channel(self) -> Channel:
+        """The one that the query names, or HttpError."""
         topic, name = self._topic_and_channel_name()
         channel = topic.channels.get(name)
         if channel is None:
@@ -70,7 +72,7 @@ class Administration:
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: what waits at the topic, not at its channels."""
-        self._topic_named(valid_topic_name(query())).empty()
+        self.topic_named(valid_topic_name(query())).empty()
         return empty()
 
     async def pause_topic(self) -> Response:
@@ -93,7 +95,7 @@ class Administration:
 
     async def delete_channel(self) -> Response:
         """POST /channel/delete; its consumers are closed."""
-        channel = self._existing_channel()
+        channel = self.existing_channel()
         channel.topic.delete_channel(channel.name)
         return empty()
 
@@ -114,5 +116,5 @@ class Administration:
         return answer
 
     def _to_channel(self, act: Callable[[Channel], None]) -> Response:
-        act(self._existing_channel())
+        act(self.existing_channel())
         return empty()

@@ -23,6 +23,7 @@ from trionsq.http.admin import Administration
 from trionsq.http.body import LIMIT_KEY, BoundedRequest
 from trionsq.http.config import Configuration
 from trionsq.http.errors import HttpError
+from trionsq.http.peek import Peeking
 from trionsq.http.publish import Publishing
 from trionsq.http.stats import Statistics
 
@@ -76,6 +77,7 @@ def create_app(broker: Broker) -> QuartTrio:
 def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
+    peeking = Peeking(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -90,6 +92,8 @@ def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
         ("POST", "/topic/empty", admin.empty_topic),
         ("POST", "/topic/pause", admin.pause_topic),
         ("POST", "/topic/unpause", admin.unpause_topic),
+        ("GET", "/topic/peek", peeking.topic),
+        ("GET", "/channel/peek", peeking.channel),
         ("POST", "/channel/create", admin.create_channel),
         ("POST", "/channel/delete", admin.delete_channel),
         ("POST", "/channel/empty", admin.empty_channel),

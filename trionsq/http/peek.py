@@ -1,0 +1,303 @@
+"""GET /topic/peek and /channel/peek: the next messages, shown without consuming them.
+
+Ours; not in the original. Memory is looked at in the broker's own task, within bounds; disk
+queues in a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Literal, NotRequired, Protocol, TypedDict
+
+import trio
+from quart import Response
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.channel import Channel
+from trionsq.broker.client import Client
+from trionsq.broker.topic import Topic
+from trionsq.core.batch import Segment
+from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.consumer import Consumer
+from trionsq.core.delivery import Delivery
+from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
+from trionsq.core.store import Store
+from trionsq.http.admin import Administration
+from trionsq.http.answers import json_document
+from trionsq.http.errors import HttpError
+from trionsq.http.query import Query, query, valid_topic_name
+
+__all__ = ["Peeking"]
+
+State = Literal["queued", "in_flight", "deferred"]
+
+_LIMIT_DEFAULT: Final = 10
+_LIMIT_MAX: Final = 1000
+# As many as a queue on disk can hold, and then some.
+_OFFSET_MAX: Final = 2**40
+_NBYTES_DEFAULT: Final = 1024 * 1024
+_NBYTES_MAX: Final = 4 * 1024 * 1024
+# So many in-flight or deferred messages are passed at most: a few tens of milliseconds.
+_PASSED_MAX: Final = 20_000
+# Consumers and topics go on meanwhile: when files are gone, the look begins anew so often.
+_ATTEMPTS: Final = 3
+_THREADS_MAX: Final = 2
+_Decoder: Final = codecs.getincrementaldecoder("utf-8")
+_STATES: Final[dict[bytes, State]] = {
+    b"queued": "queued",
+    b"in_flight": "in_flight",
+    b"deferred": "deferred",
+}
+_ORDER: Final = {
+    "queued": "memory, then disk; they are served in turn",
+    "in_flight": "by client, then by deadline",
+    "deferred": "by due time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What is asked for."""
+
+    state: State
+    offset: int
+    limit: int
+    nbytes: int
+
+    def page(self) -> Page:
+        return Page(self.limit, self.nbytes)
+
+
+class Counts(TypedDict):
+    """Messages by state; ``queued`` is memory and disk together. The last two: of a channel."""
+
+    queued: int
+    memory: int
+    disk: int
+    in_flight: NotRequired[int]
+    deferred: NotRequired[int]
+
+
+class ClientName(TypedDict):
+    """As /stats has them."""
+
+    client_id: str
+    hostname: str
+    remote_address: str
+
+
+class Message(TypedDict):
+    """A message; ``timestamp`` and ``due`` in nanoseconds since the epoch.
+
+    ``due``: of a deferred one. ``client`` and ``deadline_in_seconds``: of one in flight; no client
+    if its connection has ended.
+    """
+
+    id: str
+    timestamp: int
+    attempts: int
+    where: str
+    body_size: int
+    body_cut: bool
+    body_encoding: str
+    body: str
+    due: NotRequired[int]
+    due_in_seconds: NotRequired[float]
+    client: NotRequired[ClientName | None]
+    deadline_in_seconds: NotRequired[float]
+
+
+class _Core(Protocol):
+    """A topic or a channel of `trionsq.core`."""
+
+    store: Store
+
+    def peek(self) -> Iterator[Segment]: ...
+
+
+def _number(values: Query, name: bytes, default: int, least: int, most: int) -> int:
+    given = values.get(name)
+    if given is None:
+        return default
+    if given.isdigit() and len(given) <= 18 and least <= int(given) <= most:
+        return int(given)
+    raise HttpError(400, f"INVALID_ARG_{name.decode().upper()}")
+
+
+def _window(values: Query, states: Collection[State]) -> _Window:
+    state = _STATES.get(values.get(b"state", b"queued"))
+    if state is None or state not in states:
+        raise HttpError(400, "INVALID_ARG_STATE")
+    return _Window(
+        state=state,
+        offset=_number(values, b"offset", 0, 0, _OFFSET_MAX),
+        limit=_number(values, b"limit", _LIMIT_DEFAULT, 1, _LIMIT_MAX),
+        nbytes=_number(values, b"max_bytes", _NBYTES_DEFAULT, 1, _NBYTES_MAX),
+    )
+
+
+class Peeking:
+    """The two endpoints."""
+
+    def __init__(self, broker: Broker, admin: Administration) -> None:
+        self._clock = broker.clock
+        self._admin = admin
+        self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+
+    async def topic(self) -> Response:
+        """GET /topic/peek: what waits at the topic, not at its channels."""
+        topic = self._topic()
+        window = _window(query(), ["queued"])
+        messages, page = await self._queued(lambda: self._topic().core, window)
+        waiting = topic.core.depth
+        disk = topic.core.store.backend.depth
+        counts = Counts(queued=waiting, memory=waiting - disk, disk=disk)
+        return json_document(
+            {"topic": topic.name, **_rest(window, counts, messages, page)},
+        )
+
+    async def channel(self) -> Response:
+        """GET /channel/peek: what waits, is in flight or deferred at a channel."""
+        channel = self._admin.existing_channel()
+        window = _window(query(), _STATES.values())
+        page = window.page()
+        if window.state == "queued":
+            find = self._admin.existing_channel
+            messages, page = await self._queued(lambda: find().core, window)
+        elif window.offset > _PASSED_MAX:
+            raise HttpError(400, "OFFSET_TOO_FAR")
+        elif window.state == "deferred":
+            messages = self._deferred(channel, window.offset, page)
+        else:
+            messages = self._in_flight(channel, window.offset, page)
+        core = channel.core
+        waiting, disk = core.depth, core.store.backend.depth
+        counts = Counts(
+            queued=waiting,
+            memory=waiting - disk,
+            disk=disk,
+            in_flight=core.in_flight_count,
+            deferred=core.deferred_count,
+        )
+        head = {"topic": channel.topic.name, "channel": channel.name}
+        return json_document({**head, **_rest(window, counts, messages, page)})
+
+    def _topic(self) -> Topic:
+        return self._admin.topic_named(valid_topic_name(query()))
+
+    async def _queued(
+        self, find: Callable[[], _Core], window: _Window
+    ) -> tuple[list[Message], Page]:
+        """``find`` is called anew for each attempt: it may be gone meanwhile."""
+        for attempt in range(_ATTEMPTS):
+            core = find()
+            page = window.page()
+            try:
+                skip = show_segments(core.peek(), window.offset, page)
+                in_memory = len(page.messages)
+                await self._read(core.store.backend.peek(), skip, page)
+            except PeekTooFar:
+                raise HttpError(400, "OFFSET_TOO_FAR") from None
+            except PeekStale as stale:
+                if attempt + 1 < _ATTEMPTS:
+                    continue
+                page.trouble = str(stale)
+            break
+        now_ns = self._clock.now_ns()
+        messages = [
+            _message(message, "memory" if place < in_memory else "disk", now_ns)
+            for place, message in enumerate(page.messages)
+        ]
+        return messages, page
+
+    async def _read(self, view: BackendView | None, skip: int, page: Page) -> None:
+        if view is None:
+            return
+        if page.is_full:
+            page.more = True
+            return
+        await trio.to_thread.run_sync(
+            view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
+        )
+
+    def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
+        for due_ns, segment in islice(channel.core.peek_deferred(), offset, None):
+            if not page.offer(segment, segment.first, due_ns):
+                break
+        now_ns = self._clock.now_ns()
+        return [_message(message, "memory", now_ns) for message in page.messages]
+
+    def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[Message]:
+        owners: list[tuple[Consumer, float]] = []
+        for consumer, id_, delivery in islice(_in_flight(channel.core), offset, None):
+            place = delivery.first + delivery.ids.index(id_)
+            one = Segment(delivery.batch, place, place + 1, delivery.attempts)
+            if not page.offer(one, place):
+                break
+            owners.append((consumer, delivery.deadline_s))
+        clients = {client.consumer: client for client in channel.clients}
+        now_s, now_ns = self._clock.now_s(), self._clock.now_ns()
+        messages = []
+        for message, (consumer, deadline_s) in zip(page.messages, owners, strict=True):
+            shown = _message(message, "memory", now_ns)
+            shown["client"] = _client(clients.get(consumer))
+            shown["deadline_in_seconds"] = round(deadline_s - now_s, 3)
+            messages.append(shown)
+        return messages
+
+
+def _in_flight(core: ChannelCore) -> Iterator[tuple[Consumer, bytes, Delivery]]:
+    for consumer in core.holders:
+        for id_, delivery in consumer.in_flight.items():
+            yield consumer, id_, delivery
+
+
+def _client(client: Client | None) -> ClientName | None:
+    if client is None:
+        return None
+    return {
+        "client_id": client.identity.client_id,
+        "hostname": client.identity.hostname,
+        "remote_address": client.peer,
+    }
+
+
+def _message(message: Peeked, where: str, now_ns: int) -> Message:
+    is_cut = len(message.body) < message.body_nbytes
+    try:
+        # Of a body that was cut, half a character at the end does not make it binary.
+        encoding, body = "utf-8", _Decoder().decode(message.body, final=not is_cut)
+    except UnicodeDecodeError:
+        encoding, body = "base64", base64.b64encode(message.body).decode("ascii")
+    shown: Message = {
+        "id": message.id.decode("ascii", "backslashreplace"),
+        "timestamp": message.timestamp_ns,
+        "attempts": message.attempts,
+        "where": where,
+        "body_size": message.body_nbytes,
+        "body_cut": is_cut,
+        "body_encoding": encoding,
+        "body": body,
+    }
+    if message.due_ns is not None:
+        shown["due"] = message.due_ns
+        shown["due_in_seconds"] = round((message.due_ns - now_ns) / 1e9, 3)
+    return shown
+
+
+def _rest(
+    window: _Window, counts: Counts, messages: list[Message], page: Page
+) -> Mapping[str, object]:
+    return {
+        "state": window.state,
+        "order": _ORDER[window.state],
+        "counts": counts,
+        "offset": window.offset,
+        "messages": messages,
+        "more": page.more,
+        "trouble": page.trouble,
+    }
