@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from random import Random
 
 import trio
 
-from tests.broker.support import connect
+from tests.broker.support import Gate, connect
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
+from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import MemoryTransport
 from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame, Message
@@ -20,6 +22,8 @@ from trionsq.wire.client import ErrorFrame, Message
 STEADY, MOODY = "steady", "moody"
 CAPACITIES_NBYTES = (120, 1000, 64 * 1024)
 BODY_NBYTES_MAX = 400
+# Not unlink: a channel that is deleted and made again may find what could not be removed.
+FAILING = (("write",), ("create",), ("sync",), ("rename",), ("write", "create", "sync"))
 
 
 class Chaos:
@@ -200,3 +204,25 @@ class Chaos:
                     paused.pause()
                     await self.pause(0.5)
                     paused.unpause()
+
+    # The disk
+
+    async def saboteur(self, disk: SimulatedDisk, gate: Gate) -> None:
+        """Let the disk fail, or its background stand still, for a while.
+
+        Reading works: what can't be read for some seconds is given up.
+        """
+        while True:
+            await self.pause(2)
+            if self.random.random() < 0.3:
+                gate.shut()
+            else:
+                disk.fail(
+                    self.random.choice((errno.EIO, errno.ENOSPC)),
+                    at=self.random.randrange(1, 5),
+                    forever=self.random.random() < 0.7,
+                    only=self.random.choice(FAILING),
+                )
+            await self.pause(2)
+            disk.heal()
+            gate.open()

@@ -276,12 +276,12 @@ async def test_a_second_signal_forces_the_end(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             while not said("HTTP: listening") or Hanging.made[0].submitted < 2:
-                await trio.sleep(0.01)
+                await trio.lowlevel.checkpoint()
             [background] = Hanging.made
             background.shut()
             signal.raise_signal(number)
             while not background.held_up:
-                await trio.sleep(0.01)
+                await trio.lowlevel.checkpoint()
             assert said("NSQ: stopping")
             assert not codes
             signal.raise_signal(number)
