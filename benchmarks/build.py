@@ -20,6 +20,7 @@ SOURCES = {
         "connection.c",
         "publisher.c",
         "consumer.c",
+        "http.c",
         "run.c",
         "backlog.c",
     ),

@@ -67,6 +67,9 @@ def _run_on(bench: Bench, row: Row, server: Server, messages: int) -> Run:
             check_on_disk(server, CONSUMED, messages)
     resident, cpu_s = server.resident_bytes(), server.cpu_s()
     options = {**where, **bench.options(row), "unbuffered": kind in row.unbuffered}
+    if row.http:
+        assert server.http_port is not None
+        options |= {"port": server.http_port, "http": True}
     run = run_load(bench.load, row.scenario, options)
     if kind != FLOOR:
         _check_after(row, server, messages, channels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.servers import ORIGINAL
@@ -43,6 +43,7 @@ class Row:
     be filled; 0 sends all through disk. `unbuffered` names the servers which are asked for
     output_buffer_size -1. `channels` 0 leaves the topic without one. `procedure` is what `disk`
     does around the load ("start", "beside"), `backlog` the messages behind the slow channel.
+    `http` has the load go to the HTTP port.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Row:
     most_repeats: int = 100
     floor: bool = True
     unbuffered: frozenset[str] = frozenset()
+    http: bool = False
 
 
 def _rate(run: Run) -> float:
@@ -92,6 +94,11 @@ def _bytes_for_each(count: str) -> Callable[[Run], float]:
 def _publish(name: str, title: str, target: float, **options: int | str) -> Row:
     metrics = (Metric("rate", "msg/s", _rate, target),)
     return Row(name, title, "publish", options, metrics, pilot=4_000)
+
+
+def _http(name: str, title: str, target: float, **options: int | str) -> Row:
+    row = _publish(name, title, target, **options)
+    return replace(row, http=True, floor=False)
 
 
 def _consume(name: str, title: str, target: float, consumers: int, rdy: int) -> Row:
@@ -142,6 +149,8 @@ ROWS: tuple[Row, ...] = (
     _publish("pub-pipelined", "PUB, 2 connections x 100 under way", 2.5, publishers=2, window=100),
     _publish("pub-sync-1", "PUB, wait for OK, 1 connection", 0.65, publishers=1),
     _publish("pub-sync-50", "PUB, wait for OK, 50 connections", 0.5, publishers=50),
+    _http("http-pub", "POST /pub, 16 connections kept alive", 0.25, publishers=16),
+    _http("http-mpub", "POST /mpub 200 x 200 B, 2 connections", 0.5, publishers=2, batch=200),
     _consume("consume-10x1", "consume, 10 connections at RDY 1", 0.35, 10, 1),
     _consume("consume-50x10", "consume, 50 connections at RDY 10", 0.8, 50, 10),
     _consume("consume-20x100", "consume, 20 connections at RDY 100", 2.0, 20, 100),

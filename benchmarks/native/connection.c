@@ -21,7 +21,7 @@ static int must_open(void) {
     return fd;
 }
 
-/* A blocking socket that said its magic. A server that is being started refuses for a while. */
+/* A blocking socket that said its magic, if there is one. A server that is being started refuses for a while. */
 int connection_dial(const struct options *options) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)options->port)};
     int on = 1, fd;
@@ -37,9 +37,14 @@ int connection_dial(const struct options *options) {
         fail("connect to %s:%d: %s", options->host, options->port, strerror(errno));
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (send(fd, "  V2", 4, MSG_NOSIGNAL) != 4)
+    if (!options->http && send(fd, "  V2", 4, MSG_NOSIGNAL) != 4)
         fail("send of the magic: %s", strerror(errno));
     return fd;
+}
+
+static void become_ready(struct run *run, struct connection *c) {
+    c->state = READY;
+    run->ready++;
 }
 
 static void identify(struct run *run, struct connection *c) {
@@ -67,6 +72,10 @@ void connection_open(struct run *run, struct connection *c, enum role role) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     if (epoll_ctl(run->epoll, EPOLL_CTL_ADD, c->fd, &event) != 0)
         fail("epoll_ctl: %s", strerror(errno));
+    if (run->options.http) {
+        become_ready(run, c);
+        return;
+    }
     identify(run, c);
     connection_flush(run, c);
 }
@@ -91,11 +100,6 @@ void connection_flush(struct run *run, struct connection *c) {
 
 static bool is(const uint8_t *data, uint32_t size, const char *text) {
     return size == strlen(text) && memcmp(data, text, size) == 0;
-}
-
-static void become_ready(struct run *run, struct connection *c) {
-    c->state = READY;
-    run->ready++;
 }
 
 static void response(struct run *run, struct connection *c, const uint8_t *data, uint32_t size,
@@ -153,7 +157,9 @@ void connection_readable(struct run *run, struct connection *c) {
     c->in.end += (size_t)got;
     uint64_t at_ns = now_ns();
     run->progress_ns = at_ns;
-    while (buffer_length(&c->in) >= 4) {
+    if (run->options.http)
+        http_answers(run, c, at_ns);
+    while (!run->options.http && buffer_length(&c->in) >= 4) {
         const uint8_t *at = c->in.data + c->in.start;
         uint32_t size = get_u32(at);
         if (size < 4 || size > MAX_FRAME_BYTES)

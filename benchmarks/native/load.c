@@ -1,6 +1,7 @@
 /* Load generator for nsqd's TCP protocol V2: one thread, one epoll, one JSON line at the end.
  *
- *   load publish   publishers only: done when every PUB or MPUB is answered by OK
+ *   load publish   publishers only: done when every PUB or MPUB is answered by OK;
+ *                  with --http each is a POST /pub or /mpub
  *   load consume   consumers only: done when messages 0..N-1 came once each and are finished
  *   load pubsub    both, with latencies; --rate paces the publishers
  *   load idle      consumers that stay connected for --hold seconds
@@ -24,6 +25,7 @@ static const struct option names[] = {
     {"unbuffered", 0, 0, 'u'}, {"channels", 1, 0, 'k'},  {"stall", 1, 0, 's'},
     {"pid", 1, 0, 'd'},        {"ahead", 1, 0, 'a'},    {"slow", 1, 0, 'l'},
     {"slow-channel", 1, 0, 'L'}, {"since-ns", 1, 0, 'S'}, {"data-path", 1, 0, 'D'},
+    {"http", 0, 0, 'W'},
     {0, 0, 0, 0}};
 
 static long number(const char *text) {
@@ -40,6 +42,7 @@ static void take(struct options *o, int letter, const char *value) {
     case 't': o->topic = value; break;
     case 'c': o->channel = value; break;
     case 'u': o->unbuffered = true; break;
+    case 'W': o->http = true; break;
     case 'p': o->port = (int)number(value); break;
     case 'P': o->publishers = (int)number(value); break;
     case 'C': o->consumers = (int)number(value); break;
@@ -78,6 +81,8 @@ static struct options parse(int argc, char **argv) {
         fail("--ahead leaves no room for a command");
     if (strlen(o.topic) > 64 || strlen(o.channel) > 64 || strlen(o.slow_channel) > 64)
         fail("a name has 64 bytes at most");
+    if (o.http)
+        http_check(&o);
     return o;
 }
 

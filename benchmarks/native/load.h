@@ -27,6 +27,7 @@ struct options {
     int pid;                      /* the server's, for CPU and resident memory; 0: unknown */
     uint64_t since_ns;            /* when the server began to start; 0: it runs already */
     const char *data_path;        /* where to write a backlog */
+    bool http;                    /* publish by HTTP requests; `port` is that of HTTP */
 };
 
 enum role { PUBLISHER, CONSUMER, SLOW };
@@ -76,6 +77,11 @@ void connection_readable(struct run *run, struct connection *c);
 void publisher_fill(struct run *run, struct connection *c, uint64_t allowed);
 uint64_t publisher_allowed(const struct run *run);
 void publisher_answered(struct run *run, struct connection *c, uint64_t at_ns);
+
+/* http.c */
+void http_check(const struct options *options);
+void http_request(struct run *run, struct connection *c, uint32_t count);
+void http_answers(struct run *run, struct connection *c, uint64_t at_ns);
 
 /* consumer.c */
 void consumer_message(struct run *run, struct connection *c, const uint8_t *data, uint32_t size,

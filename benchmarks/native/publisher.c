@@ -44,7 +44,10 @@ void publisher_fill(struct run *run, struct connection *c, uint64_t allowed) {
         uint64_t left = allowed - run->published, at_ns = now_ns();
         if (left < each && allowed < o->messages)
             break;
-        command(run, c, left < each ? (uint32_t)left : each, at_ns);
+        if (o->http)
+            http_request(run, c, left < each ? (uint32_t)left : each);
+        else
+            command(run, c, left < each ? (uint32_t)left : each, at_ns);
         c->sent_ns[(c->oldest + c->under_way++) % o->window] = at_ns;
         run->commands++;
     }
