@@ -1,4 +1,7 @@
-"""Imports run one way: wire <- core <- storage <- broker <- http <- cli, and wire <- client."""
+"""Imports run one way: wire <- core <- storage <- broker <- http <- cli, and wire <- client.
+
+debug uses none of them, for it can look into any trio program.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -19,7 +22,8 @@ MAY_USE = {
     "core": {"wire"},
     "storage": {"wire", "core"},
     "broker": {"wire", "core", "storage"},
-    "http": {"wire", "core", "storage", "broker"},
+    "http": {"wire", "core", "storage", "broker", "debug"},
+    "debug": set[str](),
     "client": {"wire"},
     "testing": {"wire", "core", "storage", "broker", "http", "client"},
     "cli": {"wire", "core", "storage", "broker", "http", "client"},
