@@ -317,9 +317,9 @@ async def test_a_topic_deleted_during_the_look(
     publish(broker, "t", *numbered(5))
     read = storage_peek.QueueView.read
 
-    def delete_and_read(self: storage_peek.QueueView, *arguments: Any) -> None:
+    def delete_and_read(self: storage_peek.QueueView, *arguments: Any, **more: Any) -> None:
         trio.from_thread.run_sync(broker.delete_topic, "t")
-        read(self, *arguments)
+        read(self, *arguments, **more)
 
     monkeypatch.setattr(storage_peek.QueueView, "read", delete_and_read)
     assert await ask(app, "/topic/peek") == (404, {"message": "TOPIC_NOT_FOUND"})

@@ -122,10 +122,11 @@ class Page:
 class BackendView(Protocol):
     """What a backend held at one moment."""
 
-    def read(self, skip: int, page: Page) -> None:
+    def read(self, skip: int, page: Page, *, quick: bool = False) -> None:
         """Offer all messages but the first ``skip``; sets `Page.trouble` where it can't go on.
 
-        May be called in a thread; costs bounded time and memory.
+        May be called in a thread; costs bounded time and memory. ``quick``: time as the broker's
+        own task can afford it.
 
         Raises:
             PeekTooFar: too much lies before the messages that were asked for.

@@ -196,17 +196,20 @@ class Peeking:
         for attempt in range(_ATTEMPTS):
             core = find()
             page = window.page()
+            in_memory = 0
+            # Nothing can be removed under the last look, which is not in a thread.
+            is_last = attempt + 1 == _ATTEMPTS
             try:
                 skip = show_segments(core.peek(), window.offset, page)
                 in_memory = len(page.messages)
-                await self._read(core.store.backend.peek(), skip, page)
+                await self._read(core.store.backend.peek(), skip, page, quick=is_last)
+                break
             except PeekTooFar:
-                raise HttpError(400, "OFFSET_TOO_FAR") from None
+                if not is_last:
+                    raise HttpError(400, "OFFSET_TOO_FAR") from None
+                page.trouble = "files are read and removed faster than they can be looked at"
             except PeekStale as stale:
-                if attempt + 1 < _ATTEMPTS:
-                    continue
                 page.trouble = str(stale)
-            break
         now_ns = self._clock.now_ns()
         messages = [
             _message(message, "memory" if place < in_memory else "disk", now_ns)
@@ -214,15 +217,17 @@ class Peeking:
         ]
         return messages, page
 
-    async def _read(self, view: BackendView | None, skip: int, page: Page) -> None:
+    async def _read(self, view: BackendView | None, skip: int, page: Page, *, quick: bool) -> None:
         if view is None:
             return
         if page.is_full:
             page.more = True
-            return
-        await trio.to_thread.run_sync(
-            view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
-        )
+        elif quick:
+            view.read(skip, page, quick=True)
+        else:
+            await trio.to_thread.run_sync(
+                view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
+            )
 
     def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
         for due_ns, segment in islice(channel.core.peek_deferred(), offset, None):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from trionsq.core.batch import Segment
+from trionsq.core.peek import BackendView
 
 __all__ = ["DroppingBackend"]
 
@@ -30,7 +31,7 @@ class DroppingBackend:
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         return None
 
-    def peek(self) -> None:
+    def peek(self) -> BackendView | None:
         return None
 
     def empty(self) -> int:
