@@ -104,9 +104,14 @@ def folder_on(
     )
 
 
-def queue_on(disk: Disk, **limits: int) -> DiskQueue:
+def queue_on(
+    disk: Disk, *, file_nbytes_max: int = 10_000, body_nbytes_max: int = 1_000
+) -> DiskQueue:
     """The queue of that disk, in a folder of its own."""
-    return DiskQueue(QUEUE, folder_on(disk, **limits))
+    return DiskQueue(
+        QUEUE,
+        folder_on(disk, file_nbytes_max=file_nbytes_max, body_nbytes_max=body_nbytes_max),
+    )
 
 
 def put(queue: DiskQueue, wanted: Sequence[Message]) -> None:

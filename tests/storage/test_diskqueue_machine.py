@@ -225,6 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.torn and not empty_failed:
             # The disk never failed to remove what was refused or emptied.
             assert {message.id for message in got} <= self.known
+        self.known.update(message.id for message in got)
         self.log.clear()
         self.read_count = 0
         self.healthy, self.torn = True, False

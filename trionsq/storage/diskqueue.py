@@ -54,7 +54,7 @@ class DiskQueue:
         self._folder = folder
         self._disk = folder.disk
         self._files = QueueFiles(name)
-        start = find_start(folder.disk, self._files)
+        start = find_start(folder, self._files)
         self._positions = start.positions
         # The content of the positions file, None if it is not known to be durable.
         self._durable = start.text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk, DiskFile
@@ -12,6 +14,8 @@ from trionsq.storage.disk import Disk, DiskFile
 __all__ = ["DataFolder", "Queue", "let_go"]
 
 log = logging.getLogger("trionsq")
+
+_RECORDS: Final = re.compile(r"(.+)\.diskqueue\.[0-9]{6,}\.dat")
 
 
 def let_go(file: DiskFile) -> None:
@@ -53,6 +57,21 @@ class DataFolder:
     sync_every: int = 2_500
     changed: dict[Queue, None] = field(default_factory=dict)
     faults: dict[Queue | str, str] = field(default_factory=dict)
+    _found: dict[str, list[str]] | None = None
+
+    def found(self, queue: str) -> list[str]:
+        """Names of the files with records that a queue had when the first one was opened."""
+        if self._found is None:
+            self._found = defaultdict(list)
+            try:
+                names = self.disk.names()
+            except OSError as error:
+                log.error("the data path can't be listed: %s", error)
+                names = []
+            for name in sorted(names):
+                if match := _RECORDS.fullmatch(name):
+                    self._found[match[1]].append(name)
+        return self._found.get(queue, [])
 
     def sync_all(self) -> None:
         """Begin to make everything durable (every --sync-timeout)."""

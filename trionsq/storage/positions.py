@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trionsq.storage.disk import Disk
-from trionsq.storage.folder import let_go
+from trionsq.storage.folder import DataFolder, let_go
 
 __all__ = ["Positions", "QueueFiles", "Start", "find_start"]
 
@@ -83,6 +83,10 @@ class QueueFiles:
     def records(self, number: int) -> str:
         return f"{self.queue}.diskqueue.{number:06d}.dat"
 
+    def number(self, name: str) -> int:
+        """Of a file with records."""
+        return int(name.removeprefix(f"{self.queue}.diskqueue.").removesuffix(".dat"))
+
     def set_aside(self, number: int) -> str:
         """The name that a file gets which can't be read, or must not be overwritten."""
         return self.records(number) + ".bad"
@@ -104,18 +108,37 @@ class Start:
     finished: list[str] = field(default_factory=list)
 
 
-def find_start(disk: Disk, files: QueueFiles) -> Start:
-    """Where the files say that the queue stands; at the very beginning if they don't."""
+def find_start(folder: DataFolder, files: QueueFiles) -> Start:
+    """Where the files say that the queue stands; at the very beginning if they don't.
+
+    Records that are there nevertheless are not read, as in the original, but set aside: later they
+    could not be told from files that were begun before an unclean stop.
+    """
+    disk = folder.disk
     try:
         text = _read(disk, files.positions)
         positions = Positions.parse(text)
     except FileNotFoundError:
+        _set_aside(folder, files)
         return Start()
     except (OSError, ValueError) as error:
         log.error("DISKQUEUE(%s): begins anew: %s: %s", files.queue, files.positions, error)
+        _set_aside(folder, files)
         return Start()
     moved = _go_past_end(disk, files, positions)
-    return Start(positions, text, moved, _outlived(disk, files, positions))
+    return Start(positions, text, moved, _outlived(folder, files, positions))
+
+
+def _set_aside(folder: DataFolder, files: QueueFiles) -> None:
+    for name in folder.found(files.queue):
+        try:
+            folder.disk.rename(name, name + ".bad")
+        except FileNotFoundError:
+            continue  # the queue was opened and deleted since
+        except OSError as error:
+            log.error("DISKQUEUE(%s): %s", files.queue, error)
+        else:
+            log.error("DISKQUEUE(%s): nothing tells of %s, set aside as .bad", files.queue, name)
 
 
 def _read(disk: Disk, name: str) -> bytes:
@@ -172,10 +195,8 @@ def _go_past_end(disk: Disk, files: QueueFiles, positions: Positions) -> bool:
     return True
 
 
-def _outlived(disk: Disk, files: QueueFiles, positions: Positions) -> list[str]:
-    names = []
-    number = positions.read_file - 1
-    while number >= 0 and _exists(disk, files.records(number)):
-        names.append(files.records(number))
-        number -= 1
-    return names
+def _outlived(folder: DataFolder, files: QueueFiles, positions: Positions) -> list[str]:
+    """Files before the one that is read next: a crash, or the disk, kept them from going."""
+    return [
+        name for name in folder.found(files.queue) if files.number(name) < positions.read_file
+    ]

@@ -230,5 +230,4 @@ class QueueWriter:
         if self._file is not None:
             self._close(self._file)
             self._file = None
-        self.torn.clear()
         self.unsynced = False
