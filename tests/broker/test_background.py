@@ -1,0 +1,92 @@
+"""Blocking work in real threads (trionsq.broker.background)."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+import trio
+
+from trionsq.broker.background import ThreadBackground
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+async def background(nursery: trio.Nursery) -> ThreadBackground:
+    made = ThreadBackground()
+    await nursery.start(made.run)
+    return made
+
+
+async def test_a_job_runs_elsewhere_and_its_end_is_told_here(background: ThreadBackground) -> None:
+    """``done`` is called in the thread of trio, with the error of the job or None."""
+    here = threading.get_ident()
+    ran_in: list[int] = []
+    told: list[tuple[int, OSError | None]] = []
+
+    def job() -> None:
+        ran_in.append(threading.get_ident())
+        if len(ran_in) == 2:
+            raise OSError(errno.EIO, "no")
+
+    for _ in range(2):
+        background.submit(job, lambda error: told.append((threading.get_ident(), error)))
+        with trio.fail_after(LIMIT_S):
+            await background.wait_idle()
+    assert here not in ran_in
+    assert [thread for thread, _ in told] == [here, here]
+    assert told[0][1] is None
+    assert told[1][1] is not None
+    assert told[1][1].errno == errno.EIO
+
+
+async def test_idle_means_that_what_followed_is_done_too(background: ThreadBackground) -> None:
+    """A job that is submitted by the ``done`` of another one is waited for."""
+    left = 5
+
+    def again(error: OSError | None) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            background.submit(lambda: None, again)
+
+    background.submit(lambda: None, again)
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert left == 0
+
+
+async def test_idle_without_jobs(background: ThreadBackground) -> None:
+    """Nothing was submitted: there is nothing to wait for."""
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+
+
+@pytest.mark.parametrize("jobs", [1, 20])
+async def test_a_job_that_hangs_does_not_hold_up_the_end(jobs: int) -> None:
+    """A cancellation leaves the thread to itself; ``done`` is not called any more."""
+    release, began = threading.Event(), threading.Event()
+    told: list[OSError | None] = []
+
+    def hang() -> None:
+        began.set()
+        release.wait(LIMIT_S)
+
+    try:
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                background = ThreadBackground()
+                await nursery.start(background.run)
+                for _ in range(jobs):
+                    background.submit(hang, told.append)
+                while not began.is_set():
+                    await trio.lowlevel.checkpoint()
+                with trio.move_on_after(0.01) as waiting:
+                    await background.wait_idle()
+                assert waiting.cancelled_caught
+                nursery.cancel_scope.cancel()
+    finally:
+        release.set()
+    assert told == []
