@@ -23,6 +23,10 @@ from trionsq.testing.disk import SimulatedDisk
 DUE_NS = STAMP_NS + 60_000 * NS_PER_MS
 
 
+class Over(Exception):
+    """The disk failed for good before the stop that the scenario has in its middle."""
+
+
 class Scenario:
     """The life, and the account of it. Files of 300 bytes, a sync after 20 operations.
 
@@ -34,10 +38,15 @@ class Scenario:
         read: those that were.
         durable: how many of ``accepted`` the last sync that was completed made durable.
         refused: appends that were.
+        starts: operations in which the queue was opened.
     """
 
-    def __init__(self, disk: SimulatedDisk, *, held: bool) -> None:
-        """``held``: jobs of the background run later than they come."""
+    def __init__(self, disk: SimulatedDisk, *, held: bool, forever: bool = False) -> None:
+        """``held``: jobs of the background run later than they come.
+
+        ``forever``: with a disk that failed it is over before the stop.
+        """
+        self.forever = forever
         self.accepted: list[Message] = []
         self.trying: list[Message] = []
         self.emptied: list[Message] = []
@@ -46,6 +55,7 @@ class Scenario:
         self.handed = 0
         self.durable = 0
         self.refused = 0
+        self.starts: list[int] = []
         self.disk = disk
         self.background = HeldBackground() if held else InlineBackground()
         self.folder = folder_on(disk, self.background, file_nbytes_max=300, sync_every=20)
@@ -53,7 +63,7 @@ class Scenario:
 
     def run(self) -> None:
         """All of it."""
-        self.queue = DiskQueue(QUEUE, self.folder)
+        self.start()
         self.put(3)
         self.put(2, due_ns=DUE_NS)
         self.sync()
@@ -118,9 +128,18 @@ class Scenario:
     def reopen(self) -> None:
         """A clean stop and start."""
         self.run_jobs()
+        if self.forever and self.disk.faults:
+            raise Over
         self.queue.close()
         self.durable = len(self.accepted)
+        if self.forever and self.disk.faults:
+            raise BackendError("without a disk nothing starts")
+        self.start()
+
+    def start(self) -> None:
+        first = self.disk.operations + 1
         self.queue = DiskQueue(QUEUE, self.folder)
+        self.starts += range(first, self.disk.operations + 1)
 
     @property
     def unread(self) -> list[Message]:

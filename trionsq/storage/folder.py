@@ -59,16 +59,19 @@ class DataFolder:
     faults: dict[Queue | str, str] = field(default_factory=dict)
     _found: dict[str, list[str]] | None = None
 
-    def found(self, queue: str) -> list[str]:
-        """Names of the files with records that a queue had when the first one was opened."""
-        if self._found is None:
+    def found(self, queue: str, *, afresh: bool = False) -> list[str]:
+        """Names of a queue's files with records, by number, as they were when first asked for.
+
+        ``afresh``: as they are now, which takes a look at the whole folder.
+        """
+        if self._found is None or afresh:
             self._found = defaultdict(list)
             try:
                 names = self.disk.names()
             except OSError as error:
                 log.error("the data path can't be listed: %s", error)
                 names = []
-            for name in sorted(names):
+            for name in sorted(names, key=lambda name: (len(name), name)):
                 if match := _RECORDS.fullmatch(name):
                     self._found[match[1]].append(name)
         return self._found.get(queue, [])

@@ -112,21 +112,31 @@ def find_start(folder: DataFolder, files: QueueFiles) -> Start:
     """Where the files say that the queue stands; at the very beginning if they don't.
 
     Records that are there nevertheless are not read, as in the original, but set aside: later they
-    could not be told from files that were begun before an unclean stop.
+    could not be told from files that were begun before an unclean stop. Unlike in the original they
+    are all read, some perhaps again, if it is the disk that does not give the positions.
     """
-    disk = folder.disk
     try:
-        text = _read(disk, files.positions)
+        text = _read(folder.disk, files.positions)
         positions = Positions.parse(text)
     except FileNotFoundError:
         _set_aside(folder, files)
         return Start()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        log.error("DISKQUEUE(%s): begins with its first file: %s", files.queue, error)
+        return Start(_all_files(folder, files), moved=True)
+    except ValueError as error:
         log.error("DISKQUEUE(%s): begins anew: %s: %s", files.queue, files.positions, error)
         _set_aside(folder, files)
         return Start()
-    moved = _go_past_end(disk, files, positions)
+    moved = _go_past_end(folder, files, positions)
     return Start(positions, text, moved, _outlived(folder, files, positions))
+
+
+def _all_files(folder: DataFolder, files: QueueFiles) -> Positions:
+    numbers = [files.number(name) for name in folder.found(files.queue, afresh=True)]
+    if not numbers:
+        return Positions()
+    return Positions(read_file=min(numbers), write_file=max(numbers) + 1)
 
 
 def _set_aside(folder: DataFolder, files: QueueFiles) -> None:
@@ -164,25 +174,28 @@ def _exists(disk: Disk, name: str) -> bool:
     return False
 
 
-def _go_past_end(disk: Disk, files: QueueFiles, positions: Positions) -> bool:
-    """Let the writer go on in the first file that there is not, after an unclean stop.
+def _go_past_end(folder: DataFolder, files: QueueFiles, positions: Positions) -> bool:
+    """Let the writer go on behind all files that there are, after an unclean stop.
 
     Then the last file is longer than the positions say, or more were begun. All of them are read
     to their ends. One that is shorter is damaged: nothing must be written behind a hole.
     """
     last = positions.write_file
     try:
-        size = _size(disk, files.records(last))
+        size = _size(folder.disk, files.records(last))
     except FileNotFoundError:
         size = positions.write_pos  # accepted; the reader will see what it misses
     except OSError as error:
         log.error("DISKQUEUE(%s): %s", files.queue, error)
         size = -1
-    end = last + 1
-    while _exists(disk, files.records(end)):
-        end += 1
-    if size == positions.write_pos and end == last + 1:
+    later = [
+        files.number(name)
+        for name in folder.found(files.queue)
+        if files.number(name) > last and _exists(folder.disk, name)
+    ]
+    if size == positions.write_pos and not later:
         return False
+    end = max([last, *later]) + 1
     log.warning(
         "DISKQUEUE(%s): not stopped cleanly, %s should be the last file and end at %d; writing "
         "goes on in file %d",
@@ -197,6 +210,4 @@ def _go_past_end(disk: Disk, files: QueueFiles, positions: Positions) -> bool:
 
 def _outlived(folder: DataFolder, files: QueueFiles, positions: Positions) -> list[str]:
     """Files before the one that is read next: a crash, or the disk, kept them from going."""
-    return [
-        name for name in folder.found(files.queue) if files.number(name) < positions.read_file
-    ]
+    return [name for name in folder.found(files.queue) if files.number(name) < positions.read_file]

@@ -1,0 +1,279 @@
+"""A disk that fails or is full costs no message that a disk queue accepted, and shows."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from tests.storage.queue_scenario import Over, Scenario, plain, told
+from tests.storage.queues import (
+    QUEUE,
+    contents,
+    drain,
+    folder_on,
+    messages,
+    put,
+    queue_on,
+    records_name,
+)
+from trionsq.core.backend import BackendError
+from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import DataFolder
+from trionsq.testing.background import HeldBackground
+from trionsq.testing.disk import SimulatedDisk
+
+BAD = records_name(0) + ".bad"
+
+
+def fault(folder: DataFolder) -> str | None:
+    """What is wrong now."""
+    return folder.fault
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["at once", "held"])
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "for ever"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_nothing_accepted_is_lost_to_a_fault(error: int, forever: bool, held: bool) -> None:
+    """Whichever operation fails, once or with all that follow: only `append` and `close` raise,
+    and only BackendError; a refused message never comes out, an accepted one does, in order; and
+    when the disk is well again, nothing is wrong any more and no file stays open. Only if the
+    positions could not be read at the start, messages may come again."""
+    counted = Scenario(SimulatedDisk(), held=held)
+    counted.run()
+    fired = 0
+    for at in range(1, counted.disk.operations + 1):
+        if forever and at in counted.starts:
+            continue  # without a disk no queue, nor nsqd, can begin
+        with told(f"operation {at}"):
+            scenario = Scenario(SimulatedDisk(random=Random(at)), held=held, forever=forever)
+            scenario.disk.fail(error, at, forever)
+            try:
+                with suppress(Over):
+                    scenario.run()
+            except BackendError:
+                continue  # of `close`: it is not used any more
+            fired += bool(scenario.disk.faults)
+            check_it_recovers(scenario, may_repeat=at in counted.starts)
+    assert fired > counted.disk.operations / 2
+
+
+def check_it_recovers(scenario: Scenario, *, may_repeat: bool = False) -> None:
+    """All accepted messages come out of a disk that is well again."""
+    disk, folder, queue = scenario.disk, scenario.folder, scenario.queue
+    scenario.run_jobs()
+    disk.heal()
+    for _ in range(2):
+        folder.try_again()
+        scenario.run_jobs()
+    assert fault(folder) is None
+    more = messages(1_000, 3)
+    put(queue, more)
+    got = plain(scenario.read + drain(queue))
+    scenario.run_jobs()
+    got = [one for one in got if one not in plain(scenario.dropped)]
+    wanted = plain(scenario.accepted + more)
+    if may_repeat:
+        assert set(got) == set(wanted)
+        assert got[-len(scenario.unread + more) :] == plain(scenario.unread + more)
+    else:
+        assert got == wanted
+    queue.close()
+    assert disk.open_files == 0
+    assert queue_on(disk).depth == 0
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["at once", "held"])
+def test_a_full_disk_takes_all_of_a_batch_or_nothing(held: bool) -> None:
+    """With any room left: what was refused leaves no trace, and room made is used."""
+    counted = Scenario(SimulatedDisk(), held=held)
+    counted.run()
+    size = 900
+    for capacity in range(0, size, 7):
+        with told(f"capacity {capacity}"):
+            scenario = Scenario(SimulatedDisk(capacity=capacity), held=held)
+            try:
+                scenario.run()
+            except BackendError:
+                continue
+            scenario.disk.capacity = None
+            check_it_recovers(scenario)
+
+
+def test_a_refused_append_shows_until_there_is_room() -> None:
+    """The folder's fault names the file and the reason as long as what was refused has no room."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 1))
+    disk.capacity = sum(map(len, disk.files().values())) + 50
+    with pytest.raises(BackendError, match="No space left on device"):
+        put(queue, messages(1, 2))
+    assert fault(folder) == f"/simulated/{records_name(0)}: No space left on device"
+    folder.try_again()
+    assert fault(folder) is not None
+    disk.capacity += 1_000
+    folder.try_again()
+    assert fault(folder) is None
+    put(queue, messages(1, 2))
+    assert drain(queue) == messages(0, 3)
+
+
+def test_a_file_whose_sync_failed_is_not_written_on() -> None:
+    """It is read, but later messages go to the next file; until the disk is well, there are none:
+    appends are refused, also those for which there would be room."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    first = disk.files()[records_name(0)]
+    put(queue, messages(2, 1))
+    whole = disk.files()[records_name(0)]
+    disk.fail(errno.EIO, only={"sync"}, name=records_name(0))
+    folder.sync_all()
+    assert disk.faults["sync"] == 1
+    assert fault(folder) == f"/simulated/{records_name(0)}: Input/output error"
+    with pytest.raises(BackendError, match="Input/output error"):
+        put(queue, messages(3, 1))
+    folder.try_again()
+    assert fault(folder) is None
+    put(queue, messages(3, 1))
+    assert first < whole == disk.files()[records_name(0)]
+    assert disk.files()[records_name(1)] == messages(3, 1)[0].record
+    assert drain(queue) == messages(0, 4)
+
+
+def test_files_behind_one_whose_sync_failed_are_synced_later() -> None:
+    """When the first of several full files fails, the others are not taken for durable."""
+    disk = SimulatedDisk()
+    background = HeldBackground()
+    folder = folder_on(disk, background, file_nbytes_max=100)
+    queue = DiskQueue(QUEUE, folder)
+    wanted = messages(0, 10)
+    put(queue, wanted)
+    disk.fail(errno.EIO, only={"sync"}, name=records_name(0))
+    background.run_all()
+    assert disk.faults["sync"] == 1
+    folder.try_again()
+    background.run_all()
+    assert fault(folder) is None
+    for _ in range(20):  # the file that failed stays in doubt, the others must not be
+        after = queue_on(disk.after_power_loss(), file_nbytes_max=100)
+        assert drain(after)[-8:] == wanted[2:]
+
+
+def test_publishers_do_not_wait_for_a_sync_that_failed() -> None:
+    """`caught_up` is called then, too, and the next append tells why."""
+    disk = SimulatedDisk()
+    background = HeldBackground()
+    queue = DiskQueue(QUEUE, folder_on(disk, background, sync_every=1))
+    called = []
+    queue.caught_up = lambda: called.append(queue.behind)
+    put(queue, messages(0, 1))
+    put(queue, messages(1, 2))
+    assert queue.behind
+    disk.fail(errno.EIO, forever=True)
+    background.run_all()
+    assert called == [False]
+    with pytest.raises(BackendError):
+        put(queue, messages(3, 1))
+
+
+def failing_to_read(error: int) -> tuple[SimulatedDisk, DiskQueue]:
+    """A queue with a file that gives an error and one that does not."""
+    disk = SimulatedDisk()
+    queue = queue_on(disk, file_nbytes_max=100)
+    put(queue, messages(0, 4))
+    disk.fail(error, forever=True, only={"read", "open"}, name=records_name(0))
+    return disk, queue
+
+
+def test_a_read_that_fails_once_costs_nothing() -> None:
+    """None comes, /ping is red; after the next try all come. An append meanwhile changes nothing
+    of that."""
+    disk, queue = failing_to_read(errno.EIO)
+    folder = queue._folder
+    assert queue.read(1, 100) is None
+    assert queue.depth == 4
+    put(queue, messages(4, 1))
+    folder.sync_all()
+    assert fault(folder) is not None
+    disk.heal()
+    assert queue.read(1, 100) is None
+    folder.try_again()
+    assert drain(queue) == messages(0, 5)
+    assert fault(folder) is None
+
+
+def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
+    """After five tries in a row it is set aside, and reading goes on with the next file."""
+    disk, queue = failing_to_read(errno.EIO)
+    for _ in range(5):
+        assert BAD not in disk.files()
+        assert queue.read(1, 100) is None
+        queue._folder.try_again()
+    assert BAD in disk.files()
+    assert drain(queue) == messages(2, 2)
+    assert queue.depth == 0
+    assert fault(queue._folder) is None
+
+
+def test_a_file_is_not_given_up_for_want_of_file_descriptors() -> None:
+    """Errors that do not speak of the file's content are waited out, however long."""
+    disk, queue = failing_to_read(errno.EMFILE)
+    for _ in range(20):
+        assert queue.read(1, 100) is None
+        queue._folder.try_again()
+    disk.heal()
+    queue._folder.try_again()
+    assert drain(queue) == messages(0, 4)
+
+
+def test_reading_goes_on_while_the_disk_is_full() -> None:
+    """A consumer is woken when reading may be tried again, whether or not there is room."""
+    disk, queue = failing_to_read(errno.EIO)
+    woken = []
+    queue.caught_up = lambda: woken.append(True)
+    assert queue.read(1, 100) is None
+    disk.capacity = 0
+    with pytest.raises(BackendError):
+        put(queue, messages(4, 1))
+    disk.heal()
+    woken.clear()
+    queue._folder.try_again()
+    assert woken
+    one = queue.read(1, 100)
+    assert one is not None
+    assert contents(one) == messages(0, 1)
+
+
+def test_what_can_not_be_removed_is_removed_later() -> None:
+    """A finished file that stays is tried again; messages are taken all the same."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk, file_nbytes_max=100)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 10))
+    disk.fail(errno.EIO, forever=True, only={"unlink"})
+    assert drain(queue) == messages(0, 10)
+    assert fault(folder) is not None
+    put(queue, messages(10, 1))
+    disk.heal()
+    folder.try_again()
+    assert fault(folder) is None
+    assert records_name(0) not in disk.files()
+
+
+def test_closing_tells_that_it_is_not_durable() -> None:
+    """With BackendError, after a failed sync of records as well; no file stays open."""
+    for operation in ("sync", "write", "create", "rename", "sync_folder"):
+        disk = SimulatedDisk()
+        queue = queue_on(disk)
+        put(queue, messages(0, 3))
+        put(queue, messages(3, 3))
+        disk.fail(errno.EIO, only={operation})
+        with pytest.raises(BackendError, match="Input/output error"):
+            queue.close()
+        assert disk.faults[operation] == 1
+        assert disk.open_files == 0
