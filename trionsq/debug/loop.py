@@ -74,6 +74,7 @@ class _Watch(trio.abc.Instrument):
         self.steps = 0
         self.busy_ns = 0
         self._name = name
+        self._own = trio.lowlevel.current_task()
         self._began_ns: int | None = None
         # A heap, shortest first; steps of equal length are told apart by their number.
         self._slowest: list[tuple[int, int, SlowStep]] = []
@@ -90,6 +91,8 @@ class _Watch(trio.abc.Instrument):
         duration_ns = perf_counter_ns() - self._began_ns
         self.steps += 1
         self.busy_ns += duration_ns
+        if task is self._own:
+            return  # it would be among the longest of a loop that has little to do
         slowest = self._slowest
         if len(slowest) < _SLOWEST_MAX:
             heappush(slowest, (duration_ns, self.steps, self._step(task, duration_ns)))

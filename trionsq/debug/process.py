@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import resource
@@ -9,7 +10,7 @@ import sys
 import threading
 from typing import TypedDict
 
-__all__ = ["CollectorFigures", "ProcessFigures", "process_figures"]
+__all__ = ["CollectorFigures", "ProcessFigures", "free_memory", "process_figures"]
 
 
 class CollectorFigures(TypedDict):
@@ -90,3 +91,11 @@ def _open_files() -> int | None:
         except OSError:
             continue
     return None
+
+
+def free_memory() -> None:
+    """Collect garbage, and give back to the system what the allocator keeps for later."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

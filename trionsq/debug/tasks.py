@@ -144,7 +144,7 @@ def _describe(
     own = max((i for i, place in enumerate(places) if not place.is_of_trio), default=None)
     # Neither has a public name: whether trio is about to resume it, and its cancel scopes.
     state = "running" if task is running else "runnable" if task._next_send_fn else "waiting"
-    inner = places[-1 if own is None else min(own + 1, len(places) - 1)]
+    inner = places[min((own or 0) + 1, len(places) - 1)]
     return TaskNode(
         name=name(task) or task.name,
         function=task.name,

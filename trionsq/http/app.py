@@ -22,6 +22,7 @@ from trionsq.http import answers
 from trionsq.http.admin import Administration
 from trionsq.http.body import LIMIT_KEY, BoundedRequest
 from trionsq.http.config import Configuration
+from trionsq.http.debug import Debugging
 from trionsq.http.errors import HttpError
 from trionsq.http.peek import Peeking
 from trionsq.http.publish import Publishing
@@ -101,6 +102,7 @@ def _endpoints(broker: Broker) -> Iterable[tuple[str, str, Endpoint]]:
         ("POST", "/channel/unpause", admin.unpause_channel),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
+        *Debugging(broker).endpoints(),
     ]
 
 

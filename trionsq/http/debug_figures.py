@@ -1,0 +1,125 @@
+"""The documents of /debug/loop and /debug/heap, in the broker's terms."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import Any
+
+import trio
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.client import Client
+from trionsq.debug.heap import Allocations, TypeCount
+from trionsq.debug.loop import LoopFigures
+
+__all__ = [
+    "allocations_document",
+    "broker_figures",
+    "census_document",
+    "loop_document",
+    "trio_figures",
+]
+
+
+def loop_document(figures: LoopFigures) -> dict[str, Any]:
+    """What the event loop did."""
+    seconds = figures.seconds
+    return {
+        "seconds": seconds,
+        "turns_per_second": figures.turns / seconds,
+        "task_steps_per_second": figures.steps / seconds,
+        "busy_share": figures.busy_seconds / seconds,
+        "cpu_share": figures.cpu_seconds / seconds,
+        "lag_ms": {
+            "p50": figures.lag_quantile_ms(0.5),
+            "p99": figures.lag_quantile_ms(0.99),
+            "max": figures.lag_quantile_ms(1.0),
+        },
+        "longest_steps": [
+            {
+                "duration_ms": step.duration_ms,
+                "task": step.task,
+                "gave_way_at": None if step.after is None else str(step.after),
+            }
+            for step in figures.slowest
+        ],
+    }
+
+
+def trio_figures() -> dict[str, Any]:
+    """trio's own statistics."""
+    statistics = trio.lowlevel.current_statistics()
+    io = statistics.io_statistics
+    return {
+        "tasks_living": statistics.tasks_living,
+        "tasks_runnable": statistics.tasks_runnable,
+        "seconds_to_next_deadline": _finite(statistics.seconds_to_next_deadline),
+        "calls_from_threads_waiting": statistics.run_sync_soon_queue_size,
+        "io_backend": io.backend,
+        "tasks_waiting_to_read": getattr(io, "tasks_waiting_read", None),
+        "tasks_waiting_to_write": getattr(io, "tasks_waiting_write", None),
+    }
+
+
+def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
+    """What the broker holds, and the ``top`` connections that owe most to their sockets.
+
+    ``now_s`` is the monotonic time of trio.
+    """
+    channels = [channel for topic in broker.topics.values() for channel in topic.channels.values()]
+    clients = broker.clients
+    queued = sum(client.output.pending for client in clients)
+    behind = [client for client in clients if client.output.pending]
+    return {
+        "health": broker.health,
+        "connections": len(clients),
+        "connections_failed_by_defects": broker.client_failures,
+        "topics": len(broker.topics),
+        "channels": len(channels),
+        "messages_in_memory_at_topics": sum(
+            topic.core.store.in_memory for topic in broker.topics.values()
+        ),
+        "messages_held_in_memory_at_channels": sum(channel.core.held for channel in channels),
+        "messages_in_flight": sum(channel.core.in_flight_count for channel in channels),
+        "messages_deferred": sum(channel.core.deferred_count for channel in channels),
+        "output_queued_bytes": queued,
+        "connections_with_queued_output": len(behind),
+        "most_queued_output": [
+            _behind(client, now_s)
+            for client in nlargest(top, behind, key=lambda each: each.output.pending)
+        ],
+    }
+
+
+def _behind(client: Client, now_s: float) -> dict[str, Any]:
+    since_s = client.output.blocked_since_s
+    return {
+        "client": client.peer,
+        "client_id": client.identity.client_id,
+        "queued_bytes": client.output.pending,
+        "blocked_seconds": None if since_s is None else now_s - since_s,
+        "in_flight": len(client.consumer.in_flight),
+    }
+
+
+def allocations_document(allocations: Allocations) -> dict[str, Any]:
+    """Who allocated what is alive."""
+    return {
+        "seconds": allocations.seconds,
+        "alive_bytes": allocations.nbytes,
+        "peak_bytes": allocations.peak_nbytes,
+        "notes_bytes": allocations.notes_nbytes,
+        "sites": [
+            {"bytes": site.nbytes, "blocks": site.blocks, "at": list(site.stack)}
+            for site in allocations.sites
+        ],
+    }
+
+
+def census_document(counts: list[TypeCount]) -> list[dict[str, Any]]:
+    """How many objects there are of the most frequent types."""
+    return [{"count": each.count, "type": each.type} for each in counts]
+
+
+def _finite(seconds: float) -> float | None:
+    return None if seconds == float("inf") else seconds
