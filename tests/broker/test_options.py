@@ -83,7 +83,11 @@ def facts() -> list[tuple[str, str | None, str]]:
     return rows
 
 
-OUR_OWN = [("requeue-on-disconnect", "requeue_on_disconnect")]
+OUR_OWN = [
+    ("requeue-on-disconnect", "requeue_on_disconnect"),
+    ("max-connections", "max_connections"),
+    ("debug-from", "debug_from"),
+]
 
 
 def test_the_table_is_the_documented_one() -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from trionsq.broker.admission import Admission
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
@@ -60,6 +61,7 @@ class Broker:
         folder: its data path.
         topics: by name.
         clients: the connections of now.
+        admission: how many connections there are, may be, and were refused.
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
         client_failures: connections that ended by a defect of ours.
@@ -80,6 +82,7 @@ class Broker:
         self.clock = clock or Clock()
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
+        self.admission = Admission(options.max_connections)
         self.started_s = self.clock.now_ns() // SECOND_NS
         self.features = _features(options)
         self.limits = _limits(options)
@@ -229,11 +232,25 @@ class Broker:
         if kept:
             log.warning("NSQ: %d messages were in memory only and end with this process", kept)
 
+    def accept(self, transport: Transport) -> None:
+        """Serve a connection as `connect` does; close it at once if there are too many."""
+        if self.admission.has_room:
+            self.connect(transport)
+        else:
+            self.admission.refuse(transport.peer, self.clock.now_s())
+            transport.close()
+
+    @property
+    def queued_output_nbytes(self) -> int:
+        """Bytes for clients that their sockets have not taken yet."""
+        return sum(client.output.pending for client in self.clients)
+
     def connect(self, transport: Transport) -> Client:
-        """Serve a connection, in a task of its own."""
+        """Serve a connection, in a task of its own, however many there are."""
         assert self._connections is not None, "the broker does not run"
         client = Client(self, transport)
         self.clients[client] = None
+        self.admission.connections += 1
         self._connections.start_soon(client.serve)
         return client
 

@@ -43,11 +43,15 @@ _READS_MAX: Final = 4
 _READS_BEFORE_ASKING: Final = 16
 # Deliveries on their way to the pump; they hold no frames yet.
 _INBOX_DELIVERIES_MAX: Final = 64
+# Their bodies may be there for this client only, read from disk. At least one delivery may wait.
+_INBOX_NBYTES_MAX: Final = 4 * 1024 * 1024
 # Frames that the pump joins for one write, and writes before other tasks get their turn.
 _WRITE_NBYTES_MAX: Final = 256 * 1024
 _WRITES_MAX: Final = 8
 # Deliveries that go out with the answers to the commands which brought the credit.
 _OWN_TURN_MAX: Final = 4
+# Each of them has at most so many bytes in bodies.
+_OWN_TURN_NBYTES_MAX: Final = 256 * 1024
 # A fatal error's frame gets this long to reach a client that still sends.
 _LAST_WORDS_S: Final = 1.0
 # Looks at a client in each heartbeat interval.
@@ -84,6 +88,7 @@ class Client:
         "_cancel_scope",
         "_commands_seen",
         "_inbox",
+        "_inbox_nbytes",
         "_last_command_s",
         "_next_heartbeat_s",
         "_owes_answers",
@@ -110,6 +115,7 @@ class Client:
         self.output = Output(transport)
         self.identity = Negotiated.default(broker.features, transport.host)
         self._inbox = Inbox[Delivery | _Wake](_INBOX_DELIVERIES_MAX)
+        self._inbox_nbytes = 0
         # Deliveries to this client while its own commands are acted on; None in other turns.
         self._own_turn: list[Delivery] | None = None
         self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
@@ -146,6 +152,7 @@ class Client:
         finally:
             self._leave()
             self._transport.close()
+            self.broker.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
 
     async def _sibling(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -264,9 +271,25 @@ class Client:
 
     def _offer(self, delivery: Delivery) -> bool:
         own_turn = self._own_turn
-        if own_turn is None or len(own_turn) == _OWN_TURN_MAX or self._inbox or self.output.pending:
-            return self._inbox.offer(delivery)
+        if (
+            own_turn is None
+            or len(own_turn) == _OWN_TURN_MAX
+            or self._inbox
+            or self.output.pending
+            or delivery.nbytes > _OWN_TURN_NBYTES_MAX
+        ):
+            return self._hand_over(delivery)
         own_turn.append(delivery)
+        return True
+
+    def _hand_over(self, delivery: Delivery) -> bool:
+        waiting = self._inbox_nbytes
+        nbytes = delivery.nbytes
+        if waiting and waiting + nbytes > _INBOX_NBYTES_MAX:
+            return False
+        if not self._inbox.offer(delivery):
+            return False
+        self._inbox_nbytes = waiting + nbytes
         return True
 
     async def _message_pump(self) -> None:
@@ -292,6 +315,7 @@ class Client:
         nbytes = 0
         while item is not None:
             if isinstance(item, Delivery):
+                self._inbox_nbytes -= item.nbytes
                 frame = self._frames(item)
                 parts.append(frame)
                 nbytes += len(frame)

@@ -210,6 +210,9 @@ class NsqdOptions:
         BOOL,
         "requeue in-flight messages when their client disconnects, not when they time out",
     )
+    max_connections: int = option(
+        "max-connections", 0, INT, "TCP clients, further ones are closed at once; 0: no limit"
+    )
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -230,7 +233,14 @@ _PROTECTIVE = frozenset(
     }
 )
 _NOT_NEGATIVE = frozenset(
-    {"mem_queue_size", "max_msg_size", "max_body_size", "max_rdy_count", "max_channel_consumers"}
+    {
+        "mem_queue_size",
+        "max_msg_size",
+        "max_body_size",
+        "max_rdy_count",
+        "max_channel_consumers",
+        "max_connections",
+    }
 )
 
 

@@ -67,7 +67,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
             await listeners.start(
-                accept_forever, sock, lambda s: broker.connect(SocketTransport(s))
+                accept_forever, sock, lambda s: broker.accept(SocketTransport(s))
             )
         for sock in http:
             await listeners.start(_serve_http, broker, sock)

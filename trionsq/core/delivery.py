@@ -64,6 +64,12 @@ class Delivery:
     def __repr__(self) -> str:
         return f"<Delivery {self.first}:{self.last} attempts={self.attempts} of {self.batch}>"
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the bodies; of equal ones exactly, of others their share of the batch."""
+        batch = self.batch
+        return batch.bodies.nbytes * (self.last - self.first) // batch.count
+
     def frames(self) -> bytes:
         """The message frames of all messages."""
         ids = self.ids
