@@ -38,7 +38,11 @@ SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""
 
 errors = st.sampled_from([errno.EIO, errno.ENOSPC])
-operations = st.none() | st.sets(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=2)
+operations = (
+    st.none()
+    | st.sampled_from([{"read"}, {"sync"}, {"write"}])
+    | st.sets(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=2)
+)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -170,8 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.healthy)
     @rule()
     def heal(self) -> None:
-        SEEN.update({f"fault in {name}": count for name, count in self.disk.faults.items()})
-        self.disk.faults.clear()
+        self.count_faults()
         self.background.run_all()
         self.disk.heal()
         self.disk.capacity = None
@@ -182,6 +185,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.healthy, self.torn = True, False
         self.read(1, 1)  # one fault after another must not add up to five in a row
         SEEN["healed"] += 1
+
+    def count_faults(self) -> None:
+        SEEN.update({f"fault in {name}": count for name, count in self.disk.faults.items()})
+        self.disk.faults.clear()
 
     @precondition(lambda self: self.healthy)
     @rule()
@@ -214,6 +221,7 @@ class QueueMachine(RuleBasedStateMachine):
     def kill(self) -> None:
         """What was accepted and not read comes again, after what was read last; no due times."""
         empty_failed = self.disk.faults["unlink"]
+        self.count_faults()
         self.open(self.disk.after_kill())
         self.disk.capacity = None
         assert not self.waiting or self.queue.depth > 0
@@ -254,7 +262,7 @@ def test_a_queue_is_a_list() -> None:
     """Order, contents, depth, due times, room and faults are as told, whatever happens when."""
     SEEN.clear()
     run_state_machine_as_test(
-        QueueMachine, settings=settings(max_examples=60, stateful_step_count=40)
+        QueueMachine, settings=settings(max_examples=300, stateful_step_count=40)
     )
     happened = {name for name, count in SEEN.items() if count}
     assert happened >= {
