@@ -90,7 +90,8 @@ def pstats_bytes(profile: Profile) -> bytes:
         )
         for function, samples in cumulative.items()
     }
-    return marshal.dumps(stats)
+    # pstats refuses a file without any.
+    return marshal.dumps(stats or {("", 0, "(no samples)"): (0, 0, 0.0, 0.0, {})})
 
 
 def speedscope_json(profile: Profile, name: str) -> str:
