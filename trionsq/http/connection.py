@@ -14,6 +14,7 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -31,8 +32,34 @@ LINGER_S: Final = 0.5
 _HALF_CLOSED_S: Final = 5.0
 
 
+class _Reading(h11.Connection):
+    """What comes after the last request of a connection is no error: it is passed over.
+
+    h11 refuses it, and hypercorn would send that instead of the answer to the request.
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
+
+
 class _Http1(H11Protocol):
     """HTTP/1 and nothing else: a wish to upgrade is passed over, as nsqd does."""
+
+    def __init__(self, wrapper: ProtocolWrapper) -> None:
+        super().__init__(
+            wrapper.app,
+            wrapper.config,
+            wrapper.context,
+            wrapper.task_group,
+            wrapper.state,
+            wrapper.ssl,
+            wrapper.client,
+            wrapper.server,
+            wrapper.send,
+        )
+        self.connection = _Reading(
+            h11.SERVER, max_incomplete_event_size=wrapper.config.h11_max_incomplete_size
+        )
 
     async def _check_protocol(self, event: h11.Request) -> None:
         return None
@@ -116,17 +143,7 @@ class HttpConnection(TCPServer):
 
     async def _read_data(self) -> None:
         wrapper = self.protocol
-        wrapper.protocol = _Http1(
-            wrapper.app,
-            wrapper.config,
-            wrapper.context,
-            wrapper.task_group,
-            wrapper.state,
-            wrapper.ssl,
-            wrapper.client,
-            wrapper.server,
-            wrapper.send,
-        )
+        wrapper.protocol = _Http1(wrapper)
         with self._reading:
             await self._read_to_the_end()
         self._read_all = True
