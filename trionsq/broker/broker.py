@@ -50,6 +50,7 @@ log = logging.getLogger("trionsq")
 VERSION: Final = "1.3.0"
 # With --mem-queue-size=0 ephemeral messages would all be dropped: so many go through memory.
 _EPHEMERAL_MEMORY_MIN: Final = 256
+_IDS_LIMIT_S: Final = 2.0
 
 
 class Broker:
@@ -184,8 +185,9 @@ class Broker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._save_metadata_at_last)
             self.unsaved += await save_all(self.topics.values(), self.folder)
-        # If this fails, the reserve on disk stands, which is higher.
-        await keep_trying(self._metadata.save_ids)
+        # Tried once: if it fails, the reserve on disk stands, which is higher.
+        with trio.move_on_after(_IDS_LIMIT_S):
+            await self._metadata.save_ids()
 
     async def _save_metadata_at_last(self) -> None:
         if not await keep_trying(self._metadata.save):
