@@ -224,6 +224,7 @@ def test_only_drafts_are_removed() -> None:
         "t#ephemeral:c#ephemeral.diskqueue.meta.dat.5.tmp",
         "trionsq.dat.77.tmp",
         "t.diskqueue.deferred.dat.8.tmp",
+        "t.diskqueue.000000.dat.1.tmp",
         "t:c.diskqueue.deferred.dat.9.tmp",
     ]
     others = [
@@ -238,7 +239,6 @@ def test_only_drafts_are_removed() -> None:
         "my file.diskqueue.meta.dat.1.tmp",
         "t.diskqueue.meta.dat",
         "t.diskqueue.000000.dat",
-        "t.diskqueue.000000.dat.1.tmp",
         "xtrionsq.dat.1.tmp",
         "t.diskqueue.deferred.dat.1.bad",
         "nsqd.dat.1.tmp.diskqueue.meta.dat",

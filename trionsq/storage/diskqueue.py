@@ -63,7 +63,7 @@ class DiskQueue:
         self._job: SyncJob | None = None
         self._sync_again = False
         self._sync_error: str | None = None
-        self._in_doubt = False
+        self._doubtful: list[tuple[str, int | None]] = []
         self._operations = 0
         self._read_failures = 0
         self._can_read = True
@@ -225,7 +225,7 @@ class DiskQueue:
         self._durable = None
         self._has_positions_file = False
         self._sync_error = None
-        self._in_doubt = False
+        self._doubtful.clear()
         self._can_read = True
         self._read_failures = 0
         self._refused_nbytes = 0
@@ -297,6 +297,7 @@ class DiskQueue:
             number=self._generation.number,
             sealed=writer.sealed,
             current=current,
+            doubtful=self._doubtful,
             sidecar=self._sidecar,
             due_times=self._due_times.plan(at_end=at_end),
             positions_file=self._files.positions,
@@ -305,6 +306,7 @@ class DiskQueue:
         )
         writer.sealed, writer.unsynced = [], False
         reader.finished, reader.moved = [], False
+        self._doubtful = []
         return job
 
     def _synced(self, error: OSError | None) -> None:
@@ -330,7 +332,6 @@ class DiskQueue:
             self._durable = job.positions
             self._has_positions_file = True
         self._sync_error = None
-        self._in_doubt = False
         if error is None:
             self._due_times.done(job.due_times)
             self._clear_fault()
@@ -341,21 +342,32 @@ class DiskQueue:
             self._folder.changed[self] = None
 
     def _sync_failed(self, job: SyncJob, error: OSError) -> None:
-        """What the failed sync was for may be lost with the power: never go on in that file."""
+        """What a sync failed to make durable never is: write it anew, and don't go on in it."""
         self._failed(error)
         self._sync_error = _text(error)
-        self._in_doubt = self._in_doubt or job.records_in_doubt
+        self._doubtful += job.doubtful
+        if job.sealed:
+            number, file = job.sealed.pop(0)
+            let_go(file)
+            self._doubt(number)
+        elif job.current is not None:
+            self._doubt(job.current[0])
         self._writer.sealed[:0] = job.sealed
         self._reader.finished[:0] = job.finished
         self._due_times.failed(job.due_times)
         if job.current is not None and job.current[0] == self._positions.write_file:
             log.error(
-                "DISKQUEUE(%s): %s may not survive a power failure; it is read, but not written on",
+                "DISKQUEUE(%s): %s may not survive a power failure; writing goes on in the next",
                 self.name,
                 self._files.records(self._positions.write_file),
             )
             self._writer.seal()
             self._reader.leave_finished_file()
+
+    def _doubt(self, number: int) -> None:
+        positions = self._positions
+        end = positions.write_pos if number == positions.write_file else None
+        self._doubtful.append((self._files.records(number), self._writer.torn.get(number, end)))
 
     def try_again(self) -> None:
         """See whether the disk takes and gives something now; if so, go on."""
@@ -405,8 +417,6 @@ class DiskQueue:
         if error is not None:
             self._failed(error)
             raise BackendError(_text(error)) from error
-        if self._in_doubt:
-            raise BackendError(self._sync_error or "a sync failed")
         self._folder.faults.pop(self, None)
 
     def _settle_and_sync(self) -> OSError | None:

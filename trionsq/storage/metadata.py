@@ -32,7 +32,7 @@ FILE_NAME: Final = "nsqd.dat"
 _NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
 _QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
 _DRAFT: Final = re.compile(
-    rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred)\.dat)\.[0-9]+\.tmp"
+    rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred|[0-9]{{6,}})\.dat)\.[0-9]+\.tmp"
 )
 
 log = logging.getLogger("trionsq")

@@ -37,6 +37,8 @@ class SyncJob:
     Attributes:
         sealed: full files, to be synced and closed, with their numbers.
         current: the file being written with its number, None if it has nothing new.
+        doubtful: files that a sync failed to make durable, to be written anew: another sync would
+            prove nothing. Each with its size in bytes, None: all there is.
         due_times: what is to be done to the sidecar.
         positions: the text of the positions file, None if it stands already.
         finished: names of files to be removed.
@@ -48,17 +50,13 @@ class SyncJob:
     number: int
     sealed: list[tuple[int, DiskFile]]
     current: tuple[int, DiskFile] | None
+    doubtful: list[tuple[str, int | None]]
     sidecar: DeferralFile
     due_times: SidecarWork
     positions_file: str
     positions: bytes | None
     finished: list[str]
     durable: bool = False
-
-    @property
-    def records_in_doubt(self) -> bool:
-        """Whether it failed to make records durable, rather than what tells of them."""
-        return bool(self.sealed) or self.current is not None
 
     def run(self) -> None:
         """Do it all, or as much as goes; may run in any thread.
@@ -72,6 +70,9 @@ class SyncJob:
         if self.current is not None:
             self.current[1].sync()
             self.current = None
+        while self.doubtful:
+            self._write_anew(*self.doubtful[0])
+            self.doubtful.pop(0)
         with self.generation.lock:
             if self.due_times.new and self._is_valid:
                 self.sidecar.append(self.due_times.new)
@@ -85,6 +86,17 @@ class SyncJob:
     @property
     def _is_valid(self) -> bool:
         return self.generation.number == self.number
+
+    def _write_anew(self, name: str, nbytes: int | None) -> None:
+        try:
+            file = self.disk.open(name)
+        except FileNotFoundError:
+            return  # it was read, or set aside
+        try:
+            data = file.read(file.size() if nbytes is None else nbytes, 0)
+        finally:
+            let_go(file)
+        replace_file(self.disk, name, data, self._rename)
 
     def _rename(self, draft: str, name: str) -> None:
         with self.generation.lock:
