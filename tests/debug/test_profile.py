@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import pstats
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import trio
 
 from trionsq.debug.exclusive import UnderWayError
 from trionsq.debug.pprof import pprof_bytes
-from trionsq.debug.profile import Profile, ThreadProfile, profile
+from trionsq.debug.profile import Clock, Profile, ThreadProfile, profile
 from trionsq.debug.profile_forms import pstats_bytes, speedscope_json, text_lines
 
 
@@ -25,8 +27,8 @@ def spin(until: threading.Event) -> None:
         sum(range(1000))
 
 
-@pytest.fixture(scope="module")
-def seen() -> Profile:
+@pytest.fixture(scope="module", params=["cpu", "wall"])
+def seen(request: pytest.FixtureRequest) -> Profile:
     """A profile of a program with a busy thread and an idle event loop."""
 
     async def main() -> Profile:
@@ -34,7 +36,7 @@ def seen() -> Profile:
         busy = threading.Thread(target=spin, args=(until,), name="busy")
         busy.start()
         try:
-            return await profile(0.5, 200)
+            return await profile(0.5, 200, clock=request.param)
         finally:
             until.set()
             busy.join()
@@ -52,12 +54,50 @@ def samples_of(seen: Profile, function: str) -> int:
 
 
 def test_what_is_busy_is_found(seen: Profile) -> None:
-    """The busy thread's function has samples; those of the waiting loop are left out."""
+    """The busy thread's function has its samples, under the thread's name."""
     assert samples_of(seen, "spin") > 5
-    assert samples_of(seen, "EpollIOManager.get_events") == 0
-    assert sum(thread.idle for thread in seen.threads) > 0
     assert "busy" in [thread.name for thread in seen.threads]
     assert seen.seconds >= 0.5
+
+
+async def test_by_the_processors_clock_waiting_costs_nothing() -> None:
+    """A loop that only waits has next to no samples; a busy one as many as it used time."""
+
+    async def busy() -> None:
+        while True:
+            sum(range(1000))
+            await trio.lowlevel.checkpoint()
+
+    idle = await profile(0.2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(busy)
+        seen = await profile(0.5)
+        nursery.cancel_scope.cancel()
+    assert sum(count for _, _, count in idle.counted()) <= 5
+    total = sum(count for _, _, count in seen.counted())
+    assert total * seen.interval_s == pytest.approx(seen.cpu_seconds, abs=0.05)
+    own = "test_by_the_processors_clock_waiting_costs_nothing.<locals>.busy"
+    assert samples_of(seen, own) >= total / 10
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+async def test_a_late_signal_does_no_harm() -> None:
+    """By default it would kill the process."""
+    await profile(0.01)
+    signal.raise_signal(signal.SIGPROF)
+
+
+async def test_without_the_timer_a_thread_looks() -> None:
+    """Somebody else's timer is left alone; what waits is counted and left out."""
+    signal.setitimer(signal.ITIMER_PROF, 1000)
+    try:
+        seen = await profile(0.1)
+        assert signal.getitimer(signal.ITIMER_PROF) != (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    assert sum(thread.idle for thread in seen.threads) > 0
+    assert samples_of(seen, "EpollIOManager.get_events") == 0
+    assert "more in which they waited" in next(text_lines(seen, 5))
 
 
 def test_pstats_loads_it(seen: Profile, tmp_path: Path) -> None:
@@ -150,7 +190,7 @@ def test_pprof_can_read_it(seen: Profile) -> None:
 def test_text_names_the_functions(seen: Profile) -> None:
     """What was busiest comes first."""
     lines = list(text_lines(seen, 5))
-    assert "200 looks a second" in lines[0]
+    assert "looked at 200 times a second" in lines[0]
     assert "spin" in "\n".join(lines)
 
 
@@ -171,7 +211,7 @@ def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = ThreadProfile("t")
     code = spin.__code__
     for number in (1, 2, 3, 4, 1):
-        thread.add(((code, number),))
+        thread.add(((code, number),), 1)
     assert list(thread.samples) == [0, 1, 2, 2, 0]
     seen = Profile(0.01, 0, threads=[thread])
     assert "more stacks" in "\n".join(text_lines(seen, 5))
@@ -179,21 +219,22 @@ def test_stacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gzip.decompress(pprof_bytes(seen))
 
 
-async def test_one_profiles_at_a_time_and_nobody_after_a_cancellation() -> None:
-    """A second one is refused; the thread of a cancelled one ends."""
+@pytest.mark.parametrize("clock", ["cpu", "wall"])
+async def test_one_profiles_at_a_time_and_nobody_after_a_cancellation(clock: Clock) -> None:
+    """A second one is refused; the timer or thread of a cancelled one ends."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(profile, 60)
+        nursery.start_soon(partial(profile, 60, clock=clock))
         await trio.testing.wait_all_tasks_blocked()
-        assert "profiler" in [thread.name for thread in threading.enumerate()]
         with pytest.raises(UnderWayError, match="profile"):
             await profile(0.01)
         nursery.cancel_scope.cancel()
     assert "profiler" not in [thread.name for thread in threading.enumerate()]
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
 async def test_waiting_can_be_kept() -> None:
     """A profile by the clock shows waits too."""
-    seen = await profile(0.1, 100, with_idle=True)
+    seen = await profile(0.1, 100, clock="wall")
     assert sum(count for _, _, count in seen.counted()) > 0
     assert all(thread.idle == 0 for thread in seen.threads)
     assert time.time_ns() > seen.began_ns

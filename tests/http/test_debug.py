@@ -173,14 +173,16 @@ async def test_the_heap(app: QuartTrio) -> None:
 
 async def test_the_profile_in_each_form(app: QuartTrio, tmp_path: Path) -> None:
     """Each opens with its own tool's loader."""
-    speedscope = json.loads(await get(app, "/debug/profile?seconds=0.05&idle=1"))
+    speedscope = json.loads(await get(app, "/debug/profile?seconds=0.05&clock=wall"))
     assert speedscope["$schema"].startswith("https://www.speedscope.app/")
     assert speedscope["profiles"]
     path = tmp_path / "nsqd.pstats"
-    path.write_bytes(await get(app, "/debug/profile?seconds=0.05&idle=1&format=pstats"))
+    path.write_bytes(await get(app, "/debug/profile?seconds=0.05&clock=wall&format=pstats"))
     assert pstats.Stats(str(path)).get_stats_profile().func_profiles
     assert gzip.decompress(await get(app, "/debug/profile?seconds=0.05&format=pprof"))
-    assert b"looks a second" in await get(app, "/debug/profile?seconds=0.05&format=text")
+    assert b"looked at 100 times a second" in await get(
+        app, "/debug/profile?seconds=0.05&format=text"
+    )
 
 
 @pytest.mark.parametrize("page", ["profile", "heap", "loop"])
@@ -210,6 +212,7 @@ async def test_one_measures_at_a_time(app: QuartTrio, page: str) -> None:
         "/debug/heap?seconds=",
         "/debug/heap?frames=99",
         "/debug/profile?hz=0",
+        "/debug/profile?clock=sun",
         "/debug/profile?seconds=inf",
         "/debug/profile?format=svg",
         "/debug/loop?%ZZ",

@@ -1,29 +1,32 @@
-"""A sampling profiler: a thread looks again and again at what the others do.
+"""A sampling profiler, by the processor's clock or by the one on the wall.
 
-It costs some ten microseconds for each sample, and nothing while it is not asked. A thread can be
-looked at only where it lets go of the interpreter, so system calls seem a little larger than they
-are, and C code that keeps the interpreter counts for the line that follows it.
+By the processor's clock (the usual way), a timer that runs only while the process computes
+interrupts the main thread, and what the threads do at that moment is a sample: an idle process
+has none. By the one on the wall, a thread looks again and again at what the others do, or wait
+for; it gets to look mostly when they let go of the interpreter, so system calls seem larger than
+they are.
 
-A sample in which a thread waits for something to do is counted and left out: what remains is
-where the time goes.
+A sample costs some ten microseconds. Nothing is done while nobody asks.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, process_time, time_ns
 from types import CodeType, FrameType
-from typing import Final
+from typing import Final, Literal
 
 import trio
 
 from trionsq.debug.exclusive import exclusive
 
-__all__ = ["Line", "Profile", "Stack", "ThreadProfile", "profile"]
+__all__ = ["Clock", "Line", "Profile", "Stack", "ThreadProfile", "profile"]
 
 # Deeper stacks lose their outer end; more different stacks are counted as one.
 _DEPTH_MAX: Final = 100
@@ -39,6 +42,7 @@ _WAITS: Final = frozenset(
     }
 )
 
+Clock = Literal["cpu", "wall"]
 # Code and the line in it.
 Line = tuple[CodeType, int]
 # Innermost line first.
@@ -63,13 +67,14 @@ class ThreadProfile:
     samples: array[int] = field(default_factory=lambda: array("L"))
     idle: int = 0
 
-    def add(self, stack: Stack) -> None:
+    def add(self, stack: Stack, count: int) -> None:
+        """Count a stack, seen for ``count`` samples."""
         number = self.stacks.get(stack)
         if number is None:
             if len(self.stacks) >= _STACKS_MAX:
                 stack = _TOO_MANY
             number = self.stacks.setdefault(stack, len(self.stacks))
-        self.samples.append(number)
+        self.samples.extend([number] * count)
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ class Profile:
     """What was seen.
 
     Attributes:
-        interval_s: between samples.
+        interval_s: between samples, of the clock that was chosen.
         began_ns: wall clock.
         seconds: how long.
         cpu_seconds: processor time that the process used.
@@ -102,41 +107,67 @@ class Profile:
 
 
 class _Sampler:
-    def __init__(self, hz: float, with_idle: bool) -> None:
-        self.profile = Profile(1 / hz, time_ns())
-        self.stop = threading.Event()
+    def __init__(self, interval_s: float, *, with_idle: bool) -> None:
+        self.profile = Profile(interval_s, time_ns())
         self._with_idle = with_idle
         self._by_ident: dict[int, ThreadProfile] = {}
+        self._began_s = monotonic()
+        self._began_cpu_s = self._seen_cpu_s = process_time()
 
-    def run(self) -> None:
-        """Sample until told to stop."""
-        profile, interval_s = self.profile, self.profile.interval_s
-        began_s, began_cpu_s = monotonic(), process_time()
-        due_s = 0.0
-        while True:
-            due_s = max(due_s + interval_s, monotonic() - began_s)
-            if self.stop.wait(max(0.0, due_s - (monotonic() - began_s))):
-                break
-            self._sample()
-        profile.seconds = monotonic() - began_s
-        profile.cpu_seconds = process_time() - began_cpu_s
-        main = threading.main_thread().ident
-        profile.threads = [
-            self._by_ident[ident] for ident in sorted(self._by_ident, key=lambda i: i != main)
-        ]
+    def by_cpu(self, frame: FrameType | None) -> None:
+        """The processor's timer has run out, once or more; ``frame`` is the main thread's."""
+        now_s = process_time()
+        count = max(1, round((now_s - self._seen_cpu_s) / self.profile.interval_s))
+        self._seen_cpu_s = now_s
+        frames = sys._current_frames()
+        if frame is None or frames.pop(_main_ident(), None) is None:
+            return
+        others = [other for other in frames.items() if not _waits(other[1])]
+        for ident, other in others:
+            self._thread(ident).add(_stack(other), count)
+        # Where it waits it may have been woken by the timer that another thread ran down.
+        if not (others and _waits(frame)):
+            self._thread(_main_ident()).add(_stack(frame), count)
 
-    def _sample(self) -> None:
+    def by_wall(self) -> None:
+        """Look at all threads but the caller's."""
         own = threading.get_ident()
         for ident, frame in sys._current_frames().items():
             if ident == own:
                 continue
-            thread = self._by_ident.get(ident)
-            if thread is None:
-                thread = self._by_ident[ident] = ThreadProfile(_thread_name(ident))
             if not self._with_idle and _waits(frame):
-                thread.idle += 1
+                self._thread(ident).idle += 1
             else:
-                thread.add(_stack(frame))
+                self._thread(ident).add(_stack(frame), 1)
+
+    def run_by_wall(self, stop: threading.Event) -> None:
+        """Look until told to stop."""
+        interval_s = self.profile.interval_s
+        due_s = monotonic()
+        while not stop.wait(max(0.0, due_s - monotonic())):
+            self.by_wall()
+            due_s = max(due_s + interval_s, monotonic())
+
+    def finish(self) -> Profile:
+        """What was seen."""
+        profile = self.profile
+        profile.seconds = monotonic() - self._began_s
+        profile.cpu_seconds = process_time() - self._began_cpu_s
+        main = _main_ident()
+        profile.threads = [
+            self._by_ident[ident] for ident in sorted(self._by_ident, key=lambda i: i != main)
+        ]
+        return profile
+
+    def _thread(self, ident: int) -> ThreadProfile:
+        thread = self._by_ident.get(ident)
+        if thread is None:
+            thread = self._by_ident[ident] = ThreadProfile(_thread_name(ident))
+        return thread
+
+
+def _main_ident() -> int:
+    return threading.main_thread().ident or 0
 
 
 def _thread_name(ident: int) -> str:
@@ -159,22 +190,54 @@ def _stack(frame: FrameType | None) -> Stack:
     return tuple(lines)
 
 
-async def profile(seconds: float, hz: float = 100.0, *, with_idle: bool = False) -> Profile:
-    """Profile all threads for so long, ``hz`` times a second.
+async def profile(seconds: float, hz: float = 100.0, *, clock: Clock = "cpu") -> Profile:
+    """Profile all threads for ``seconds`` on the wall, ``hz`` times in each second of ``clock``.
 
-    ``with_idle`` keeps the samples of threads that wait for something to do.
+    Outside the main thread, where no timer can interrupt it, and while somebody else uses that
+    timer, the wall's clock is used in any case, and what waits is left out.
 
     Raises:
         UnderWayError: somebody else profiles already.
     """
     with exclusive("profile"):
-        sampler = _Sampler(hz, with_idle)
-        thread = threading.Thread(target=sampler.run, name="profiler", daemon=True)
-        thread.start()
-        try:
-            await trio.sleep(seconds)
-        finally:
-            sampler.stop.set()
-            # Within a sample's time, also when this is cancelled.
-            thread.join()
-    return sampler.profile
+        sampler = _Sampler(1 / hz, with_idle=clock == "wall")
+        if clock == "cpu" and _timer_is_free():
+            with _timer(1 / hz, sampler.by_cpu):
+                await trio.sleep(seconds)
+        else:
+            with _thread(sampler.run_by_wall):
+                await trio.sleep(seconds)
+        return sampler.finish()
+
+
+def _timer_is_free() -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+@contextmanager
+def _timer(interval_s: float, expired: Callable[[FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGPROF, lambda _, frame: expired(frame))
+    try:
+        signal.setitimer(signal.ITIMER_PROF, interval_s, interval_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # By default this signal kills, and one may still be on its way.
+        signal.signal(signal.SIGPROF, before if callable(before) else _nothing)
+
+
+def _nothing(_: int, frame: FrameType | None) -> None:
+    """A signal came too late."""
+
+
+@contextmanager
+def _thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,), name="profiler", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()  # within a sample's time

@@ -31,10 +31,11 @@ def text_lines(profile: Profile, top: int) -> Iterator[str]:
     """The functions in which most time was spent, for people."""
     own, cumulative, total = _own_and_cumulative(profile)
     idle = sum(thread.idle for thread in profile.threads)
+    more = f", {idle} more in which they waited for something to do" if idle else ""
     yield (
         f"{profile.seconds:.1f} s, {profile.cpu_seconds:.2f} s of processor time,"
-        f" {1 / profile.interval_s:.0f} looks a second at {len(profile.threads)} threads:"
-        f" {total} samples, {idle} more of threads that waited for something to do"
+        f" looked at {1 / profile.interval_s:.0f} times a second: {total} samples of"
+        f" {len(profile.threads)} threads{more}"
     )
     yield ""
     yield f"{'own':>8} {'%':>6} {'with calls':>11} {'%':>6}"

@@ -42,6 +42,8 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 _REFUSED: Final = "/debug is not open to this address, see --debug-from"
 _SECONDS_MAX: Final = 120.0
+# The processor's timer ticks no faster on most systems.
+_HZ_MAX: Final = 250.0
 _TASKS_MAX: Final = 100_000
 _TOP_MAX: Final = 1_000
 
@@ -57,7 +59,7 @@ _PAGES: Final = (
     (
         "/debug/profile",
         "where the time goes",
-        "seconds=5 format=speedscope|pstats|pprof|text hz=100 idle=0|1",
+        "seconds=5 format=speedscope|pstats|pprof|text hz=100 clock=cpu|wall",
     ),
     ("/debug/pprof/", "pages that Go programs have, for tools that ask for them", ""),
 )
@@ -179,8 +181,8 @@ class Debugging:
         form = chosen(values, "format", "speedscope", "pstats", "pprof", "text")
         seen = await profile(
             number(values, "seconds", 5, 0.01, _SECONDS_MAX),
-            number(values, "hz", 100, 1, 1000),
-            with_idle=flag(values, b"idle", default=False),
+            number(values, "hz", 100, 1, _HZ_MAX),
+            clock="wall" if chosen(values, "clock", "cpu", "wall") == "wall" else "cpu",
         )
         # In a thread, for it may be large.
         body = await trio.to_thread.run_sync(_FORMS[form], seen)
