@@ -133,10 +133,13 @@ async def test_the_tree_of_tasks(app: QuartTrio, broker: Broker) -> None:
 async def test_the_loop_and_the_queued_output(app: QuartTrio) -> None:
     """Both forms; the figures are there."""
     document = json.loads(await get(app, "/debug/loop?seconds=0.05&format=json"))
-    assert list(document) == ["loop", "trio", "process", "broker"]
+    assert list(document) == ["loop", "trio", "process", "broker", "limits"]
     assert document["loop"]["lag_ms"]["max"] >= document["loop"]["lag_ms"]["p50"] >= 0
     assert document["trio"]["tasks_living"] > 5
     assert document["broker"]["output_queued_bytes"] == 0
+    assert document["broker"]["connections_refused"] == 0
+    assert document["limits"]["mem-queue-size"] == "10"
+    assert document["limits"]["max-msg-timeout"] == "15m0s"
     text = (await get(app, "/debug/loop?seconds=0.05")).decode()
     assert "  output_queued_bytes: 0\n" in text
 

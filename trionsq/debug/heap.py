@@ -1,8 +1,8 @@
 """What is in memory: a census of objects, and with tracemalloc who allocated them.
 
-The census costs about 0.1 us for each container in a thread, and a stop of about 10 ms for each
-million. Tracing makes every allocation two to four times as dear while it lasts, and keeps a note
-of each that is alive: see `TRACED_NBYTES_MAX`.
+The census costs about 0.1 us for each container, in a thread, and stops of some tens of
+milliseconds for each million. Tracing makes every allocation two to four times as dear while it
+lasts, and keeps a note of each that is alive: see `TRACED_NBYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 # a tenth of a second or so.
 TRACED_NBYTES_MAX: Final = 16 * 1024 * 1024
 _LOOK_S: Final = 0.1
-_SLICE: Final = 10_000
+_SLICE: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from trionsq.http.debug_figures import (
     allocations_document,
     broker_figures,
     census_document,
+    limits_document,
     loop_document,
     trio_figures,
 )
@@ -150,6 +151,7 @@ class Debugging:
                 "trio": trio_figures(),
                 "process": process,
                 "broker": broker_figures(self._broker, top, trio.current_time()),
+                "limits": limits_document(self._broker.options),
             },
             as_json,
         )

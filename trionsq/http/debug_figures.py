@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
+from trionsq.broker.options import NsqdOptions
 from trionsq.debug.heap import Allocations, TypeCount
 from trionsq.debug.loop import LoopFigures
+from trionsq.optionspec import table
 
 __all__ = [
     "allocations_document",
     "broker_figures",
     "census_document",
+    "limits_document",
     "loop_document",
     "trio_figures",
 ]
+
+_LIMITS: Final = frozenset(
+    {
+        "max_connections",
+        "mem_queue_size",
+        "max_msg_size",
+        "max_body_size",
+        "max_rdy_count",
+        "max_channel_consumers",
+        "max_msg_timeout_ns",
+        "max_req_timeout_ns",
+        "max_heartbeat_interval_ns",
+    }
+)
 
 
 def loop_document(figures: LoopFigures) -> dict[str, Any]:
@@ -68,11 +85,13 @@ def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
     """
     channels = [channel for topic in broker.topics.values() for channel in topic.channels.values()]
     clients = broker.clients
-    queued = sum(client.output.pending for client in clients)
+    queued = broker.queued_output_nbytes
     behind = [client for client in clients if client.output.pending]
     return {
         "health": broker.health,
-        "connections": len(clients),
+        "connections": broker.admission.connections,
+        "connections_max": broker.admission.limit or None,
+        "connections_refused": broker.admission.refused,
         "connections_failed_by_defects": broker.client_failures,
         "topics": len(broker.topics),
         "channels": len(channels),
@@ -88,6 +107,15 @@ def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
             _behind(client, now_s)
             for client in nlargest(top, behind, key=lambda each: each.output.pending)
         ],
+    }
+
+
+def limits_document(options: NsqdOptions) -> dict[str, Any]:
+    """The limits that operators set, by their flags; 0 of some means none."""
+    return {
+        spec.flag: spec.kind.show(getattr(options, name))
+        for name, spec in table(options)
+        if name in _LIMITS
     }
 
 
