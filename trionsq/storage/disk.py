@@ -92,10 +92,11 @@ def replace_file(
         finally:
             file.close()
         (rename or disk.rename)(draft, name)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):  # the first error is the one that matters
             disk.unlink(draft)
-        raise
+        # By the name that means something; it also makes the same fault read the same.
+        raise OSError(error.errno, error.strerror, os.path.join(disk.path, name)) from error
     disk.sync_folder()
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.duetimes import DueTimes
+from trionsq.storage.duetimes import NO_WORK, DueTimes
 from trionsq.storage.folder import DataFolder, let_go
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import QueueFiles, find_start
@@ -65,6 +65,8 @@ class DiskQueue:
         self._sync_error: str | None = None
         self._doubtful: list[tuple[str, int | None]] = []
         self._operations = 0
+        # Records read since the positions were last on their way to disk.
+        self._reads = 0
         self._read_failures = 0
         self._can_read = True
         self._refused_nbytes = 0
@@ -166,6 +168,7 @@ class DiskQueue:
         self._positions.depth -= count
         if self._positions.all_read:
             self._ended()
+        self._reads += count
         self._operated(count, self._reader.moved)
         return segment
 
@@ -260,34 +263,57 @@ class DiskQueue:
     def _operated(self, count: int, moved: bool) -> None:
         self._operations += count
         self._folder.changed[self] = None
-        if self._operations >= self._folder.sync_every or moved:
+        if moved:
             self.sync()
+        elif self._operations >= self._folder.sync_every and self._job is None:
+            self._sync_records()
 
     def sync(self) -> None:
-        """Begin to make durable what is not. If that is under way, it is done once more."""
-        if self._job is not None:
-            self._sync_again = True
-            return
+        """Begin to make durable all that is not. If that is under way, it is done once more."""
+        self._sync_again = True
+        if self._job is None:
+            self._sync_records()
+
+    def _sync_records(self) -> None:
         if self._sync_error is None:
             self._begin_sync()
 
     def _begin_sync(self) -> None:
+        """Begin to make the records durable, and, if it is time for them, the positions.
+
+        Records behind those that the positions count are found after any crash, so mere writing
+        need not wait for the positions, which cost more than the records.
+        """
+        with_positions = (
+            self._sync_again
+            or self._durable is None
+            or self._reads >= self._folder.sync_every
+            or self._due_times.has_new
+        )
         self._sync_again = False
         self._operations = 0
-        self._folder.changed.pop(self, None)
         try:
             self._writer.settle()
         except OSError as error:
             self._failed(error)
             self._sync_error = _text(error)
             return
-        job = self._job = self._make_job()
+        job = self._job = self._make_job(with_positions)
         self._writer.lent = job.current[1] if job.current else None
         self._folder.background.submit(job.run, self._synced)
 
-    def _make_job(self, *, at_end: bool = False) -> SyncJob:
+    def _make_job(self, with_positions: bool, *, at_end: bool = False) -> SyncJob:
         writer, reader = self._writer, self._reader
-        positions = self._positions.text()
+        positions: bytes | None = None
+        due_times = NO_WORK
+        finished: list[str] = []
+        if with_positions:
+            self._folder.changed.pop(self, None)
+            self._reads = 0
+            text = self._positions.text()
+            positions = text if text != self._durable else None
+            due_times = self._due_times.plan(at_end=at_end)
+            finished, reader.finished, reader.moved = reader.finished, [], False
         current = None
         if writer.unsynced and writer.file is not None:
             current = (self._positions.write_file, writer.file)
@@ -299,13 +325,12 @@ class DiskQueue:
             current=current,
             doubtful=self._doubtful,
             sidecar=self._sidecar,
-            due_times=self._due_times.plan(at_end=at_end),
+            due_times=due_times,
             positions_file=self._files.positions,
-            positions=positions if positions != self._durable else None,
-            finished=reader.finished,
+            positions=positions,
+            finished=finished,
         )
         writer.sealed, writer.unsynced = [], False
-        reader.finished, reader.moved = [], False
         self._doubtful = []
         return job
 
@@ -426,7 +451,7 @@ class DiskQueue:
             self._writer.settle()
         except OSError as error:
             failure = error
-        job = self._make_job(at_end=True)
+        job = self._make_job(True, at_end=True)
         try:
             job.run()
         except OSError as error:

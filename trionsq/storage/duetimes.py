@@ -1,7 +1,4 @@
-"""Which messages of a disk queue are deferred, and what that asks of the sidecar.
-
-Spec: DESIGN, section 3 (due times of deferred messages).
-"""
+"""Which messages of a disk queue are deferred, and what that asks of the sidecar."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Final
 from trionsq.core.batch import Batch, Segment
 from trionsq.storage.deferrals import DeferralFile
 
-__all__ = ["DueTimes", "SidecarWork"]
+__all__ = ["NO_WORK", "DueTimes", "SidecarWork"]
 
 log = logging.getLogger("trionsq")
 
@@ -35,6 +32,9 @@ class SidecarWork:
     keep: dict[bytes, int] | None
 
 
+NO_WORK: Final = SidecarWork([], None)
+
+
 class DueTimes:
     """The deferred messages of a queue. Bounded by the depth of the queue."""
 
@@ -49,6 +49,11 @@ class DueTimes:
     def __bool__(self) -> bool:
         """Whether a message is deferred."""
         return bool(self._due_ns)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a message is deferred of which the sidecar does not know."""
+        return bool(self._new)
 
     @property
     def on_disk(self) -> bool:
