@@ -284,3 +284,52 @@ async def test_known_heads_are_bounded(autojump_clock: MockClock) -> None:
         await talk.send(pub(more=b"X-Id: %b\r\n" % (b"x" * 2000)))
         assert await talk.answers(1) == [b"OK"]
         assert max(map(len, here.way.requests)) < 1024
+
+
+async def test_publishers_wait_until_their_topic_has_room(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came before has its answer; nothing is read meanwhile; then it goes on in order."""
+    async with place() as here:
+        full, other = here.broker.topic("t"), here.broker.topic("u")
+        room = trio.Event()
+
+        async def wait_for_room(count: int) -> None:
+            assert count == 2
+            await room.wait()
+
+        monkeypatch.setattr(full, "should_wait", lambda _count: not room.is_set())
+        monkeypatch.setattr(full, "wait_for_room", wait_for_room)
+        talk = here.connect()
+        await talk.send(pub(topic=b"u") + pub() * 2 + PING + pub(topic=b"u"))
+        assert await talk.answers(1) == [b"OK"]
+        await talk.send(PING)
+        assert len(talk.transport.incoming) == len(PING)
+        await trio.sleep(1000)
+        assert (full.core.message_count, other.core.message_count) == (0, 1)
+        room.set()
+        assert await talk.answers(5) == [b"OK"] * 5
+        assert (full.core.message_count, other.core.message_count) == (2, 2)
+
+
+async def test_waiting_publishers_are_answered_when_the_topic_goes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 503; the next one finds a new topic."""
+    async with place() as here:
+        topic = here.broker.topic("t")
+        gone = trio.Event()
+
+        async def wait_for_room(_count: int) -> None:
+            await gone.wait()
+
+        monkeypatch.setattr(topic, "should_wait", lambda _count: not gone.is_set())
+        monkeypatch.setattr(topic, "wait_for_room", wait_for_room)
+        talk = here.connect()
+        await talk.send(pub() * 2 + PING + pub(more=b"Connection: close\r\n") + PING)
+        here.broker.delete_topic("t")
+        gone.set()
+        exiting = b'{"message":"EXITING"}'
+        assert await talk.answers(4) == [exiting, exiting, b"OK", b"OK"]
+        await talk.ended.wait()
+        assert here.broker.topics["t"].core.message_count == 1
