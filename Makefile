@@ -1,4 +1,4 @@
-# make run | test | lint | bench [ORIGINAL=dir] | drill | format | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill lock compiler clean
+.PHONY: run test lint format bench drill fuzz lock compiler clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -36,6 +36,10 @@ bench: $(INSTALLED) compiler
 # Stops nsqd under load and starts it again, 50 times: nothing acknowledged may be missing.
 drill: $(INSTALLED)
 	$(PY) -m tests.drill --runs 50 $(ARGS)
+
+# Malformed input of all kinds, 123,000 cases: nsqd stays up and serves others.
+fuzz: $(INSTALLED)
+	$(PY) -m tests.fuzz $(ARGS)
 
 # Pins anew what pyproject.toml allows; needs uv (pip install uv).
 lock:

@@ -334,3 +334,25 @@ async def test_many_who_read_nothing_leave_others_alone(autojump_clock: MockCloc
         assert got == bodies
         assert broker.queued_output_nbytes <= 50 * MESSAGES_MAX
         check_balances(broker)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"\x1b[2J\rFATAL: gone", r"invalid command \x1b[2J\rFATAL:"),
+        (b"x" * 16_000, "x" * 100),
+        ("gr\u00fcn".encode(), "invalid command gr\u00fcn"),
+    ],
+)
+async def test_the_log_is_not_written_by_clients(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, line: bytes, shown: str
+) -> None:
+    """What a client sent instead of a command is shown in part, and nothing in it acts."""
+    async with nsqd_in_memory() as broker:
+        talk, _, _ = connect(broker)
+        await talk.say(line + b"\n")
+        await talk.end()
+    (message,) = (one.getMessage() for one in caplog.records if one.levelno == logging.ERROR)
+    assert shown in message
+    assert message.isprintable()
+    assert len(message) < 300

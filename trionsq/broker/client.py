@@ -57,6 +57,16 @@ _LAST_WORDS_S: Final = 1.0
 # Looks at a client in each heartbeat interval.
 _LOOKS: Final = 8
 _NEVER_S: Final = float("inf")
+# Characters of a client's mistake that the log shows.
+_SHOWN_MAX: Final = 200
+
+
+def _shown(error: ProtocolError) -> str:
+    """Its text may be what the client sent, of any length, and meant to look like other lines."""
+    text = str(error)
+    if len(text) > _SHOWN_MAX:
+        text = f"{text[:_SHOWN_MAX]}..."
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 class _Wake:
@@ -258,7 +268,7 @@ class Client:
         Closing a socket that has unread input resets the connection and may take the frame with
         it, so the input is read and thrown away for a moment, until the peer closes.
         """
-        log.error("client(%s) - %s", self.peer, error)
+        log.error("client(%s) - %s", self.peer, _shown(error))
         self._leave()
         transport = self._transport
         with trio.move_on_after(_LAST_WORDS_S):

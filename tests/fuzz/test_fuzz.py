@@ -1,0 +1,76 @@
+"""A tenth of the fuzzing that `make fuzz` does, with seeds that stay."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+
+from tests.fuzz import watch
+from tests.fuzz.mutate import case_random, cut, mutated
+from tests.fuzz.parser import FuzzError
+from tests.fuzz.plan import RUNS, Run, describe
+from tests.processes import other_binary
+from trionsq.broker import commands
+from trionsq.broker.client import Client
+from trionsq.wire import events
+
+PART = 10
+SEED = 4
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.skipif(other_binary() is not None, reason="the log of another nsqd is not ours")
+def test_nonsense_changes_nothing_for_others(run: Run) -> None:
+    """It stays up, its memory is bounded, no defect shows in the log, and a producer and a consumer
+    beside it miss nothing."""
+    count = run.count // PART
+    found = run.fuzz(count, SEED)
+    print(describe(run, count, SEED, found))
+    if run.name != RUNS[0].name:
+        assert found["rounds of the pair"] > 3
+
+
+def test_a_case_is_the_same_each_time() -> None:
+    """Whatever is drawn follows from the seed and the number."""
+    for number in range(200):
+        drawn = []
+        for _ in range(2):
+            random = case_random(7, number)
+            data = mutated(random, b"PUB t\n\0\0\0\5hello" * 3)
+            drawn.append((data, cut(random, data)))
+        assert drawn[0] == drawn[1]
+        assert b"".join(drawn[0][1]) == drawn[0][0]
+
+
+def test_a_defect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that fails at some commands does not get by, and the case is named."""
+
+    def fails(client: Client, event: events.Touch) -> None:
+        raise RuntimeError("a defect made by the test")
+
+    monkeypatch.setitem(commands.HANDLERS, events.Touch, fails)
+    with pytest.raises(FuzzError, match="seed 1, cases range"):
+        RUNS[1].fuzz(200, 1)
+
+
+def test_a_logged_trace_is_found() -> None:
+    """Also if whoever logged it went on."""
+
+    def log_one() -> None:
+        try:
+            raise RuntimeError("made by the test")
+        except RuntimeError:
+            logging.getLogger("trionsq").exception("failed")
+
+    with pytest.raises(AssertionError, match="made by the test"), watch.no_traces():
+        log_one()
+
+
+def test_growth_is_found() -> None:
+    """Memory that is still held in the end counts."""
+    kept: list[bytes] = []
+    with pytest.raises(AssertionError, match="grown by"), watch.bounded_growth(20 * watch.MIB):
+        kept += [bytes([number]) * watch.MIB for number in range(60)]
+    assert Counter(map(len, kept)) == {watch.MIB: 60}
