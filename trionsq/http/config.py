@@ -6,6 +6,7 @@ Spec: nsqd-http, section 6. What is changed lasts until nsqd ends.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,12 +14,15 @@ from typing import Any, Final
 from quart import Response
 
 from trionsq.broker.broker import Broker
+from trionsq.broker.options import UNBUILT
 from trionsq.http.answers import empty, json_document, text
 from trionsq.http.body import read_body
 from trionsq.http.errors import HttpError
 from trionsq.optionspec import LOG_LEVEL, table
 
 __all__ = ["Configuration"]
+
+log = logging.getLogger("trionsq")
 
 _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 # Numbers that TLS itself has for its versions.
@@ -36,8 +40,8 @@ class Configuration:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._field_of = {
-            spec.key: name for name, spec in table(broker.options) if spec.key is not None
+        self._rows = {
+            spec.key: (name, spec) for name, spec in table(broker.options) if spec.key is not None
         }
         self._changes: dict[str, Callable[[str], None]] = {
             "log_level": self._change_log_level,
@@ -46,7 +50,7 @@ class Configuration:
 
     async def get(self, opt: str) -> Response:
         """GET /config/:opt: the option of that key in the config file."""
-        if opt not in self._field_of:
+        if opt not in self._rows:
             raise HttpError(400, "INVALID_OPTION")
         value = self._shown(opt)
         if isinstance(value, str):
@@ -65,11 +69,15 @@ class Configuration:
             change(body.decode(errors="replace"))
         except (ValueError, RecursionError):
             raise HttpError(400, "INVALID_VALUE") from None
+        name, spec = self._rows[opt]
+        log.info("HTTP: option %s is now %r", opt, getattr(self._broker.options, name))
+        if spec.note == UNBUILT:
+            log.warning("--%s is not built yet and has no effect", spec.flag)
         return await self.get(opt)
 
     def _shown(self, key: str) -> Any:
         broker = self._broker
-        value = getattr(broker.options, self._field_of[key])
+        value = getattr(broker.options, self._rows[key][0])
         if key in _NUMBERED:
             return _NUMBERED[key][value]
         if key == "broadcast_tcp_port":
