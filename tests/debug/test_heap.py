@@ -42,7 +42,6 @@ async def test_the_line_that_allocates_is_found(frames: int) -> None:
     assert found.sites[0].blocks >= 20
     assert __file__ in found.sites[0].stack[-1]
     assert len(found.sites[0].stack) <= frames
-    assert next(iter(heap.text_lines(found))).startswith("allocated in 0.1 s")
 
 
 async def test_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         await tasks.start(_run_broker, broker, tasks.cancel_scope)
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
-            await listeners.start(
-                accept_forever, sock, lambda s: broker.accept(SocketTransport(s))
-            )
+            await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
         for sock in http:
             await listeners.start(_serve_http, broker, sock)
         sockets.pop_all()  # each listener closes its own from now on

@@ -10,9 +10,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from time import monotonic
 from typing import Final
 
@@ -26,7 +24,6 @@ __all__ = [
     "Site",
     "TypeCount",
     "census",
-    "text_lines",
     "trace_allocations",
 ]
 
@@ -134,16 +131,3 @@ def _sites(snapshot: tracemalloc.Snapshot, top: int, frames: int) -> list[Site]:
         )
         for each in statistics[:top]
     ]
-
-
-def text_lines(allocations: Allocations) -> Iterable[str]:
-    """The sites for people."""
-    head = (
-        f"allocated in {allocations.seconds:.1f} s and still alive: {allocations.nbytes:,} bytes"
-        f" (at most {allocations.peak_nbytes:,})"
-    )
-    lines = (
-        f"{site.nbytes:>12,} bytes {site.blocks:>9,} blocks  {' > '.join(site.stack)}"
-        for site in allocations.sites
-    )
-    return chain([head], lines)
