@@ -161,6 +161,7 @@ def test_damaged_requests_are_answered_the_same(
         post("/pub?topic=bad$", b"x") + PING,
         post("/pub?topic=t", b"x", version=b"1.0"),
         post("/pub?topic=t", b"x", b"Connection: close\r\n") + PING,
+        post("/pub?topic=t", b"x") + post("/pub?topic=t", b"y", b"Connection: close\r\n"),
         post("/pub?topic=t", b"x" * 101),
         post("/mpub?topic=t", b"x\n" * 501),
         chunked("/pub?topic=t", b"ab", b"c") + PING,
@@ -173,6 +174,30 @@ def test_byte_by_byte_is_the_same(data: bytes) -> None:
     outcomes = both_ways(cut(data, range(len(data))))
     check_same(outcomes)
     assert outcomes[0].answers == both_ways([data])[0].answers
+
+
+@pytest.mark.parametrize("path", ["/pub", "/mpub"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?topic=t&defer=-1",
+        "?topic=t&defer=5",
+        "?topic=t&%64efer=x",
+        "?%74opic=%74",
+        "?topic=t&topic=u",
+        "?topic=e%23ephemeral",
+        "?topic=t&binary",
+        "?topic=a+b",
+        "?topic=t;",
+        "?topic=%",
+        "?topic",
+        "",
+    ],
+)
+def test_queries_mean_the_same(path: str, query: str) -> None:
+    """Also those that only a look at the decoded names and values tells of."""
+    short, framework = both_ways([post(path + query, b"a\nb") * 2])
+    assert short == framework
 
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -205,9 +205,19 @@ async def test_a_body_that_stalls_is_refused(
         assert set(here.broker.topics) == topics
 
 
-async def test_a_body_that_comes_byte_by_byte_is_joined_once(autojump_clock: MockClock) -> None:
+async def test_a_body_that_comes_byte_by_byte_is_joined_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before it is whole, it is not looked at again."""
+    turns = 0
+
+    def count_turn() -> None:
+        nonlocal turns
+        turns += 1
+
     async with place(max_body_size=100_000) as here:
+        here.way.answers.renew()
+        monkeypatch.setattr(here.way.answers, "renew", count_turn)
         talk = here.connect()
         body = b"ab\n" * 1000
         await talk.send(b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 3000\r\n\r\n")
@@ -216,6 +226,7 @@ async def test_a_body_that_comes_byte_by_byte_is_joined_once(autojump_clock: Moc
             await trio.lowlevel.checkpoint()
         assert await talk.answers(1) == [b"OK"]
         assert here.broker.topics["t"].core.message_count == 1000
+        assert turns == 2
 
 
 async def test_the_end_waits_for_answers_only(autojump_clock: MockClock) -> None:
