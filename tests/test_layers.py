@@ -16,6 +16,8 @@ TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 
 # Modules beside the layers: about values only, so that any layer may use them.
 SHARED = frozenset({"durations", "optionspec"})
+# Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
+SHARED_IO = frozenset({"httpget"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),
@@ -65,7 +67,7 @@ def test_every_part_of_trionsq_has_a_place_in_the_order() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/*.py")}
     modules = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
     assert packages | folders <= MAY_USE.keys()
-    assert modules == SHARED
+    assert modules == SHARED | SHARED_IO
 
 
 @pytest.mark.parametrize("layer", MAY_USE)
@@ -81,14 +83,16 @@ def test_pure_layers_do_no_input_output(layer: str) -> None:
     for path in files_of(layer):
         used = {name.split(".")[0] for name in imports(path)}
         assert not used & MUST_NOT_USE[layer], path
+        assert not {name.split(".")[1] for name in imports(path) if "." in name} & SHARED_IO, path
 
 
 def test_shared_modules_use_only_the_standard_library() -> None:
-    """The modules beside the layers drag nothing in: neither a layer nor trio."""
-    for name in SHARED:
+    """The modules beside the layers drag nothing in: neither a layer nor, but for I/O, trio."""
+    for name in SHARED | SHARED_IO:
         path = ROOT / f"{name}.py"
         assert not layers_used(path), path
-        assert "trio" not in {used.split(".")[0] for used in imports(path)}, path
+        foreign = {used.split(".")[0] for used in imports(path)} & {"trio", "h11", "quart"}
+        assert foreign <= ({"trio", "h11"} if name in SHARED_IO else set()), path
 
 
 @pytest.mark.parametrize("package", TOP_LEVEL[1:])

@@ -1,0 +1,151 @@
+"""The one HTTP GET that asking an nsqlookupd needs; the server is a script over memory streams."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trionsq import httpget
+from trionsq.testing.streams import MemoryStream, Pipe
+
+URL = "http://example.test:4161/lookup?topic=t"
+
+
+class Server:
+    """Answers each connection with ``script``, and closes it if ``closes``."""
+
+    def __init__(self, script: bytes, *, closes: bool = True) -> None:
+        self.script, self.closes = script, closes
+        self.dialled: list[tuple[str, int]] = []
+        self.ends: list[MemoryStream] = []
+        self.requests = b""
+
+    async def dial(self, host: str, port: int) -> trio.abc.Stream:
+        self.dialled.append((host, port))
+        up, down = Pipe(65536), Pipe(10_000_000)
+        self.ends.append(MemoryStream(up, down))
+        self.ends[-1].send_nowait(self.script)
+        if self.closes:
+            self.ends[-1].end_sending()
+        await trio.lowlevel.checkpoint()
+        return MemoryStream(down, up)
+
+    async def heard(self) -> bytes:
+        """What the last connection's client sent, to its end."""
+        return b"".join([data async for data in self.ends[-1]])
+
+
+@asynccontextmanager
+async def everything_closed(server: Server) -> AsyncIterator[None]:
+    """At the end the client has closed its connections."""
+    yield
+    with trio.fail_after(1), suppress(trio.BrokenResourceError):
+        await server.heard()
+
+
+async def test_it_returns_status_headers_and_body() -> None:
+    """Whatever the status is, the answer is returned as it is."""
+    server = Server(
+        b"HTTP/1.1 404 Not Found\r\nX-NSQ-Content-Type: nsq\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    answer = await httpget.get(URL, {"Accept": "a/b"}, dial=server.dial)
+    assert (answer.status, answer.body) == (404, b"{}")
+    assert answer.headers["x-nsq-content-type"] == "nsq"
+    assert server.dialled == [("example.test", 4161)]
+    assert (await server.heard()).splitlines() == [
+        b"GET /lookup?topic=t HTTP/1.1",
+        b"Host: example.test:4161",
+        b"Connection: close",
+        b"Accept: a/b",
+        b"",
+    ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\nabcde",
+    ],
+)
+async def test_every_form_of_body_is_read(script: bytes) -> None:
+    """Chunked, and up to the end of the connection."""
+    assert (await httpget.get(URL, dial=Server(script).dial)).body == b"abcde"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "example.test:4161",
+        "ftp://a/",
+        "http://",
+        "http://a:x/",
+        "http://a:0/",
+        "http://a/\r\nb: c x",
+    ],
+)
+async def test_a_url_that_is_none_is_refused(url: str) -> None:
+    """Nothing is sent for it."""
+    server = Server(b"")
+    with pytest.raises(httpget.UrlError):
+        await httpget.get(url, dial=server.dial)
+    assert not server.dialled
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"",
+        b"\x00\x00\x00\x06\x00\x00\x00\x00OK",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\n" + b"X-Y: z\r\n" * 10_000,
+    ],
+)
+async def test_nonsense_is_an_answer_error(script: bytes) -> None:
+    """No HTTP, cut off, or headers without end."""
+    server = Server(script)
+    async with everything_closed(server):
+        with pytest.raises(httpget.AnswerError):
+            await httpget.get(URL, dial=server.dial)
+
+
+async def test_a_large_body_is_refused() -> None:
+    """No more than the limit is kept; one byte less is fine."""
+    script = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde"
+    with pytest.raises(httpget.AnswerTooBigError):
+        await httpget.get(URL, nbytes_max=4, dial=Server(script).dial)
+    assert (await httpget.get(URL, nbytes_max=5, dial=Server(script).dial)).body == b"abcde"
+
+
+async def test_an_unreachable_server_is_a_connect_error() -> None:
+    """With the address in the text."""
+
+    async def dial(host: str, port: int) -> trio.abc.Stream:
+        raise OSError("refused")
+
+    with pytest.raises(httpget.ConnectError, match=r"example\.test:4161: refused"):
+        await httpget.get(URL, dial=dial)
+
+
+async def test_connecting_has_its_own_limit(autojump_clock: MockClock) -> None:
+    """A server that can't be reached is given up after connect_timeout_s."""
+
+    async def dial(host: str, port: int) -> trio.abc.Stream:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    with pytest.raises(httpget.GetTimeoutError):
+        await httpget.get(URL, connect_timeout_s=2, request_timeout_s=5, dial=dial)
+    assert trio.current_time() == 2
+
+
+@pytest.mark.parametrize("script", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"])
+async def test_the_whole_request_has_a_limit(script: bytes, autojump_clock: MockClock) -> None:
+    """A server that stops in the middle is given up after request_timeout_s, and closed."""
+    server = Server(script, closes=False)
+    async with everything_closed(server):
+        with pytest.raises(httpget.GetTimeoutError):
+            await httpget.get(URL, connect_timeout_s=2, request_timeout_s=5, dial=server.dial)
+        assert trio.current_time() == 5

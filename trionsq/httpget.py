@@ -1,0 +1,199 @@
+"""One HTTP GET with limits on its time and on its size: what asking an nsqlookupd needs.
+
+A connection is made for each request and closed after it. Redirections are not followed.
+
+Spec: nsqd-internals, section 9 (the lookup loop); client, section 3 (discovery).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+from urllib.parse import SplitResult, urlsplit
+
+import h11
+import trio
+
+__all__ = [
+    "Answer",
+    "AnswerError",
+    "AnswerTooBigError",
+    "ConnectError",
+    "Dial",
+    "GetError",
+    "GetTimeoutError",
+    "UrlError",
+    "get",
+]
+
+NBYTES_MAX: Final = 5 * 1024 * 1024
+"""Default bound of a body: nsqd's default --max-body-size."""
+
+_RECEIVE_NBYTES: Final = 64 * 1024
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
+"""Connects to a host and a port. Raises OSError."""
+
+
+class GetError(Exception):
+    """There is no answer; the text says why."""
+
+
+class UrlError(GetError, ValueError):
+    """That is no URL of an HTTP server."""
+
+
+class ConnectError(GetError):
+    """The server can't be reached: name, connection or TLS."""
+
+
+class GetTimeoutError(GetError):
+    """It took too long."""
+
+
+class AnswerError(GetError):
+    """What came is not HTTP, or the connection broke before its end."""
+
+
+class AnswerTooBigError(GetError):
+    """The body is larger than the caller allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said.
+
+    Attributes:
+        status: as 200 or 404. Whether that is good is for the caller to say.
+        headers: by name in lower case; the last one of each name.
+        body: all of it.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+async def get(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    connect_timeout_s: float = 2.0,
+    request_timeout_s: float = 5.0,
+    nbytes_max: int = NBYTES_MAX,
+    *,
+    dial: Dial = trio.open_tcp_stream,
+) -> Answer:
+    """Ask for ``url`` and return the answer, whatever its status.
+
+    Cancelling closes the connection.
+
+    Args:
+        url: ``http://host:port/path?query`` or ``https://...``; the certificate is checked.
+        headers: to send besides Host.
+        connect_timeout_s: for the name, the connection and TLS, in seconds.
+        request_timeout_s: for everything, in seconds.
+        nbytes_max: of the answer's body.
+        dial: connects; for tests.
+
+    Raises:
+        UrlError, ConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
+            `GetError`.
+    """
+    parts = _parts(url)
+    request = _request(parts, headers or {})
+    with trio.move_on_after(request_timeout_s):
+        stream = await _connect(parts, connect_timeout_s, dial)
+        try:
+            return await _exchange(stream, request, nbytes_max)
+        finally:
+            # Not gracefully: a server that has stopped listening must not hold us.
+            await trio.aclose_forcefully(stream)
+    raise GetTimeoutError(f"{url}: no answer within {request_timeout_s:g} s")
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UrlError(f"{url!r}: {error}") from error
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
+        raise UrlError(f"{url!r} is not the URL of an HTTP server")
+    return parts
+
+
+def _request(parts: SplitResult, headers: Mapping[str, str]) -> h11.Request:
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    host = parts.netloc.rpartition("@")[2]
+    try:
+        return h11.Request(
+            method="GET",
+            target=target.encode("ascii"),
+            headers=[("Host", host), ("Connection", "close"), *headers.items()],
+        )
+    except (h11.LocalProtocolError, UnicodeError) as error:
+        raise UrlError(f"{parts.geturl()!r} can't be asked for: {error}") from error
+
+
+async def _connect(parts: SplitResult, timeout_s: float, dial: Dial) -> trio.abc.Stream:
+    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    where = f"{host}:{port}"
+    with trio.move_on_after(timeout_s):
+        try:
+            stream = await dial(host, port)
+        except OSError as error:
+            raise ConnectError(f"{where}: {error}") from error
+        return await _secure(stream, host, where) if parts.scheme == "https" else stream
+    raise GetTimeoutError(f"{where}: not connected within {timeout_s:g} s")
+
+
+async def _secure(stream: trio.abc.Stream, host: str, where: str) -> trio.abc.Stream:
+    secured = trio.SSLStream(
+        stream, ssl.create_default_context(), server_hostname=host, https_compatible=True
+    )
+    try:
+        await secured.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise ConnectError(f"{where}: {error.__cause__ or error}") from error
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return secured
+
+
+async def _exchange(stream: trio.abc.Stream, request: h11.Request, nbytes_max: int) -> Answer:
+    connection = h11.Connection(h11.CLIENT)
+    data = connection.send(request) or b""
+    data += connection.send(h11.EndOfMessage()) or b""
+    try:
+        await stream.send_all(data)
+        return await _read(stream, connection, nbytes_max)
+    except trio.BrokenResourceError as error:
+        raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
+    except h11.RemoteProtocolError as error:
+        raise AnswerError(f"not an HTTP answer: {error}") from error
+
+
+async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max: int) -> Answer:
+    status, headers, body = 0, dict[str, str](), bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(bytes(await stream.receive_some(_RECEIVE_NBYTES)))
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
+            }
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > nbytes_max:
+                raise AnswerTooBigError(f"the answer has more than {nbytes_max} bytes")
+        elif isinstance(event, h11.EndOfMessage):
+            return Answer(status, headers, bytes(body))
+        elif isinstance(event, h11.ConnectionClosed):
+            raise AnswerError("the connection was closed without an answer")
