@@ -45,6 +45,8 @@ _READS_BEFORE_ASKING: Final = 16
 _INBOX_DELIVERIES_MAX: Final = 64
 # Their bodies may be there for this client only, read from disk. At least one delivery may wait.
 _INBOX_NBYTES_MAX: Final = 4 * 1024 * 1024
+# Those of smaller batches are not counted: their number is bound enough, and counting costs.
+_LIGHT_NBYTES_MAX: Final = 64 * 1024
 # Frames that the pump joins for one write, and writes before other tasks get their turn.
 _WRITE_NBYTES_MAX: Final = 256 * 1024
 _WRITES_MAX: Final = 8
@@ -286,13 +288,18 @@ class Client:
             or len(own_turn) == _OWN_TURN_MAX
             or self._inbox
             or self.output.pending
-            or delivery.nbytes > _OWN_TURN_NBYTES_MAX
+            or (
+                delivery.batch.bodies.nbytes > _LIGHT_NBYTES_MAX
+                and delivery.nbytes > _OWN_TURN_NBYTES_MAX
+            )
         ):
             return self._hand_over(delivery)
         own_turn.append(delivery)
         return True
 
     def _hand_over(self, delivery: Delivery) -> bool:
+        if delivery.batch.bodies.nbytes <= _LIGHT_NBYTES_MAX:
+            return self._inbox.offer(delivery)
         waiting = self._inbox_nbytes
         nbytes = delivery.nbytes
         if waiting and waiting + nbytes > _INBOX_NBYTES_MAX:
@@ -325,7 +332,8 @@ class Client:
         nbytes = 0
         while item is not None:
             if isinstance(item, Delivery):
-                self._inbox_nbytes -= item.nbytes
+                if item.batch.bodies.nbytes > _LIGHT_NBYTES_MAX:
+                    self._inbox_nbytes -= item.nbytes
                 frame = self._frames(item)
                 parts.append(frame)
                 nbytes += len(frame)
