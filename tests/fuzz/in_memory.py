@@ -35,8 +35,8 @@ async def _speak(random: Random, data: bytes, stream: MemoryStream) -> None:
             await trio.lowlevel.checkpoint()
             if reads:
                 stream.incoming.read(2**20)
-    except trio.BrokenResourceError:
-        return
+    except (trio.BrokenResourceError, OSError):
+        return  # nsqd has closed it
 
 
 def _leave(random: Random, stream: MemoryStream) -> None:
