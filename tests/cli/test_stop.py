@@ -86,9 +86,11 @@ class Nsqd:
         """Send signals and wait for the end; the exit code."""
         for number in signals:
             self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=LIMIT_S)
-        self.log += rest.splitlines(keepends=True)
-        return self.process.returncode
+        code = self.process.wait(LIMIT_S)
+        # Not by communicate(), which does not know what iteration has read ahead.
+        assert self.process.stderr is not None
+        self.log += self.process.stderr.read().splitlines(keepends=True)
+        return code
 
 
 @contextmanager
