@@ -173,5 +173,5 @@ def test_a_bad_value_ends_the_start(changes: dict[str, Any], reason: str) -> Non
 
 def test_options_without_effect_are_named() -> None:
     """An option whose feature is not built is reported when it is set to anything else."""
-    options = NsqdOptions(snappy=False, lookupd_tcp_address=("127.0.0.1:4160",))
-    assert list(unbuilt_in_use(options)) == ["lookupd-tcp-address", "snappy"]
+    options = NsqdOptions(snappy=False, statsd_address="127.0.0.1:8125")
+    assert list(unbuilt_in_use(options)) == ["statsd-address", "snappy"]

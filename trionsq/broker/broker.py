@@ -14,6 +14,7 @@ from trionsq.broker.admission import Admission
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
+from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.saving import keep_trying, save_all
@@ -60,6 +61,7 @@ class Broker:
         options: it runs with; replaced as a whole when one of them changes.
         options_changed: called with the new options after each change, in this order.
         folder: its data path.
+        lookups: the nsqlookupds that it is registered at.
         topics: by name.
         clients: the connections of now.
         admission: how many connections there are, may be, and were refused.
@@ -81,6 +83,7 @@ class Broker:
         self.options_changed: list[Callable[[NsqdOptions], None]] = []
         self.folder = folder
         self.clock = clock or Clock()
+        self.lookups = Lookups(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
         self.admission = Admission(options.max_connections)
@@ -145,6 +148,7 @@ class Broker:
         tasks.start_soon(run_disk_retries, self.folder)
         tasks.start_soon(self._metadata.run)
         tasks.start_soon(self._metadata.run_id_reserve)
+        tasks.start_soon(self.lookups.run)
 
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
@@ -257,20 +261,27 @@ class Broker:
         return client
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made if need be. The name is valid."""
+        """The topic of that name, made if need be. The name is valid.
+
+        Where a command makes it, `Topic.claim_wait` tells what that has to wait for.
+        """
         topic = self.topics.get(name)
         if topic is None:
             assert self._tasks is not None, "the broker does not run"
             ids = IdSource(self.options.node_id, self._ids_after_ns)
             core = TopicCore(name, self._memory_limit(name), self._backend(name, name), ids)
             topic = self.topics[name] = Topic(
-                core, self.clock, self._new_channel, self._delete_topic, self._changed
+                core, self.clock, self._new_channel, self._delete_topic, self._channel_gone
             )
             if isinstance(core.store.backend, DroppingBackend):
                 core.store.backend.dropped = core.dropped
             log.info("TOPIC(%s): created", name)
-            self._changed(topic.is_ephemeral)
-            self._tasks.start_soon(topic.run)
+            self._changed(topic.is_ephemeral, name)
+            if self.lookups.known:
+                topic.prepare()
+                self._tasks.start_soon(topic.run, self.lookups.channels)
+            else:
+                self._tasks.start_soon(topic.run)
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -287,7 +298,7 @@ class Broker:
         # A topic of that name may be made again, and its ids must not be these.
         self._ids_after_ns = max(self._ids_after_ns, topic.core.ids.until_ns)
         topic.close()
-        self._changed(topic.is_ephemeral)
+        self._changed(topic.is_ephemeral, topic.name, gone=True)
 
     def _new_channel(self, topic: Topic, name: str) -> Channel:
         assert self._tasks is not None, "the broker does not run"
@@ -298,14 +309,23 @@ class Broker:
         core.alarm = lambda at_s: self._scan.add(at_s, core)
         channel = Channel(topic, core, self.clock)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
-        self._changed(topic.is_ephemeral or channel.is_ephemeral)
+        self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)
         self._tasks.start_soon(channel.run)
         return channel
 
-    def _changed(self, is_ephemeral: bool) -> None:
-        """Topics or channels were made or deleted."""
+    def _channel_gone(self, channel: Channel) -> None:
+        topic = channel.topic
+        is_ephemeral = topic.is_ephemeral or channel.is_ephemeral
+        self._changed(is_ephemeral, topic.name, channel.name, gone=True)
+
+    def _changed(
+        self, is_ephemeral: bool, topic: str, channel: str = "", *, gone: bool = False
+    ) -> None:
+        """A topic or one of its channels was made or deleted."""
         if not is_ephemeral and not self._loading:
             self._metadata.changed()
+        if not self.exiting:
+            self.lookups.changed(topic, channel, gone)
 
     def _memory_limit(self, name: str) -> int:
         size = self.options.mem_queue_size

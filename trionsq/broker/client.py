@@ -232,6 +232,7 @@ class Client:
                 if not isinstance(reply, bytes):
                     # A command that must wait: what was read after it waits in the parser.
                     self._end_turn(replies)
+                    self._owes_answers = True
                     reply = await reply
                     self._own_turn = []
                 replies.append(reply)

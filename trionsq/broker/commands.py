@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
@@ -40,9 +42,35 @@ def _auth(client: Client, event: events.Auth) -> Reply:
     raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
 
 
-def _subscribe(client: Client, event: events.Subscribe) -> Reply:
+# A new topic: its handler is called again with it, once it may go on.
+
+
+def _on_new_topic(client: Client, event: Any, handler: Callable[..., Reply]) -> Reply:
+    topic = client.broker.topic(event.topic)
+    prepared = topic.claim_wait()
+    if prepared is None:
+        return handler(client, event, topic)
+    return _when_prepared(prepared, client, event, handler, topic)
+
+
+async def _when_prepared(
+    prepared: trio.Event, client: Client, event: Any, handler: Callable[..., Reply], topic: Topic
+) -> bytes:
+    await prepared.wait()
+    reply = handler(client, event, topic)
+    if reply is None or isinstance(reply, bytes):
+        return reply or b""
+    return await reply
+
+
+def _subscribe(client: Client, event: events.Subscribe, made: Topic | None = None) -> Reply:
     broker = client.broker
-    channel = broker.topic(event.topic).channel(event.channel)
+    topic = made or broker.topics.get(event.topic)
+    if topic is None:
+        return _on_new_topic(client, event, _subscribe)
+    if topic.exiting:
+        raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
+    channel = topic.channel(event.channel)
     channel.add_client(client, broker.options.max_channel_consumers)
     client.channel = channel
     return frames.OK
@@ -94,8 +122,10 @@ def _failure(command: str, id_: bytes, why: str) -> bytes:
     return frames.error(ProtocolError(f"E_{command}_FAILED", text, fatal=False))
 
 
-def _publish(client: Client, event: events.Publish) -> Reply:
-    topic = client.broker.topic(event.topic)
+def _publish(client: Client, event: events.Publish, made: Topic | None = None) -> Reply:
+    topic = made or client.broker.topics.get(event.topic)
+    if topic is None:
+        return _on_new_topic(client, event, _publish)
     bodies = event.bodies
     if topic.should_wait(bodies.count):
         return _publish_later(client, topic, bodies, "PUB")
@@ -103,21 +133,30 @@ def _publish(client: Client, event: events.Publish) -> Reply:
     return frames.OK * bodies.count
 
 
-def _publish_many(client: Client, event: events.PublishMany) -> Reply:
-    topic = client.broker.topic(event.topic)
+def _publish_many(client: Client, event: events.PublishMany, made: Topic | None = None) -> Reply:
+    topic = made or client.broker.topics.get(event.topic)
+    if topic is None:
+        return _on_new_topic(client, event, _publish_many)
     if topic.should_wait(event.bodies.count):
         return _publish_later(client, topic, event.bodies, "MPUB")
     _take(client, topic, event.bodies, "MPUB")
     return frames.OK
 
 
-def _publish_many_begins(client: Client, event: events.PublishManyBegins) -> Reply:
-    client.broker.topic(event.topic)
+def _publish_many_begins(
+    client: Client, event: events.PublishManyBegins, made: Topic | None = None
+) -> Reply:
+    if made is None and event.topic not in client.broker.topics:
+        return _on_new_topic(client, event, _publish_many_begins)
     return None
 
 
-def _publish_deferred(client: Client, event: events.PublishDeferred) -> Reply:
-    topic = client.broker.topic(event.topic)
+def _publish_deferred(
+    client: Client, event: events.PublishDeferred, made: Topic | None = None
+) -> Reply:
+    topic = made or client.broker.topics.get(event.topic)
+    if topic is None:
+        return _on_new_topic(client, event, _publish_deferred)
     if topic.should_wait(event.bodies.count):
         return _publish_later(client, topic, event.bodies, "DPUB", event.delay_ms)
     _take(client, topic, event.bodies, "DPUB", event.delay_ms)

@@ -96,13 +96,13 @@ class NsqdOptions:
         "broadcast-http-port", 0, INT, "for nsqlookupd; 0: the listening port"
     )
     # None: /config was given null; it means none.
-    lookupd_tcp_address: tuple[str, ...] | None = _unbuilt(
+    lookupd_tcp_address: tuple[str, ...] | None = option(
         "lookupd-tcp-address", (), STRINGS, "nsqlookupd's address", key="nsqlookupd_tcp_addresses"
     )
-    http_client_connect_timeout_ns: int = _unbuilt(
+    http_client_connect_timeout_ns: int = option(
         "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
     )
-    http_client_request_timeout_ns: int = _unbuilt(
+    http_client_request_timeout_ns: int = option(
         "http-client-request-timeout", 5 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -44,12 +44,9 @@ class Topic:
         clock: Clock,
         new_channel: Callable[[Topic, str], Channel],
         deleted: Callable[[Topic], None],
-        changed: Callable[[bool], None],
+        channel_gone: Callable[[Channel], None],
     ) -> None:
-        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end.
-
-        ``changed`` hears when a channel is gone, and whether that was ephemeral.
-        """
+        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
         self.name = core.name
         self.core = core
         self.channels: dict[str, Channel] = {}
@@ -58,7 +55,10 @@ class Topic:
         self._clock = clock
         self._new_channel = new_channel
         self._deleted = deleted
-        self._changed = changed
+        self._channel_gone = channel_gone
+        # While it is found out which channels there are elsewhere; and for whom that is waited.
+        self._preparing: trio.Event | None = None
+        self._creator_waits: trio.Event | None = None
         self._inbox = SegmentInbox(core)
         self._may_go_on = trio.Event()
         core.carry = self._inbox.carry
@@ -67,10 +67,29 @@ class Topic:
     def __repr__(self) -> str:
         return f"<Topic {self.core!r}>"
 
-    async def run(self) -> None:
-        """The topic's life: until it is deleted or the broker ends."""
+    def prepare(self) -> None:
+        """Have the creating command wait for the channels that `run` is given."""
+        self._preparing = self._creator_waits = trio.Event()
+
+    def claim_wait(self) -> trio.Event | None:
+        """What the command that made the topic waits for, None if it may go on.
+
+        Whoever asks first made it; all others go on at once: what they publish is queued.
+        """
+        event, self._creator_waits = self._creator_waits, None
+        return event
+
+    async def run(self, channels: Callable[[str], Awaitable[list[str]]] | None = None) -> None:
+        """The topic's life: until it is deleted or the broker ends.
+
+        Args:
+            channels: after `prepare`: finds out which channels are made before the first message
+                goes anywhere.
+        """
         core, clock, inbox = self.core, self._clock, self._inbox
         with self.cancel_scope:
+            if channels is not None:
+                await self._make_channels(channels)
             while True:
                 # Before it waits: `carry` may have absorbed all that would wake a new task.
                 inbox.absorb()
@@ -81,6 +100,15 @@ class Topic:
                         await trio.lowlevel.checkpoint()
                         inbox.absorb()
                 await inbox.wait()
+
+    async def _make_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
+        assert self._preparing is not None
+        try:
+            for name in await channels(self.name):
+                self.channel(name)
+        finally:
+            self._preparing.set()
+            self._preparing = None
 
     @property
     def is_ephemeral(self) -> bool:
@@ -103,6 +131,8 @@ class Topic:
     def will_make_room(self) -> bool:
         """Whether the topic's task is about to move messages on."""
         core = self.core
+        if self._preparing is not None:
+            return False
         if core.error is not None and not core.paused:
             return any(channel.will_make_room for channel in self.channels.values())
         return core.can_pump and core.store.in_memory > 0
@@ -168,7 +198,7 @@ class Topic:
             self._deleted(self)
         else:
             self._go_on()
-        self._changed(self.is_ephemeral or channel.is_ephemeral)
+        self._channel_gone(channel)
 
     def pause(self) -> None:
         self._inbox.absorb()  # what is published from now on queues behind it

@@ -62,7 +62,9 @@ class Administration:
 
     async def create_topic(self) -> Response:
         """POST /topic/create."""
-        self._broker.topic(valid_topic_name(query()))
+        topic = self._broker.topic(valid_topic_name(query()))
+        if prepared := topic.claim_wait():
+            await prepared.wait()
         return empty()
 
     async def delete_topic(self) -> Response:
