@@ -63,7 +63,7 @@ class Administration:
     async def create_topic(self) -> Response:
         """POST /topic/create."""
         topic = self._broker.topic(valid_topic_name(query()))
-        if prepared := topic.claim_wait():
+        if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
         return empty()
 

@@ -68,7 +68,7 @@ class Publishing:
         return self._rules.counted(bytes(body[:limit]))
 
     async def _publish(self, topic: Topic, bodies: Bodies, defer_ms: int = 0) -> None:
-        if prepared := topic.claim_wait():
+        if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
         await topic.wait_for_room(bodies.count)
         try:
