@@ -24,7 +24,7 @@ from benchmarks.measure import run_row
 from benchmarks.report import Result, table
 from benchmarks.rows import ROWS, Metric, Row
 from benchmarks.servers import FLOOR, OURS, Kinds, ServerError, TopicStats, kinds
-from tests.processes import nsqd_command, other_binary
+from tests.processes import nsqd_command
 
 DISK_ROWS = {row.name: row for row in ROWS if row.name.startswith("disk-")}
 # Says where it listens, on nothing; ends by SIGTERM with $END, or at once without one.
@@ -52,7 +52,6 @@ def _pretender(folder: Path, exit_code: int) -> Kinds:
     return Kinds({OURS: (str(program),)}, folder / "data")
 
 
-@pytest.mark.skipif(not other_binary(), reason="our nsqd has no disk yet")
 @pytest.mark.parametrize("row", DISK_ROWS.values(), ids=DISK_ROWS)
 def test_each_disk_row_measures_an_nsqd(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every disk row runs against a real nsqd, adds up, yields its figures, keeps the backlog."""
