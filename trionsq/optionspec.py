@@ -202,6 +202,7 @@ PERCENTILES = Kind(
     show=_show_list,
     join=lambda earlier, later: _descending(earlier + later),
 )
+DEBUG_FROM = choice("whom", "loopback", "any", "none")
 LOG_LEVEL = choice("level", "debug", "info", "warn", "error", "fatal")
 
 

@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
-from trionsq.broker.listener import accept_forever, open_sockets
 from trionsq.broker.transport import SocketTransport
+from trionsq.listener import accept_forever, open_sockets
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection

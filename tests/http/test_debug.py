@@ -22,10 +22,10 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.cli.daemon import running_nsqd
 from trionsq.debug.tasks import TaskNode, task_tree
 from trionsq.http.app import create_app
-from trionsq.http.debug import is_loopback
 from trionsq.http.debug_names import NAMED
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
+from trionsq.web.guard import is_loopback
 
 
 @pytest.fixture

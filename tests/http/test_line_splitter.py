@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.http.errors import HttpError
 from trionsq.http.messages import LineSplitter
+from trionsq.web.errors import HttpError
 
 MSG_MAX, BODY_MAX = 5, 30
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trionsq.http import ready
-from trionsq.http.errors import HttpError
 from trionsq.http.ready import ReadyAnswers
+from trionsq.web.errors import HttpError
 
 
 def test_the_date_is_that_of_the_last_renewal(monkeypatch: pytest.MonkeyPatch) -> None:

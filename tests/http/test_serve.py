@@ -14,10 +14,10 @@ import pytest
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.listener import open_sockets
-from trionsq.http import body, connection, serve
-from trionsq.http.connection import HttpConnection
 from trionsq.http.serve import serve_http
+from trionsq.listener import open_sockets
+from trionsq.web import body, connection, serve
+from trionsq.web.connection import HttpConnection
 
 LIMIT_S = 10.0
 """Nothing here takes so long unless it hangs."""
@@ -205,7 +205,7 @@ async def test_a_silent_connection_is_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """Before a request, amid its head, or after its answer."""
-    monkeypatch.setattr(serve, "_KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(serve, "KEEP_ALIVE_S", 0.1)
     async with serving(broker) as server:
         stream = await server.connect()
         await stream.send_all(begun)
@@ -263,9 +263,9 @@ async def test_the_end_is_prompt(broker: Broker, caplog: pytest.LogCaptureFixtur
             started_s = trio.current_time()
             server.scope.cancel()
             assert await to_the_end(idle) == b""
-            assert trio.current_time() - started_s < serve._GRACE_S
+            assert trio.current_time() - started_s < serve.GRACE_S
             await server.ended.wait()
-            assert trio.current_time() - started_s < serve._GRACE_S + 1
+            assert trio.current_time() - started_s < serve.GRACE_S + 1
             with pytest.raises(OSError, match="refused"):
                 await server.connect()
     assert caplog.records == []

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.ways import Way, way
-from trionsq.http import body, connection, serve
+from trionsq.web import body, connection, serve
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n"
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -73,7 +73,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
         start_s = trio.current_time()
         await stream.send_all(begun)
         _, end_s = await ended_s(stream)
-        assert end_s - start_s <= serve._KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
 
 
 @both
@@ -88,7 +88,7 @@ async def test_a_head_that_trickles_in_gets_no_more_time(
             nursery.start_soon(trickle, stream, head, 1.0)
             _, end_s = await ended_s(stream)
             nursery.cancel_scope.cancel()
-        assert end_s - start_s <= serve._KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
 
 
 @both
@@ -98,13 +98,13 @@ async def test_an_idle_connection_ends_after_its_answer(
     """The idle time counts from the last answer."""
     async with serving(short_way=short_way) as server, server.connect() as stream:
         for _ in range(5):
-            await trio.sleep(serve._KEEP_ALIVE_S / 2)
+            await trio.sleep(serve.KEEP_ALIVE_S / 2)
             await stream.send_all(PING)
             await ok(stream)
         start_s = trio.current_time()
         came, end_s = await ended_s(stream)
         assert came == b""
-        assert end_s - start_s <= serve._KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
 
 
 @both

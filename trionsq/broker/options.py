@@ -15,6 +15,7 @@ from functools import partial
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.optionspec import (
     BOOL,
+    DEBUG_FROM,
     DURATION,
     INT,
     LOG_LEVEL,
@@ -29,7 +30,6 @@ from trionsq.optionspec import (
 
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
-DEBUG_FROM = choice("whom", "loopback", "any", "none")
 UNBUILT = "not built yet"
 _unbuilt = partial(option, note=UNBUILT)
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import trio
 
-from trionsq.broker.listener import ListenError
 from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, validated
 from trionsq.cli import log
 from trionsq.cli.command import fatal, read_options
 from trionsq.cli.daemon import run_nsqd
+from trionsq.listener import ListenError
 from trionsq.storage.lock import DataPathError
 from trionsq.storage.metadata import MetadataError
 

@@ -9,23 +9,11 @@ from quart import Response
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.topic import Topic
-from trionsq.http.answers import empty
-from trionsq.http.errors import HttpError
-from trionsq.http.query import Query, query, valid_topic_name
-from trionsq.wire.names import is_valid_name
+from trionsq.web.answers import empty
+from trionsq.web.errors import HttpError
+from trionsq.web.query import query, valid_argument, valid_topic_name
 
 __all__ = ["Administration"]
-
-
-def _valid(values: Query, name: bytes) -> str:
-    """A parameter of the channel endpoints, which have a spelling of their own for refusals."""
-    given = values.get(name)
-    shown = name.decode().upper()
-    if given is None:
-        raise HttpError(400, f"MISSING_ARG_{shown}")
-    if not is_valid_name(given):
-        raise HttpError(400, f"INVALID_ARG_{shown}")
-    return given.decode("ascii")
 
 
 class Administration:
@@ -49,7 +37,10 @@ class Administration:
 
     def _topic_and_channel_name(self) -> tuple[Topic, str]:
         values = query()
-        topic_name, channel_name = _valid(values, b"topic"), _valid(values, b"channel")
+        topic_name, channel_name = (
+            valid_argument(values, b"topic"),
+            valid_argument(values, b"channel"),
+        )
         return self.topic_named(topic_name), channel_name
 
     def existing_channel(self) -> Channel:

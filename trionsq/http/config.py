@@ -15,10 +15,10 @@ from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import UNBUILT
-from trionsq.http.answers import empty, json_document, text
-from trionsq.http.body import read_body
-from trionsq.http.errors import HttpError
 from trionsq.optionspec import LOG_LEVEL, table
+from trionsq.web.answers import empty, json_document, text
+from trionsq.web.body import read_body
+from trionsq.web.errors import HttpError
 
 __all__ = ["Configuration"]
 

@@ -1,47 +1,42 @@
 """/debug: what this nsqd does right now, for its operator. Ours; docs/debugging.md explains them.
 
 Each page costs something only while it is asked for. Whoever may not ask (--debug-from) is
-answered 403; what decides is the address of the connection, not what a proxy says of others.
+answered 403.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import wraps
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import trio
-from quart import Response, request
+from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.debug import heap, profile_forms, tasks_shown
-from trionsq.debug.exclusive import UnderWayError
 from trionsq.debug.loop import watch_loop
 from trionsq.debug.pprof import pprof_bytes
 from trionsq.debug.process import process_figures
 from trionsq.debug.profile import Profile, profile
 from trionsq.debug.tasks import task_tree
-from trionsq.http.answers import json_document, plain
-from trionsq.http.debug_answers import as_text, attachment, chosen, html, number, wants_json
 from trionsq.http.debug_figures import (
     allocations_document,
     broker_figures,
-    census_document,
     limits_document,
     loop_document,
     trio_figures,
 )
 from trionsq.http.debug_names import task_name
-from trionsq.http.debug_pprof import Pprof
-from trionsq.http.errors import HttpError
-from trionsq.http.query import flag, query
+from trionsq.web.answers import json_document, plain
+from trionsq.web.app import Endpoint
+from trionsq.web.debug_answers import as_text, attachment, chosen, html, number, wants_json
+from trionsq.web.guard import guarded
+from trionsq.web.pprof import Pprof, census_document
+from trionsq.web.query import flag, query
 
-__all__ = ["Debugging", "is_loopback"]
+__all__ = ["Debugging"]
 
-Endpoint = Callable[..., Awaitable[Response]]
-
-_REFUSED: Final = "/debug is not open to this address, see --debug-from"
+_BACK: Final = "<p><a href='/debug'>what this nsqd does</a>\n"
 _SECONDS_MAX: Final = 120.0
 # The processor's timer ticks no faster on most systems.
 _HZ_MAX: Final = 250.0
@@ -72,35 +67,19 @@ class Debugging:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def endpoints(self) -> Iterable[tuple[str, str, Endpoint]]:
-        """Method, path and endpoint of each page; none answers whoever may not ask."""
-        pages: list[tuple[str, str, Endpoint]] = [
+    def endpoints(self) -> Iterable[Endpoint]:
+        """Each page; none answers whoever may not ask."""
+        pprof = Pprof(task_name, "/debug/pprof/", _BACK)
+        pages: list[Endpoint] = [
             ("GET", "/debug", self.index),
             ("GET", "/debug/tasks", self.tasks),
             ("GET", "/debug/loop", self.loop),
             ("GET", "/debug/heap", self.heap),
             ("GET", "/debug/profile", self.profile),
-            *Pprof().endpoints(),
+            *pprof.endpoints(),
+            *pprof.rate_endpoints(),
         ]
-        return [(method, path, self._guarded(endpoint)) for method, path, endpoint in pages]
-
-    def _guarded(self, endpoint: Endpoint) -> Endpoint:
-        @wraps(endpoint)
-        async def guarded() -> Response:
-            if not self._may_ask():
-                raise HttpError(403, _REFUSED)
-            try:
-                return await endpoint()
-            except UnderWayError as error:
-                raise HttpError(409, f"{str(error).upper()}_UNDER_WAY") from None
-
-        return guarded
-
-    def _may_ask(self) -> bool:
-        whom = self._broker.options.debug_from
-        # Unix sockets have no address.
-        peer = request.scope.get("client")
-        return whom == "any" or (whom == "loopback" and (peer is None or is_loopback(peer[0])))
+        return [guarded(page, lambda: self._broker.options.debug_from) for page in pages]
 
     async def index(self) -> Response:
         """GET /debug: what there is."""
@@ -192,17 +171,6 @@ class Debugging:
             return plain(200, body.decode())
         filename, content_type = _FILES[form]
         return attachment(body, filename, content_type)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, also as IPv6 writes IPv4 ones."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
 
 
 def _text(seen: Profile) -> bytes:

@@ -10,14 +10,13 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.broker.options import NsqdOptions
-from trionsq.debug.heap import Allocations, TypeCount
+from trionsq.debug.heap import Allocations
 from trionsq.debug.loop import LoopFigures
 from trionsq.optionspec import table
 
 __all__ = [
     "allocations_document",
     "broker_figures",
-    "census_document",
     "limits_document",
     "loop_document",
     "trio_figures",
@@ -142,11 +141,6 @@ def allocations_document(allocations: Allocations) -> dict[str, Any]:
             for site in allocations.sites
         ],
     }
-
-
-def census_document(counts: list[TypeCount]) -> list[dict[str, Any]]:
-    """How many objects there are of the most frequent types."""
-    return [{"count": each.count, "type": each.type} for each in counts]
 
 
 def _finite(seconds: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trio.lowlevel import Task
 
-from trionsq.broker.listener import bound_address
+from trionsq.listener import bound_address
 
 __all__ = ["NAMED", "task_name"]
 
@@ -64,7 +64,7 @@ NAMED: Final[Mapping[str, Callable[[Locals], str]]] = {
     "trionsq.broker.broker.Broker.run": _always("broker"),
     "trionsq.broker.background.ThreadBackground.run": _always("disk jobs"),
     "trionsq.broker.background.ThreadBackground._run": _always("disk job"),
-    "trionsq.broker.listener.accept_forever": _listener,
+    "trionsq.listener.accept_forever": _listener,
     "trionsq.broker.metadata.MetadataKeeper.run": _always("metadata"),
     "trionsq.broker.metadata.MetadataKeeper.run_id_reserve": _always("message id reserve"),
     "trionsq.broker.timers.run_queue_scan": _always("queue scan"),
@@ -75,8 +75,8 @@ NAMED: Final[Mapping[str, Callable[[Locals], str]]] = {
     "trionsq.broker.channel.Channel.run": _channel,
     "trionsq.broker.client.Client.serve": _client,
     "trionsq.broker.client.Client._sibling": _sibling,
-    "trionsq.http.serve.HttpServer.hold_connections": _always("http clients"),
-    "trionsq.http.serve.HttpServer.serve": _http_client,
+    "trionsq.web.serve.WebServer.hold_connections": _always("http clients"),
+    "trionsq.web.serve.WebServer.serve": _http_client,
     "trionsq.http.short_way.ShortWay.watch": _always("http time-outs"),
     "hypercorn.trio.tcp_server.TCPServer._idle_timeout": _always("http idle time"),
     "hypercorn.trio.task_group._handle": _always("http request"),

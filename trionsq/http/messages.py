@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trionsq.http.errors import HttpError
+from trionsq.web.errors import HttpError
 from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["LineSplitter"]

@@ -27,9 +27,9 @@ from trionsq.core.delivery import Delivery
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
 from trionsq.core.store import Store
 from trionsq.http.admin import Administration
-from trionsq.http.answers import json_document
-from trionsq.http.errors import HttpError
-from trionsq.http.query import Query, query, valid_topic_name
+from trionsq.web.answers import json_document
+from trionsq.web.errors import HttpError
+from trionsq.web.query import Query, query, valid_topic_name
 
 __all__ = ["Peeking"]
 

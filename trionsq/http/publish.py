@@ -6,12 +6,12 @@ from quart import Response, request
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
-from trionsq.http.answers import text
-from trionsq.http.body import next_piece, read_body
-from trionsq.http.errors import HttpError
 from trionsq.http.messages import LineSplitter
-from trionsq.http.query import query
 from trionsq.http.rules import PublishRules
+from trionsq.web.answers import text
+from trionsq.web.body import next_piece, read_body
+from trionsq.web.errors import HttpError
+from trionsq.web.query import query
 from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["Publishing"]

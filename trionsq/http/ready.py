@@ -6,8 +6,8 @@ from time import time
 from typing import Final
 from wsgiref.handlers import format_date_time
 
-from trionsq.http.answers import json_bytes
-from trionsq.http.errors import HttpError
+from trionsq.web.answers import json_bytes
+from trionsq.web.errors import HttpError
 
 __all__ = ["ReadyAnswers"]
 

@@ -7,9 +7,9 @@ import re
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import Topic
 from trionsq.durations import MILLISECOND_NS
-from trionsq.http.errors import HttpError
 from trionsq.http.messages import LineSplitter
-from trionsq.http.query import Query, valid_topic_name
+from trionsq.web.errors import HttpError
+from trionsq.web.query import Query, valid_topic_name
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.mpub import parse_counted

@@ -11,11 +11,11 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import Topic
 from trionsq.http import head as heads
-from trionsq.http.errors import HttpError
 from trionsq.http.head import Head, Target
-from trionsq.http.query import parse_query, valid_topic_name
 from trionsq.http.ready import ReadyAnswers
 from trionsq.http.rules import PublishRules
+from trionsq.web.errors import HttpError
+from trionsq.web.query import parse_query, valid_topic_name
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["Publish", "Request", "ShortWay", "Wait", "WaitLimits", "Waiting"]

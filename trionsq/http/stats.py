@@ -5,10 +5,10 @@ from __future__ import annotations
 from quart import Response
 
 from trionsq.broker.broker import Broker
-from trionsq.http.answers import json_document, plain, text
-from trionsq.http.query import flag, query
 from trionsq.http.statistics import StatsFilter, info, statistics
 from trionsq.http.stats_text import stats_text
+from trionsq.web.answers import json_document, plain, text
+from trionsq.web.query import flag, query
 
 __all__ = ["Statistics"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass
 from typing import NoReturn
 
+from trionsq.wire import gojson
 from trionsq.wire.errors import ProtocolError
 
 __all__ = ["Negotiated", "ServerFeatures", "answer", "negotiate"]
@@ -114,7 +114,7 @@ class _Request:
 _KINDS: dict[str, type] = {
     field.name: type(field.default) for field in dataclasses.fields(_Request)
 }
-_INT_BITS = dict.fromkeys(_KINDS, 64) | {"sample_rate": 32}
+_INT_BITS = {"sample_rate": 32}
 
 
 def negotiate(
@@ -238,76 +238,8 @@ def _refuse(field: str, value: int) -> NoReturn:
     raise ProtocolError("E_BAD_BODY", f"IDENTIFY {field} ({value}) is invalid")
 
 
-# Reading the JSON as Go does.
-
-
-class _Object(list[tuple[str, object]]):
-    """Members of a JSON object in order, repeated keys included."""
-
-
-class _NotInteger:
-    """A number that does not fit an integer; unknown members may well have one."""
-
-
-def _parse_int(digits: str) -> int | _NotInteger:
-    # Python refuses to read thousands of digits, and no int64 has more than these.
-    return int(digits) if len(digits) <= len("-9223372036854775808") else _NotInteger()
-
-
-def _parse_float(_number: str) -> _NotInteger:
-    return _NotInteger()
-
-
-def _parse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_Object,
-    parse_int=_parse_int,
-    parse_float=_parse_float,
-    parse_constant=_parse_constant,
-)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_LONG_S = "\u017f"
-
-
 def _read(body: bytes) -> _Request:
     try:
-        return _request(_DECODER.decode(_text(body)))
-    except (ValueError, RecursionError):
+        return _Request(**gojson.read_members(body, _KINDS, _INT_BITS))
+    except ValueError:
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
-
-
-def _text(body: bytes) -> str:
-    """Decode UTF-8 with one U+FFFD for each byte that is not."""
-    return _SURROGATE.sub("\ufffd", body.decode("utf-8", "surrogateescape"))
-
-
-def _request(value: object) -> _Request:
-    request = _Request()
-    if value is None:
-        return request
-    if not isinstance(value, _Object):
-        raise ValueError("not an object")
-    for key, member in value:
-        # Go matches keys without regard to case, and takes U+017F for an s.
-        name = key.replace(_LONG_S, "s").lower()
-        if name in _KINDS and member is not None:
-            setattr(request, name, _typed(name, member))
-    return request
-
-
-def _typed(name: str, member: object) -> str | int | bool:
-    # `type`, not `isinstance`: a bool is no integer here.
-    if type(member) is not _KINDS[name]:
-        raise ValueError(f"wrong type for {name}")
-    if type(member) is int:
-        bound = 1 << (_INT_BITS[name] - 1)
-        if not -bound <= member < bound:
-            raise ValueError(f"{name} out of range")
-        return member
-    if isinstance(member, str):
-        return _SURROGATE.sub("\ufffd", member)
-    assert isinstance(member, bool)
-    return member

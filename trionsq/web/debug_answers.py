@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from quart import Response
 
-from trionsq.http.errors import HttpError
-from trionsq.http.query import Query
+from trionsq.web.errors import HttpError
+from trionsq.web.query import Query
 
 __all__ = ["as_text", "attachment", "chosen", "html", "number", "wants_json"]
 

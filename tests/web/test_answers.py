@@ -1,4 +1,4 @@
-"""JSON and redirects as nsqd writes them (trionsq.http.answers)."""
+"""JSON and redirects as nsqd writes them (trionsq.web.answers)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.http.answers import json_bytes, redirect
+from trionsq.web.answers import json_bytes, redirect
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

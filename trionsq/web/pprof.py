@@ -7,27 +7,28 @@ Spec: nsqd-http, section 7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import trio
 from quart import Response
+from trio.lowlevel import Task
 
 from trionsq.debug import heap, tasks_shown, threads
+from trionsq.debug.heap import TypeCount
 from trionsq.debug.pprof import pprof_bytes
 from trionsq.debug.process import free_memory, process_figures
 from trionsq.debug.profile import profile
 from trionsq.debug.tasks import task_tree
-from trionsq.http.answers import empty, plain
-from trionsq.http.debug_answers import as_text, attachment, html
-from trionsq.http.debug_figures import census_document
-from trionsq.http.debug_names import task_name
-from trionsq.http.query import query
 from trionsq.optionspec import parse_int
+from trionsq.web.answers import empty, plain
+from trionsq.web.app import Endpoint
+from trionsq.web.debug_answers import as_text, attachment, html
+from trionsq.web.query import query
 
-__all__ = ["Pprof"]
+__all__ = ["Pprof", "census_document"]
 
-Endpoint = Callable[..., Awaitable[Response]]
+TaskName = Callable[[Task], str | None]
 
 _FILE_TYPE: Final = "application/octet-stream"
 # As the original has it when no number of seconds is given, or a bad one.
@@ -41,10 +42,16 @@ _NAMES: Final = ("block", "goroutine", "heap", "threadcreate")
 class Pprof:
     """The endpoints."""
 
-    def endpoints(self) -> Iterable[tuple[str, str, Endpoint]]:
-        """Method, path and endpoint of each."""
+    def __init__(self, task_name: TaskName, index_path: str, more: str = "") -> None:
+        """``task_name`` names tasks for users, if it can; ``more`` is HTML below the index."""
+        self._task_name = task_name
+        self._index_path = index_path
+        self._more = more
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """What nsqd and nsqlookupd both have."""
         return [
-            ("GET", "/debug/pprof/", self.index),
+            ("GET", self._index_path, self.index),
             ("GET", "/debug/pprof/cmdline", self.cmdline),
             ("GET", "/debug/pprof/symbol", self.symbol),
             ("POST", "/debug/pprof/symbol", self.symbol),
@@ -53,19 +60,23 @@ class Pprof:
             ("GET", "/debug/pprof/goroutine", self.goroutine),
             ("GET", "/debug/pprof/block", self.block),
             ("GET", "/debug/pprof/threadcreate", self.threadcreate),
+        ]
+
+    def rate_endpoints(self) -> Iterable[Endpoint]:
+        """What only nsqd has."""
+        return [
             ("PUT", "/debug/setblockrate", self.set_block_rate),
             ("POST", "/debug/freememory", self.free_memory),
         ]
 
     async def index(self) -> Response:
-        """GET /debug/pprof/."""
+        """GET /debug/pprof, with or without a slash at its end."""
         rows = "".join(
             f"<tr><td><a href='/debug/pprof/{name}?debug=1'>{name}</a>\n" for name in _NAMES
         )
         return html(
             f"<!doctype html><title>/debug/pprof/</title><table>\n{rows}</table>\n"
-            "<p><a href='/debug/pprof/profile'>profile of 30 seconds</a>\n"
-            "<p><a href='/debug'>what this nsqd does</a>\n"
+            f"<p><a href='/debug/pprof/profile'>profile of 30 seconds</a>\n{self._more}"
         )
 
     async def cmdline(self) -> Response:
@@ -93,7 +104,7 @@ class Pprof:
 
     async def goroutine(self) -> Response:
         """GET /debug/pprof/goroutine: what comes nearest, all tasks and threads."""
-        tree = await task_tree(limit=_TASKS_MAX, stacks=True, name=task_name)
+        tree = await task_tree(limit=_TASKS_MAX, stacks=True, name=self._task_name)
         body = await trio.to_thread.run_sync("".join, tasks_shown.text_pieces(tree))
         return _report("goroutine", [body, "\n", *threads.text_pieces(stacks=True)])
 
@@ -118,6 +129,11 @@ class Pprof:
         """POST /debug/freememory."""
         await trio.to_thread.run_sync(free_memory)
         return empty()
+
+
+def census_document(counts: list[TypeCount]) -> list[dict[str, Any]]:
+    """How many objects there are of the most frequent types."""
+    return [{"count": each.count, "type": each.type} for each in counts]
 
 
 def _integer(name: bytes) -> int:

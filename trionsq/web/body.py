@@ -11,7 +11,7 @@ import trio
 from quart import request
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
-from trionsq.http.errors import HttpError
+from trionsq.web.errors import HttpError
 
 __all__ = ["LIMIT_KEY", "STALL_S", "BoundedBody", "BoundedRequest", "next_piece", "read_body"]
 

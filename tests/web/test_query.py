@@ -1,4 +1,4 @@
-"""Parameters (trionsq.http.query)."""
+"""Parameters (trionsq.web.query)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.http.errors import HttpError
-from trionsq.http.query import flag, parse_query, valid_topic_name
+from trionsq.web.errors import HttpError
+from trionsq.web.query import flag, parse_query, valid_topic_name
 
 
 @given(st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8))))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import trio
 
-from trionsq.broker import listener
-from trionsq.broker.listener import (
+from trionsq import listener
+from trionsq.listener import (
     ListenError,
     accept_forever,
     bound_address,

@@ -11,10 +11,10 @@ from urllib.parse import unquote_to_bytes
 
 from quart import request
 
-from trionsq.http.errors import HttpError
+from trionsq.web.errors import HttpError
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Query", "flag", "parse_query", "query", "valid_topic_name"]
+__all__ = ["Query", "flag", "parse_query", "query", "valid_argument", "valid_topic_name"]
 
 Query = Mapping[bytes, bytes]
 
@@ -60,3 +60,18 @@ def valid_topic_name(values: Query) -> str:
     if not is_valid_name(name):
         raise HttpError(400, "INVALID_TOPIC")
     return name.decode("ascii")
+
+
+def valid_argument(values: Query, name: bytes) -> str:
+    """A topic or channel name, where refusals are spelled after the parameter.
+
+    Raises:
+        HttpError: MISSING_ARG_ or INVALID_ARG_ and the name.
+    """
+    given = values.get(name)
+    shown = name.decode().upper()
+    if given is None:
+        raise HttpError(400, f"MISSING_ARG_{shown}")
+    if not is_valid_name(given):
+        raise HttpError(400, f"INVALID_ARG_{shown}")
+    return given.decode("ascii")

@@ -1,0 +1,161 @@
+"""An application of given endpoints, and the rules that hold for every path.
+
+Spec: nsqd-http, section 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+from urllib.parse import quote
+
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import RequestRedirect, Rule
+
+from trionsq.web import answers
+from trionsq.web.body import LIMIT_KEY, BoundedRequest
+from trionsq.web.errors import HttpError
+
+__all__ = ["Endpoint", "create_app", "right_path"]
+
+log = logging.getLogger("trionsq")
+
+Endpoint = tuple[str, str, Callable[..., Awaitable[Response]]]
+"""Method, path and what answers there."""
+
+# Added to each path: "OPTIONS, POST".
+_OPTIONS: Final = "OPTIONS"
+
+
+class _App(QuartTrio):
+    request_class = BoundedRequest
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        if scope["type"] == "http":
+            # No answer depends on the host, and quart fails on some names.
+            others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+            scope["headers"] = [(b"host", b"localhost"), *others]
+            if not scope["path"].startswith("/"):
+                # A proxy's request names the host too; quart fails on some of what may come here.
+                rest = scope["path"].partition("://")[2]
+                scope["path"] = "/" + rest.partition("/")[2]
+        await super().__call__(scope, receive, send)
+
+
+def create_app(
+    endpoints: Iterable[Endpoint],
+    *,
+    body_nbytes_max: int = 0,
+    check: Callable[[str], None] = lambda method: None,
+) -> QuartTrio:
+    """An application that answers at ``endpoints``.
+
+    Args:
+        endpoints: what there is.
+        body_nbytes_max: the longest body that any of them reads.
+        check: is given the method of each request; raises HttpError to refuse it.
+    """
+    app = _App(__name__, static_folder=None)
+    app.config[LIMIT_KEY] = body_nbytes_max
+    # Who sends is watched in `body`, who receives in `connection`.
+    app.config["BODY_TIMEOUT"] = app.config["RESPONSE_TIMEOUT"] = None
+    app.url_map.merge_slashes = False
+    for method, path, function in endpoints:
+        app.add_url_rule(
+            path,
+            f"{method} {path}",
+            function,
+            methods=[method],
+            provide_automatic_options=False,
+            strict_slashes=True,
+        )
+    _add_common_rules(app, check)
+    return app
+
+
+def _add_common_rules(app: QuartTrio, check: Callable[[str], None]) -> None:
+    # All are coroutines because quart would run plain functions in a thread.
+    @app.before_request
+    async def method_and_path() -> Response | None:
+        found = request.routing_exception
+        # werkzeug looks through leading slashes, so it may have found something.
+        lost = isinstance(found, NotFound | RequestRedirect)
+        if lost or request.scope["path"].startswith("//"):
+            return _other_path(app)
+        if isinstance(found, MethodNotAllowed):
+            return _other_method(found.valid_methods or ())
+        if request.method == "HEAD" and request.url_rule is not None:
+            # werkzeug adds it wherever GET is.
+            return _other_method(_methods(app.url_map.iter_rules(), request.url_rule.rule))
+        check(request.method)
+        return None
+
+    @app.errorhandler(HttpError)
+    async def refused(error: HttpError) -> Response:
+        log.debug("HTTP: %s %s - %s", request.method, request.path, error)
+        return answers.error(error.status, error.code)
+
+    @app.errorhandler(HTTPException)
+    async def not_understood(error: HTTPException) -> Response:
+        return answers.error(error.code or 400, "INVALID_REQUEST")
+
+    @app.errorhandler(Exception)
+    async def failed(error: Exception) -> Response:
+        log.error("HTTP: %s %s failed", request.method, request.path, exc_info=error)
+        return answers.error(500, "INTERNAL_ERROR")
+
+
+def _other_method(methods: Iterable[str]) -> Response:
+    allow = ", ".join(sorted({_OPTIONS, *methods} - {"HEAD"}))
+    if request.method == _OPTIONS:
+        return answers.options(allow)
+    return answers.error(405, "METHOD_NOT_ALLOWED", allow)
+
+
+def _methods(rules: Iterable[Rule], path: str) -> Iterable[str]:
+    return [method for rule in rules if rule.rule == path for method in rule.methods or ()]
+
+
+def _other_path(app: QuartTrio) -> Response:
+    right = right_path(request.path, request.method, app.url_map.iter_rules())
+    if right is None:
+        return answers.error(404, "NOT_FOUND")
+    query = request.query_string.decode("ascii", "replace")
+    return answers.redirect(request.method, f"{right}?{query}" if query else right)
+
+
+def right_path(path: str, method: str, rules: Iterable[Rule]) -> str | None:
+    """The path that was probably meant: letter case, slashes and dots put right.
+
+    None if ``method`` has no such path.
+    """
+    given = posixpath.normpath(path).strip("/").split("/")
+    for rule in rules:
+        if method in (rule.methods or ()) and method != "HEAD":
+            right = _respelled(given, rule.rule)
+            if right is not None:
+                return right
+    return None
+
+
+def _respelled(given: list[str], rule: str) -> str | None:
+    """The parts of a path as ``rule`` has them, if they are alike; its ``<parameter>`` as given."""
+    wanted = rule.strip("/").split("/")
+    if len(given) != len(wanted):
+        return None
+    parts = []
+    for part, right in zip(given, wanted, strict=True):
+        if right.startswith("<"):
+            parts.append(quote(part))
+        elif part.lower() == right:
+            parts.append(right)
+        else:
+            return None
+    return "/" + "/".join(parts) + ("/" if rule.endswith("/") else "")

@@ -1,0 +1,123 @@
+"""HTTP on a socket that is already listening: hypercorn, with bounds and an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Final, Protocol
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import wrap_app
+from quart_trio import QuartTrio
+
+from trionsq.listener import accept_forever
+from trionsq.web.connection import HttpConnection
+
+__all__ = ["GRACE_S", "KEEP_ALIVE_S", "Front", "WebServer", "serve_web"]
+
+log = logging.getLogger("trionsq")
+
+# A connection without a request, or whose request line and headers do not come, is closed then.
+KEEP_ALIVE_S: Final = 75.0
+# At the end, requests under way get so long.
+GRACE_S: Final = 1.0
+_HEADERS_NBYTES_MAX: Final = 64 * 1024
+
+
+class Front(Protocol):
+    """What may answer a connection's requests before the framework sees them."""
+
+    async def watch(self) -> None:
+        """Runs as long as there are connections."""
+
+    def end(self) -> None:
+        """End idle connections now, the others after their answer."""
+
+    async def serve(self, accepted: socket.socket) -> bytes | None:
+        """Serve what is asked for.
+
+        Returns:
+            What was read and the framework is to go on with; None: the connection has ended.
+        """
+
+
+class WebServer:
+    """Serves connections, each in a task that is started for it."""
+
+    def __init__(self, app: QuartTrio, front: Front | None = None) -> None:
+        self._app = wrap_app(app, 0, "asgi")
+        self._config = _config()
+        self._context = WorkerContext(None)
+        self._front = front
+
+    async def hold_connections(
+        self, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep the nursery of the connections, apart from the cancellation that ends a listener."""
+        with trio.CancelScope(shield=True) as scope:
+            async with trio.open_nursery() as nursery:
+                if self._front is not None:
+                    nursery.start_soon(self._front.watch)
+                async with trio.open_nursery() as connections:
+                    task_status.started(connections)
+                    await self._context.terminated.wait()
+                    scope.deadline = trio.current_time() + GRACE_S
+                nursery.cancel_scope.cancel()
+
+    async def end(self) -> None:
+        """Begin the end of `hold_connections`."""
+        await self._context.terminated.set()
+        if self._front is not None:
+            self._front.end()
+
+    async def serve(self, accepted: socket.socket) -> None:
+        """A connection's life. What goes wrong costs it alone."""
+        try:
+            unread = await self._before_the_framework(accepted)
+            if unread is not None:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+                await HttpConnection(self._app, self._config, self._context, stream, unread).run()
+        except* OSError as errors:
+            log.debug("HTTP: connection lost: %s", errors.exceptions[0])
+        except* Exception:
+            # A defect of ours or of a library.
+            log.exception("HTTP: connection failed")
+        finally:
+            trio.lowlevel.notify_closing(accepted)
+            accepted.close()
+
+    async def _before_the_framework(self, accepted: socket.socket) -> bytes | None:
+        return b"" if self._front is None else await self._front.serve(accepted)
+
+
+async def serve_web(
+    server: WebServer,
+    sock: socket.socket,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Accept and serve until cancelled, then close ``sock``, which is listening.
+
+    On cancellation idle connections end at once, the others after their answer or a second.
+    """
+    async with trio.open_nursery() as nursery:
+        connections = await nursery.start(server.hold_connections)
+        try:
+            await accept_forever(
+                sock,
+                lambda accepted: connections.start_soon(server.serve, accepted),
+                task_status,
+            )
+        finally:
+            await server.end()
+
+
+def _config() -> Config:
+    config = Config()
+    config.errorlog = log
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 2**31
+    config.h11_max_incomplete_size = _HEADERS_NBYTES_MAX
+    return config
