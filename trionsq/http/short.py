@@ -160,6 +160,8 @@ class ShortConnection:
         while (publish := self._act(self._buffer)) is not None:
             await self._write()
             self._wait_for(Wait.TOPIC)
+            if publish.prepared is not None:
+                await publish.prepared.wait()
             await publish.topic.wait_for_room(publish.count)
             self._way.answers.renew()
             self._publish(publish)
@@ -239,7 +241,7 @@ class ShortConnection:
 
     def _publish_now(self, publish: Publish) -> bool:
         """Publish, and answer; False if that has to wait."""
-        if publish.topic.should_wait(publish.count):
+        if publish.prepared is not None or publish.topic.should_wait(publish.count):
             return False
         self._publish(publish)
         return True

@@ -55,13 +55,18 @@ class Request:
 
 @dataclass(slots=True)
 class Publish:
-    """Messages that are about to be queued: of one /mpub, or of a run of /pub."""
+    """Messages that are about to be queued: of one /mpub, or of a run of /pub.
+
+    Attributes:
+        prepared: to be waited for, if the request made the topic.
+    """
 
     topic: Topic
     bodies: Bodies | None
     run: list[bytes]
     defer_ms: int
     close: bool
+    prepared: trio.Event | None = None
 
     @property
     def count(self) -> int:
@@ -183,7 +188,8 @@ class ShortWay:
             raise HttpError(400, "MSG_EMPTY")
         values = parse_query(head.query)
         topic = rules.topic(values)
+        prepared = topic.claim_wait()
         if head.target is Target.PUB:
-            return Publish(topic, None, [body], rules.defer_ms(values), head.close)
+            return Publish(topic, None, [body], rules.defer_ms(values), head.close, prepared)
         bodies = rules.counted(body) if rules.is_binary(values) else rules.lines(body)
-        return None if bodies is None else Publish(topic, bodies, [], 0, head.close)
+        return None if bodies is None else Publish(topic, bodies, [], 0, head.close, prepared)
