@@ -31,12 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s", warning)
     for flag in unbuilt_in_use(options):
         logger.warning("--%s is not built yet and has no effect", flag)
+    # Raised after the groups: what is raised among them becomes a group itself.
+    failure = ""
+    code = 1
     try:
-        return trio.run(run_nsqd, options)
+        code = trio.run(run_nsqd, options)
     except* DataPathError as group:
-        fatal(options.log_prefix, f"failed to instantiate nsqd - {_first(group)}")
+        failure = f"failed to instantiate nsqd - {_first(group)}"
     except* (ListenError, MetadataError) as group:
-        fatal(options.log_prefix, str(_first(group)))
+        failure = str(_first(group))
+    if failure:
+        fatal(options.log_prefix, failure)
+    return code
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
