@@ -24,15 +24,16 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
-from enum import Enum, auto
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
+
+from trionsq.testing.pagecache import Content, Folder, State, hole
 
 __all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
 
@@ -44,140 +45,11 @@ OPERATIONS: Final = frozenset((*_OF_DISKS, *_OF_FILES))
 
 _UNLIMITED_NBYTES: Final = 1 << 40
 
-_Change = TypeVar("_Change")
 _T = TypeVar("_T")
-
-# A change of a content: bytes written at an offset, or None: cut off there.
-_ContentChange = tuple[int, bytes | None]
-# A change of names: what each of them means afterwards. All of it happens, or none.
-_NameChange = tuple[tuple[str, "_Content | None"], ...]
 
 
 class Crashed(BaseException):
     """The simulated machine stopped here. Not an Exception: what handles errors must not run on."""
-
-
-class _State(Enum):
-    DIRTY = auto()  # the next sync makes it durable
-    DOUBTFUL = auto()  # a sync of it failed: it counts as written, but perhaps is not
-    DURABLE = auto()  # but comes after one that is not
-
-
-class _History(Generic[_Change]):
-    """The changes since the last state that is wholly durable, in order."""
-
-    def __init__(self) -> None:
-        self._changes: list[tuple[_Change, _State]] = []
-
-    def __iter__(self) -> Iterator[tuple[_Change, bool]]:
-        """Each change, and whether it is durable."""
-        return ((change, state is _State.DURABLE) for change, state in self._changes)
-
-    def add(self, change: _Change, state: _State = _State.DIRTY) -> None:
-        self._changes.append((change, state))
-
-    def mark(self, new_state: _State) -> list[_Change]:
-        """Give all that is dirty a new state; take out the changes that are durable by now."""
-        self._changes = [
-            (change, new_state if state is _State.DIRTY else state)
-            for change, state in self._changes
-        ]
-        count = 0
-        for _, is_durable in self:
-            if not is_durable:
-                break
-            count += 1
-        done = [change for change, _ in self._changes[:count]]
-        del self._changes[:count]
-        return done
-
-
-class _Content:
-    """What a file holds, apart from its name."""
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = bytearray(data)
-        self.durable = bytearray(data)
-        self.history: _History[_ContentChange] = _History()
-
-    def change(self, offset: int, data: bytes | None) -> None:
-        self.history.add((offset, data))
-        _apply(self.data, offset, data)
-
-    def mark(self, new_state: _State) -> None:
-        for change in self.history.mark(new_state):
-            _apply(self.durable, *change)
-
-    def after_power_loss(self, random: Random) -> bytes:
-        result = bytearray(self.durable)
-        keep = random.choice((0.0, 0.5, 0.9, 1.0))
-        for (offset, data), is_durable in self.history:
-            if is_durable or random.random() < keep:
-                _apply(result, offset, data)
-            elif data is not None:
-                first, last = _hole(random, len(data))
-                _apply(result, offset, data[:first])
-                _apply(result, offset + last, data[last:])
-                if random.random() < 0.5:  # the new size got there, the bytes did not
-                    result.extend(bytes(max(0, offset + len(data) - len(result))))
-        return bytes(result)
-
-
-class _Folder:
-    """Which name means which content."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, _Content] = {}
-        self.durable: dict[str, _Content] = {}
-        self.history: _History[_NameChange] = _History()
-
-    def change(self, change: _NameChange, state: _State = _State.DIRTY) -> None:
-        self.history.add(change, state)
-        _rename(self.names, change)
-
-    def mark(self, new_state: _State) -> None:
-        for change in self.history.mark(new_state):
-            _rename(self.durable, change)
-
-    def after_power_loss(self, random: Random) -> dict[str, bytes]:
-        names = dict(self.durable)
-        keep = random.choice((0.0, 0.5, 1.0))
-        lost: set[str] = set()
-        for change, is_durable in self.history:
-            touched = {name for name, _ in change}
-            # What happens to one name happens in order.
-            if is_durable or (not touched & lost and random.random() < keep):
-                _rename(names, change)
-            else:
-                lost |= touched
-        contents: dict[_Content, bytes] = {}
-        for content in names.values():
-            if content not in contents:
-                contents[content] = content.after_power_loss(random)
-        return {name: contents[content] for name, content in names.items()}
-
-
-def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
-    if data is None:
-        del target[offset:]
-    if data is None or data:
-        target.extend(bytes(max(0, offset - len(target))))
-    if data:
-        target[offset : offset + len(data)] = data
-
-
-def _rename(target: dict[str, _Content], change: _NameChange) -> None:
-    for name, content in change:
-        if content is None:
-            target.pop(name, None)
-        else:
-            target[name] = content
-
-
-def _hole(random: Random, nbytes: int) -> tuple[int, int]:
-    """Which part of a torn write is missing: all of it, its end, or any part."""
-    first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
-    return random.choice(((0, nbytes), (first, nbytes), (first, last)))
 
 
 class _Fault:
@@ -231,7 +103,7 @@ class SimulatedDisk:
         self.log: list[tuple[str, str]] = []
         self._logged = logged
         self._random = random or Random(0)
-        self._folder = _Folder()
+        self._folder = Folder()
         self._handles: set[SimulatedFile] = set()
         self._planned: list[_Fault] = []
         self._crash_in = 0
@@ -262,7 +134,7 @@ class SimulatedDisk:
     def write_file(self, name: str, data: bytes) -> None:
         """Put a new file there, in place of the one of that name; durable at once."""
         with self._lock:
-            self._folder.change(((name, _Content(data)),), _State.DURABLE)
+            self._folder.change(((name, Content(data)),), State.DURABLE)
 
     @property
     def open_files(self) -> int:
@@ -344,7 +216,7 @@ class SimulatedDisk:
         def create() -> SimulatedFile:
             if name in self._folder.names:
                 raise self._error(errno.EEXIST, name)
-            content = _Content()
+            content = Content()
             self._folder.change(((name, content),))
             return SimulatedFile(self, name, content)
 
@@ -376,8 +248,8 @@ class SimulatedDisk:
         self._perform(
             "sync_folder",
             ("",),
-            lambda: folder.mark(_State.DURABLE),
-            failing=lambda: folder.mark(_State.DOUBTFUL),
+            lambda: folder.mark(State.DURABLE),
+            failing=lambda: folder.mark(State.DOUBTFUL),
         )
 
     def free_nbytes(self) -> int:
@@ -432,7 +304,7 @@ class SimulatedDisk:
         new_path = os.path.join(self.path, new_name)
         return OSError(error_number, os.strerror(error_number), path, None, new_path)
 
-    def _found(self, name: str, new_name: str | None = None) -> _Content:
+    def _found(self, name: str, new_name: str | None = None) -> Content:
         if name not in self._folder.names:
             raise self._error(errno.ENOENT, name, new_name)
         return self._folder.names[name]
@@ -456,7 +328,7 @@ class SimulatedFile:
 
     __slots__ = ("_disk", "_names", "content", "path")
 
-    def __init__(self, disk: SimulatedDisk, name: str, content: _Content) -> None:
+    def __init__(self, disk: SimulatedDisk, name: str, content: Content) -> None:
         self.path = os.path.join(disk.path, name)
         self.content = content
         self._disk = disk
@@ -476,7 +348,7 @@ class SimulatedFile:
                 raise self._disk._error(errno.ENOSPC, *self._names)
 
         def tear() -> None:
-            first, last = _hole(self._disk._random, len(data))
+            first, last = hole(self._disk._random, len(data))
             count = self._fitting(len(data), offset)
             self._change(offset, data[: min(first, count)])
             self._change(offset + last, data[last:count])
@@ -502,7 +374,7 @@ class SimulatedFile:
 
     def sync(self) -> None:
         mark = self.content.mark
-        self._perform("sync", lambda: mark(_State.DURABLE), lambda: mark(_State.DOUBTFUL))
+        self._perform("sync", lambda: mark(State.DURABLE), lambda: mark(State.DOUBTFUL))
 
     def close(self) -> None:
         def close() -> None:

@@ -1,0 +1,142 @@
+"""What a file system holds between two syncs: contents and names, in memory and durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, auto
+from random import Random
+from typing import Generic, TypeVar
+
+__all__ = ["Content", "Folder", "State", "hole"]
+
+_Change = TypeVar("_Change")
+
+# A change of a content: bytes written at an offset, or None: cut off there.
+_ContentChange = tuple[int, bytes | None]
+# A change of names: what each of them means afterwards. All of it happens, or none.
+_NameChange = tuple[tuple[str, "Content | None"], ...]
+
+
+class State(Enum):
+    """Of a change."""
+
+    DIRTY = auto()  # the next sync makes it durable
+    DOUBTFUL = auto()  # a sync of it failed: it counts as written, but perhaps is not
+    DURABLE = auto()  # but comes after one that is not
+
+
+class _History(Generic[_Change]):
+    """The changes since the last state that is wholly durable, in order."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[_Change, State]] = []
+
+    def __iter__(self) -> Iterator[tuple[_Change, bool]]:
+        """Each change, and whether it is durable."""
+        return ((change, state is State.DURABLE) for change, state in self._changes)
+
+    def add(self, change: _Change, state: State = State.DIRTY) -> None:
+        self._changes.append((change, state))
+
+    def mark(self, new_state: State) -> list[_Change]:
+        """Give all that is dirty a new state; take out the changes that are durable by now."""
+        self._changes = [
+            (change, new_state if state is State.DIRTY else state)
+            for change, state in self._changes
+        ]
+        count = 0
+        for _, is_durable in self:
+            if not is_durable:
+                break
+            count += 1
+        done = [change for change, _ in self._changes[:count]]
+        del self._changes[:count]
+        return done
+
+
+class Content:
+    """What a file holds, apart from its name."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.durable = bytearray(data)
+        self.history: _History[_ContentChange] = _History()
+
+    def change(self, offset: int, data: bytes | None) -> None:
+        self.history.add((offset, data))
+        _apply(self.data, offset, data)
+
+    def mark(self, new_state: State) -> None:
+        for change in self.history.mark(new_state):
+            _apply(self.durable, *change)
+
+    def after_power_loss(self, random: Random) -> bytes:
+        result = bytearray(self.durable)
+        keep = random.choice((0.0, 0.5, 0.9, 1.0))
+        for (offset, data), is_durable in self.history:
+            if is_durable or random.random() < keep:
+                _apply(result, offset, data)
+            elif data is not None:
+                first, last = hole(random, len(data))
+                _apply(result, offset, data[:first])
+                _apply(result, offset + last, data[last:])
+                if random.random() < 0.5:  # the new size got there, the bytes did not
+                    result.extend(bytes(max(0, offset + len(data) - len(result))))
+        return bytes(result)
+
+
+class Folder:
+    """Which name means which content."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Content] = {}
+        self.durable: dict[str, Content] = {}
+        self.history: _History[_NameChange] = _History()
+
+    def change(self, change: _NameChange, state: State = State.DIRTY) -> None:
+        self.history.add(change, state)
+        _rename(self.names, change)
+
+    def mark(self, new_state: State) -> None:
+        for change in self.history.mark(new_state):
+            _rename(self.durable, change)
+
+    def after_power_loss(self, random: Random) -> dict[str, bytes]:
+        names = dict(self.durable)
+        keep = random.choice((0.0, 0.5, 1.0))
+        lost: set[str] = set()
+        for change, is_durable in self.history:
+            touched = {name for name, _ in change}
+            # What happens to one name happens in order.
+            if is_durable or (not touched & lost and random.random() < keep):
+                _rename(names, change)
+            else:
+                lost |= touched
+        contents: dict[Content, bytes] = {}
+        for content in names.values():
+            if content not in contents:
+                contents[content] = content.after_power_loss(random)
+        return {name: contents[content] for name, content in names.items()}
+
+
+def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
+    if data is None:
+        del target[offset:]
+    if data is None or data:
+        target.extend(bytes(max(0, offset - len(target))))
+    if data:
+        target[offset : offset + len(data)] = data
+
+
+def _rename(target: dict[str, Content], change: _NameChange) -> None:
+    for name, content in change:
+        if content is None:
+            target.pop(name, None)
+        else:
+            target[name] = content
+
+
+def hole(random: Random, nbytes: int) -> tuple[int, int]:
+    """Which part of a torn write is missing: all of it, its end, or any part."""
+    first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
+    return random.choice(((0, nbytes), (first, nbytes), (first, last)))
