@@ -1,6 +1,12 @@
-"""The directory of producers, nsqlookupd. Not built yet.
+"""nsqlookupd: the directory of who produces what.
 
-This package will hold the registration database, the TCP V1 protocol that nsqd speaks to it,
-its HTTP API, and the ``nsqlookupd`` command. It will share ``trionsq.wire`` and
-``trionsq.client`` with the rest and use nothing from inside the broker.
+- `registry`: the registration database; synchronous, the time is an argument
+- `producer`: one nsqd, as it told of itself; reads the body of IDENTIFY
+- `session`: the TCP protocol V1, bytes to bytes, without input or output
+- `connection`: a session on a stream, bounded in time and memory
+- `api`: the HTTP API
+- `options`, `daemon`, `cli`: the command ``nsqlookupd``
+
+It shares wire, web and the command line's rules with trionsq, and nothing of the broker's inside.
+All state is in memory: nsqds register again when they connect again. Spec: nsqlookupd.
 """

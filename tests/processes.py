@@ -1,7 +1,8 @@
-"""A real nsqd process for tests: started on free ports, watched, and stopped again.
+"""Real daemons for tests: started on free ports, watched, and stopped again.
 
-``TRIONSQ_TEST_NSQD`` names another binary that is started instead of ours, for example the
-original: a suite that is green against that one is known to ask the right thing.
+``TRIONSQ_TEST_NSQD`` and ``TRIONSQ_TEST_NSQLOOKUPD`` name other binaries that are started instead
+of ours, for example the originals: a suite that is green against them is known to ask the right
+thing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 import trio
 
 OTHER_BINARY_VARIABLE = "TRIONSQ_TEST_NSQD"
+OTHER_LOOKUPD_VARIABLE = "TRIONSQ_TEST_NSQLOOKUPD"
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 10.0
 LOG_LINES_MAX = 300
@@ -44,6 +46,12 @@ def nsqd_command() -> list[str]:
     return [other] if other else [sys.executable, "-m", "trionsq.cli.nsqd"]
 
 
+def nsqlookupd_command() -> list[str]:
+    """What starts an nsqlookupd, before any flag."""
+    other = os.environ.get(OTHER_LOOKUPD_VARIABLE)
+    return [other] if other else [sys.executable, "-m", "lookupd.cli"]
+
+
 def free_address() -> str:
     """A 127.0.0.1 address nobody listens on now, for options that must be known beforehand."""
     with socket.socket() as probe:
@@ -52,11 +60,10 @@ def free_address() -> str:
 
 
 @dataclass(slots=True)
-class NsqdProcess:
-    """A running nsqd: its addresses (host:port by listener name), data path and log so far."""
+class DaemonProcess:
+    """A running daemon: its addresses (host:port by listener name) and log so far."""
 
     process: trio.Process
-    data_path: Path
     addresses: dict[str, str] = field(default_factory=dict)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
 
@@ -70,14 +77,21 @@ class NsqdProcess:
         """Where plain HTTP is spoken."""
         return self.addresses["HTTP"]
 
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines of the log, for a failure's text."""
+        return "\n".join(list(self.log)[-lines:])
+
+
+@dataclass(slots=True)
+class NsqdProcess(DaemonProcess):
+    """A running nsqd, and its data path."""
+
+    data_path: Path = field(kw_only=True)
+
     @property
     def https_address(self) -> str:
         """Where HTTPS is spoken; KeyError without a certificate."""
         return self.addresses["HTTPS"]
-
-    def log_tail(self, lines: int = 25) -> str:
-        """The last lines of the log, for a failure's text."""
-        return "\n".join(list(self.log)[-lines:])
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -99,42 +113,59 @@ async def running_nsqd(
         NsqdFailedError: it ended, or did not tell its addresses within ``START_LIMIT_S``, or
             SIGTERM did not stop it within ``STOP_LIMIT_S``.
     """
-    command = [*nsqd_command(), *_base_flags(data_path, flags), *flags]
-    process = await trio.lowlevel.open_process(
+    more = {"https-address": "127.0.0.1:0", "data-path": str(data_path)}
+    process = await _open([*nsqd_command(), *_base_flags(flags, more), *flags])
+    nsqd = NsqdProcess(process, data_path=data_path)
+    async with _watched(nsqd, {"TCP", "HTTP", "HTTPS"} if https else {"TCP", "HTTP"}):
+        yield nsqd
+
+
+@asynccontextmanager
+async def running_nsqlookupd(flags: Sequence[str] = ()) -> AsyncIterator[DaemonProcess]:
+    """An nsqlookupd, as `running_nsqd`; raises as that."""
+    process = await _open([*nsqlookupd_command(), *_base_flags(flags, {}), *flags])
+    lookupd = DaemonProcess(process)
+    async with _watched(lookupd, {"TCP", "HTTP"}):
+        yield lookupd
+
+
+async def _open(command: Sequence[str]) -> trio.Process:
+    return await trio.lowlevel.open_process(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    nsqd = NsqdProcess(process, data_path)
-    wanted = {"TCP", "HTTP", "HTTPS"} if https else {"TCP", "HTTP"}
+
+
+@asynccontextmanager
+async def _watched(daemon: DaemonProcess, wanted: set[str]) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         try:
-            await nursery.start(_read_log, nsqd, wanted)
-            yield nsqd
+            await nursery.start(_read_log, daemon, wanted)
+            yield
         finally:
             with trio.CancelScope(shield=True):
-                stopped = await _stop(process)
+                stopped = await _stop(daemon.process)
             nursery.cancel_scope.cancel()
     if not stopped:
-        raise NsqdFailedError(f"SIGTERM did not stop it in {STOP_LIMIT_S} s:\n{nsqd.log_tail()}")
+        raise NsqdFailedError(f"SIGTERM did not stop it in {STOP_LIMIT_S} s:\n{daemon.log_tail()}")
 
 
-def _base_flags(data_path: Path, flags: Sequence[str]) -> list[str]:
+def _base_flags(flags: Sequence[str], more: Mapping[str, str]) -> list[str]:
     placed = {flag.lstrip("-").partition("=")[0] for flag in flags}
     base = {
         "tcp-address": "127.0.0.1:0",
         "http-address": "127.0.0.1:0",
-        "https-address": "127.0.0.1:0",
         "broadcast-address": "127.0.0.1",
-        "data-path": str(data_path),
+        **more,
     }
     return [f"--{name}={value}" for name, value in base.items() if name not in placed]
 
 
 async def _read_log(
-    nsqd: NsqdProcess,
+    nsqd: DaemonProcess,
     wanted: set[str],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -160,7 +191,7 @@ async def _read_log(
         raise NsqdFailedError(f"{nsqd.process.args!r} {why}:\n{log}")
 
 
-def _note_line(nsqd: NsqdProcess, line: str) -> None:
+def _note_line(nsqd: DaemonProcess, line: str) -> None:
     nsqd.log.append(line)
     if listening := _LISTENING.search(line):
         nsqd.addresses[listening[1]] = listening[2]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import trio
 
 from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, validated
-from trionsq.cli import log
+from trionsq.cli import limits, log
 from trionsq.cli.command import fatal, read_options
 from trionsq.cli.daemon import run_nsqd
 from trionsq.listener import ListenError
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s", warning)
     for flag in unbuilt_in_use(options):
         logger.warning("--%s is not built yet and has no effect", flag)
+    limits.raise_open_files_limit()
     # Raised after the groups: what is raised among them becomes a group itself.
     failure = ""
     code = 1

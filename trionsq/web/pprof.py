@@ -7,12 +7,11 @@ Spec: nsqd-http, section 7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
 from quart import Response
-from trio.lowlevel import Task
 
 from trionsq.debug import heap, tasks_shown, threads
 from trionsq.debug.heap import TypeCount
@@ -25,10 +24,10 @@ from trionsq.web.answers import empty, plain
 from trionsq.web.app import Endpoint
 from trionsq.web.debug_answers import as_text, attachment, html
 from trionsq.web.query import query
+from trionsq.web.task_names import TaskName
 
 __all__ = ["Pprof", "census_document"]
 
-TaskName = Callable[[Task], str | None]
 
 _FILE_TYPE: Final = "application/octet-stream"
 # As the original has it when no number of seconds is given, or a bad one.

@@ -1,0 +1,38 @@
+"""The command ``nsqlookupd``: options, log, and its life until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import trio
+
+from lookupd.daemon import run_nsqlookupd
+from lookupd.options import NsqlookupdOptions
+from trionsq.cli import limits, log
+from trionsq.cli.command import fatal, read_options
+from trionsq.listener import ListenError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv* (default: the process's), and return its exit code.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 when it cannot start.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options, warnings = read_options(NsqlookupdOptions, "nsqlookupd", words)
+    logger = log.configure(options.log_prefix, options.log_level)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    limits.raise_open_files_limit()
+    try:
+        return trio.run(run_nsqlookupd, options)
+    except ListenError as error:
+        fatal(options.log_prefix, f"failed to instantiate nsqlookupd - {error}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""A session on a stream, bounded in what it holds and in how long it waits to be read.
+
+The protocol has no read time-out: a silent nsqd is hidden, not cut off, and TCP's keep-alive finds
+the dead ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from lookupd.session import Session
+
+__all__ = ["LINGER_S", "WRITE_STALL_S", "serve"]
+
+log = logging.getLogger("trionsq")
+
+# What one read brings is answered with less than twice its size, before the next read.
+_READ_NBYTES_MAX: Final = 16 * 1024
+WRITE_STALL_S: Final = 30.0
+"""A peer who does not take its answers for so long is given up."""
+LINGER_S: Final = 0.5
+"""After the last answer, what the peer still sends is thrown away for so long: a reset because of
+unread input would lose the answer."""
+
+
+async def serve(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    """Serve until either side ends it, then close both.
+
+    On cancellation the connection is closed at once, and its producer is gone.
+    """
+    try:
+        while not session.ended:
+            data = await stream.receive_some(_READ_NBYTES_MAX)
+            answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
+            if answers:
+                with trio.fail_after(WRITE_STALL_S):
+                    await stream.send_all(answers)
+        with trio.move_on_after(LINGER_S):
+            await stream.send_eof()
+            while await stream.receive_some(_READ_NBYTES_MAX):
+                pass
+    except (trio.BrokenResourceError, trio.TooSlowError) as error:
+        log.debug("TCP: %r lost: %r", session, error)
+    finally:
+        session.close()
+        await trio.aclose_forcefully(stream)

@@ -1,0 +1,158 @@
+"""The life of one nsqlookupd: sockets, connections, HTTP, and the way down.
+
+Tasks: a listener for each TCP socket, the HTTP server, one for each connection. Nothing is kept,
+so the way down has no order: connections are closed, HTTP requests under way get a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Final
+
+import trio
+
+from lookupd import connection
+from lookupd.api import lookupd_app
+from lookupd.options import NsqlookupdOptions
+from lookupd.registry import Registry
+from lookupd.session import Session
+from trionsq import NSQ_VERSION
+from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.web.answers import json_bytes
+from trionsq.web.serve import WebServer, serve_web
+
+__all__ = ["Lookupd", "run_nsqlookupd", "running_nsqlookupd"]
+
+log = logging.getLogger("trionsq")
+
+# A peer that has vanished is noticed by TCP in some minutes.
+_KEEP_ALIVE_S: Final = 15
+
+
+class Lookupd:
+    """One nsqlookupd, inside a trio run.
+
+    Attributes:
+        options: as started.
+        registry: what is known.
+        tcp_port, http_port: where it listens; 0: nowhere, -1: on a unix socket.
+    """
+
+    def __init__(self, options: NsqlookupdOptions) -> None:
+        self.options = options
+        self.registry = Registry(
+            options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
+        )
+        self.tcp_port = self.http_port = 0
+        self._hostname = socket.gethostname()
+        # Follows trio's clock, so that no step of the wall clock hides a producer.
+        self._start_ns = time.time_ns() - round(trio.current_time() * 1e9)
+
+    def now_ns(self) -> int:
+        """The time of the registry: nanoseconds since 1970 by the wall clock of the start."""
+        return self._start_ns + round(trio.current_time() * 1e9)
+
+    async def serve(self, stream: trio.abc.HalfCloseableStream, remote_address: str) -> None:
+        """Speak V1 on a stream until either side closes it."""
+        session = Session(self.registry, remote_address, self._identity())
+        await connection.serve(stream, session, self.now_ns)
+
+    async def serve_socket(self, accepted: socket.socket) -> None:
+        """A connection's life. What goes wrong costs it alone."""
+        try:
+            shown = _peer(accepted)
+            log.info("TCP: new client(%s)", shown)
+            await self.serve(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), shown)
+        except OSError as error:
+            log.debug("TCP: connection lost: %s", error)
+        except Exception:
+            # A defect of ours.
+            log.exception("TCP: connection failed")
+        finally:
+            accepted.close()
+
+    def _identity(self) -> bytes:
+        return json_bytes(
+            {
+                "broadcast_address": self.options.broadcast_address,
+                "hostname": self._hostname,
+                "http_port": self.http_port,
+                "tcp_port": self.tcp_port,
+                "version": NSQ_VERSION,
+            }
+        )
+
+
+def _peer(accepted: socket.socket) -> str:
+    """The other end as registrations show it; what is set on the way is TCP's keep-alive."""
+    if accepted.family == socket.AF_UNIX:
+        return "@"
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+        with contextlib.suppress(AttributeError, OSError):  # not every system has them
+            accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
+    host, port = accepted.getpeername()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@asynccontextmanager
+async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookupd]:
+    """An nsqlookupd that serves inside the context.
+
+    Raises:
+        ListenError: an address can't be listened on.
+    """
+    with ExitStack() as sockets:
+        tcp = await _open(options.tcp_address, sockets)
+        http = await _open(options.http_address, sockets)
+        lookupd = Lookupd(options)
+        lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
+        app = lookupd_app(lookupd.registry, options, lookupd.now_ns)
+        async with trio.open_nursery() as nursery:
+
+            def accept(accepted: socket.socket) -> None:
+                nursery.start_soon(lookupd.serve_socket, accepted)
+
+            for sock in tcp:
+                await nursery.start(accept_forever, sock, accept)
+            for sock in http:
+                await nursery.start(serve_web, WebServer(app), sock)
+            sockets.pop_all()  # each listener closes its own from now on
+            try:
+                yield lookupd
+            finally:
+                log.info("NSQLOOKUPD: stopping")
+                nursery.cancel_scope.cancel()
+
+
+async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
+    if not address:
+        raise ListenError(address, "no address")
+    return [opened.enter_context(sock) for sock in await open_sockets(address)]
+
+
+def _announce(kind: str, sockets: list[socket.socket]) -> int:
+    port = 0
+    for sock in sockets:
+        shown, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, shown)
+    return port
+
+
+async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
+    """Run until SIGINT or SIGTERM, and return the exit code, 0.
+
+    Raises:
+        ListenError: an address can't be listened on.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with running_nsqlookupd(options):
+            await anext(signals)
+    log.info("NSQLOOKUPD: bye")
+    return 0

@@ -1,0 +1,60 @@
+"""The options of nsqlookupd. Spec: options.
+
+Field names are the flags with underscores; durations are nanoseconds and end in ``_ns``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+
+from trionsq.durations import MINUTE_NS, SECOND_NS
+from trionsq.optionspec import BOOL, DEBUG_FROM, DURATION, LOG_LEVEL, STRING, option
+
+__all__ = ["NsqlookupdOptions"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NsqlookupdOptions:
+    """Every option of nsqlookupd 1.3, and ours."""
+
+    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
+    config: str = option("config", "", STRING, "path of the config file", key=None)
+    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
+    log_prefix: str = option("log-prefix", "[nsqlookupd] ", STRING, "begins each log line")
+    verbose: bool = option(
+        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
+    )
+    tcp_address: str = option(
+        "tcp-address", "0.0.0.0:4160", STRING, "host:port (or unix socket path) for nsqds"
+    )
+    http_address: str = option(
+        "http-address", "0.0.0.0:4161", STRING, "host:port (or unix socket path) of the HTTP API"
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        "",
+        STRING,
+        "name or address of this host, as nsqds are told (default: the host name)",
+        factory=socket.gethostname,
+    )
+    inactive_producer_timeout_ns: int = option(
+        "inactive-producer-timeout",
+        5 * MINUTE_NS,
+        DURATION,
+        "a producer that has not pinged for so long is hidden",
+    )
+    tombstone_lifetime_ns: int = option(
+        "tombstone-lifetime",
+        45 * SECOND_NS,
+        DURATION,
+        "a producer that is tombstoned at a topic is hidden there for so long",
+    )
+
+    # ours
+    debug_from: str = option(
+        "debug-from",
+        "loopback",
+        DEBUG_FROM,
+        "who may ask for the /debug/pprof pages: loopback (this machine), any or none",
+    )
