@@ -4,5 +4,5 @@
 - `identify` (with `gojson`): the negotiation
 - `server` (with `params`, `runs`, `mpub`, `bodies`, `events`): nsqd's side, bytes to events
 - `frames`: what nsqd writes
-- `commands`, `client`: the client's side
+- `commands`, `client`, `columns`: the client's side
 """
