@@ -1,0 +1,641 @@
+"""Consuming (trionsq.client.consumer), with peers and brokers in memory. Spec: client, 3 to 7."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import publish
+from tests.client.network import ADDRESS, Network, Peer
+from trionsq import httpget
+from trionsq.broker.broker import Broker
+from trionsq.client import (
+    AlreadyConnectedError,
+    ClientError,
+    Config,
+    ConnectError,
+    Consumer,
+    Message,
+    Phase,
+    ProtocolError,
+    StoppedError,
+)
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import frames
+
+BODIES = [b"%d" % number for number in range(20)]
+
+
+def consumer_of(
+    network: Network, *addresses: str, config: Config | None = None, **rest: Any
+) -> Consumer:
+    """A consumer of t:c that connects to these addresses."""
+    return Consumer(
+        "t",
+        "c",
+        nsqd_tcp_addresses=addresses or (() if "lookupd_http_addresses" in rest else (ADDRESS,)),
+        config=config or Config(max_in_flight=5),
+        dial=network.dial,
+        random=Random(1),
+        **rest,
+    )
+
+
+def left(broker: Broker) -> int:
+    """Messages that the channel still has, in whatever state."""
+    return broker.topic("t").channel("c").core.held
+
+
+async def subscribed(network: Network, address: str = ADDRESS) -> Peer:
+    """The peer of the next connection, after SUB."""
+    return await (await network.peer(address)).subscribe()
+
+
+# The three ways to consume
+
+
+async def test_messages_one_by_one() -> None:
+    """Each comes once; what is finished is gone."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", *BODIES)
+        found = []
+        async with consumer_of(Network.of(broker)) as consumer:
+            async for message in consumer:
+                assert (message.attempts, message.nsqd_address) == (1, ADDRESS)
+                found.append(message.body)
+                assert message.finish()
+                if len(found) == len(BODIES):
+                    break
+            stats = consumer.stats()
+        assert sorted(found) == sorted(BODIES)
+        assert (stats.received, stats.finished, stats.in_flight) == (20, 20, 0)
+        assert left(broker) == 0
+
+
+async def test_batches() -> None:
+    """All that a read brought; one answer for all, by hand or by itself."""
+    for automatic in (True, False):
+        async with nsqd_in_memory() as broker:
+            publish(broker, "t", *BODIES)
+            found: list[bytes] = []
+            async with consumer_of(Network.of(broker)) as consumer:
+                async for batch in consumer.batches(finish=automatic):
+                    assert len(batch) <= 5
+                    assert len(batch.ids) == len(batch.timestamps_ns) == len(batch.bodies)
+                    found += batch.bodies
+                    if not automatic or len(found) == len(BODIES):
+                        assert batch.finish()
+                    if len(found) == len(BODIES):
+                        break
+            assert sorted(found) == sorted(BODIES)
+            assert left(broker) == 0
+
+
+async def test_a_handler() -> None:
+    """So many at once as asked for; stop ends it when all is handled."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", *BODIES)
+        busy, most, done = 0, 0, 0
+        all_busy = trio.Event()
+
+        async def handle(message: Message) -> None:
+            nonlocal busy, most, done
+            busy += 1
+            most = max(most, busy)
+            if busy == 4:
+                all_busy.set()
+            await all_busy.wait()
+            busy -= 1
+            done += 1
+            if done == len(BODIES):
+                consumer.stop()
+
+        async with consumer_of(Network.of(broker)) as consumer:
+            await consumer.run(handle, concurrency=4)
+        assert (done, most, left(broker)) == (20, 4, 0)
+
+
+async def test_a_handler_that_raises_requeues_and_backs_off(autojump_clock: MockClock) -> None:
+    """With a delay that grows with the attempts; success ends the backoff."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        times = []
+
+        async def handle(message: Message) -> None:
+            times.append((message.attempts, trio.current_time()))
+            if message.attempts < 3:
+                raise KeyError("defect of a handler")
+            consumer.stop()
+
+        config = Config(default_requeue_delay_s=10)
+        async with consumer_of(Network.of(broker), config=config) as consumer:
+            await consumer.run(handle)
+        assert [attempts for attempts, _ in times] == [1, 2, 3]
+        assert 10 <= times[1][1] - times[0][1] < 11
+        assert 20 <= times[2][1] - times[1][1] < 21
+        assert left(broker) == 0
+
+
+async def test_a_handler_may_answer_itself() -> None:
+    """Or leave the answer to others."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"a", b"b")
+        kept = []
+
+        async def handle(message: Message) -> None:
+            message.auto_response = False
+            kept.append(message)
+            if len(kept) == 2:
+                for other in kept:
+                    other.finish()
+                consumer.stop()
+
+        async with consumer_of(Network.of(broker)) as consumer:
+            await consumer.run(handle)
+        assert left(broker) == 0
+
+
+# Answers
+
+
+async def test_the_first_answer_counts() -> None:
+    """Later ones are not even sent, nor is a touch after it."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def hold() -> None:
+            peers.append(await subscribed(network))
+
+        nursery.start_soon(hold)
+        async with consumer_of(network) as consumer:
+            peer = peers[0]
+            assert await peer.line() == b"RDY 5"
+            (first, second, third) = await peer.deliver(b"a", b"b", b"c")
+            message = await anext(consumer.__aiter__())
+            assert message.touch()
+            assert message.finish()
+            assert not message.finish()
+            assert not message.requeue(0)
+            assert not message.touch()
+            other = await anext(consumer.__aiter__())
+            assert other.requeue(1.5, backoff=False)
+            assert not other.finish()
+            expected = [b"TOUCH " + first, b"FIN " + first, b"REQ " + second + b" 1500"]
+            assert [await peer.line() for _ in range(3)] == expected
+            nursery.start_soon(_say_goodbye, peer, third)
+        assert not message.is_open
+
+
+async def _say_goodbye(peer: Peer, *given_back: bytes) -> None:
+    """nsqd's side of the end."""
+    said = []
+    while (line := await peer.line()) != b"CLS":
+        if line != b"RDY 0":
+            said.append(line)
+    assert said == [b"REQ " + message_id + b" 0" for message_id in given_back]
+    await peer.say(frames.CLOSE_WAIT)
+    with suppress(EOFError):
+        await peer.line()
+    peer.stream.close()
+
+
+async def test_messages_of_a_batch_can_be_answered_one_by_one() -> None:
+    """The answer to the batch is for the others."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"a", b"b", b"c")
+        async with consumer_of(Network.of(broker)) as consumer:
+            batch = await consumer.next_batch()
+            assert batch[1].finish()
+            assert [message.is_open for message in batch] == [True, False, True]
+            assert batch.open_count == 2
+            assert batch.finish()
+            assert batch.open_count == 0
+            assert batch.requeue()
+            assert batch.touch()
+            assert consumer.stats().finished == 3
+        assert left(broker) == 0
+
+
+async def test_more_than_max_attempts_is_given_up() -> None:
+    """After the hook has seen it; the others of its batch are delivered."""
+    network = Network().held()
+    seen = []
+
+    async def give_up(message: Message) -> None:
+        seen.append(message.body)
+
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def hold() -> None:
+            peers.append(await subscribed(network))
+
+        nursery.start_soon(hold)
+        config = Config(max_in_flight=5, max_attempts=3)
+        async with consumer_of(network, config=config, on_give_up=give_up) as consumer:
+            peer = peers[0]
+            await peer.line()
+            await peer.say(
+                frames.message_frame(1, 4, b"%016x" % 1, b"bad"),
+                frames.message_frame(1, 3, b"%016x" % 2, b"good"),
+            )
+            batch = await consumer.next_batch()
+            assert batch.bodies == [b"good"]
+            assert await peer.line() == b"FIN %016x" % 1
+            assert consumer.stats().given_up == 1
+            batch.finish()
+            assert await peer.line() == b"FIN %016x" % 2
+            nursery.start_soon(_say_goodbye, peer)
+    assert seen == [b"bad"]
+
+
+# The end
+
+
+async def test_all_that_is_unanswered_is_given_back() -> None:
+    """At the end of the body: what it holds, what waits in its queue, what is under way."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", *BODIES)
+        async with consumer_of(Network.of(broker)) as consumer:
+            (await anext(consumer.__aiter__())).finish()
+            await anext(consumer.__aiter__())
+        core = broker.topic("t").channel("c").core
+        assert core.held == 19
+        assert core.in_flight_count == 0
+        assert core.depth == 19
+
+
+@pytest.mark.parametrize("style", ["messages", "batches", "handler"])
+async def test_cancelling_at_any_await_loses_nothing(style: str) -> None:
+    """Each message was answered by the program or waits at nsqd; no task is left."""
+    for steps in range(0, 120, 3):
+        async with nsqd_in_memory(seed=steps) as broker:
+            publish(broker, "t", *BODIES)
+            await wait_all_tasks_blocked()
+            finished = 0
+
+            async def handle(message: Message) -> None:
+                nonlocal finished
+                await trio.lowlevel.checkpoint()
+                finished += message.finish()
+
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_cancel_after, steps, scope)
+                    async with consumer_of(Network.of(broker)) as consumer:
+                        if style == "handler":
+                            await consumer.run(handle, concurrency=2)
+                        elif style == "batches":
+                            async for batch in consumer.batches():
+                                await trio.lowlevel.checkpoint()
+                                finished += len(batch) * batch.finish()
+                        else:
+                            async for message in consumer:
+                                await trio.lowlevel.checkpoint()
+                                finished += message.finish()
+            await wait_all_tasks_blocked()
+            if "c" in broker.topic("t").channels:
+                core = broker.topic("t").channel("c").core
+                assert core.held + finished == 20, steps
+                assert core.in_flight_count == 0, steps
+            assert not broker.clients
+
+
+async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
+    for _ in range(steps):
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+async def test_a_stalled_nsqd_does_not_hold_the_end(autojump_clock: MockClock) -> None:
+    """After drain_timeout_s it is left."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(subscribed, network)
+        async with consumer_of(network, drain_timeout_s=2):
+            began_s = trio.current_time()
+    assert trio.current_time() - began_s == 2
+    assert network.links[0].is_closed
+
+
+async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
+    """Not in a group."""
+    async with nsqd_in_memory() as broker:
+        with pytest.raises(KeyError, match="mine"):
+            async with consumer_of(Network.of(broker)):
+                raise KeyError("mine")
+
+
+async def test_stop_hands_out_what_was_received() -> None:
+    """And takes no more; then the loop ends by itself."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", *BODIES)
+        found = 0
+        async with consumer_of(Network.of(broker)) as consumer:
+            async for message in consumer:
+                found += 1
+                consumer.stop()
+                message.finish()
+            with pytest.raises(StoppedError):
+                await consumer.next_batch()
+            with pytest.raises(StoppedError):
+                consumer.add_nsqd("other:4150")
+        assert 1 <= found <= 10
+        assert left(broker) == 20 - found
+
+
+# Connections
+
+
+async def test_no_nsqd_can_be_reached() -> None:
+    """With given addresses that is an error at once."""
+    with pytest.raises(ConnectError, match="a:1"):
+        async with consumer_of(Network(), "a:1"):
+            pass
+    with pytest.raises(ClientError):
+        async with Consumer("t", "c"):
+            pass
+    for names in (("no good", "c"), ("t", "")):
+        with pytest.raises(ValueError, match="name"):
+            Consumer(*names)
+
+
+async def test_nsqd_refuses_sub() -> None:
+    """Its own error is raised."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            peer = await network.peer()
+            await peer.identify()
+            await peer.line()
+            await peer.refuse("E_BAD_CHANNEL", "no")
+            peer.stream.close()
+
+        nursery.start_soon(serve)
+        with pytest.raises(ProtocolError, match="E_BAD_CHANNEL no"):
+            async with consumer_of(network):
+                pass
+
+
+async def test_a_lost_connection_is_made_again(autojump_clock: MockClock) -> None:
+    """With growing pauses while nsqd is away, at most lookupd_poll_interval."""
+    async with nsqd_in_memory() as broker:
+        network = Network.of(broker)
+        config = Config(lookupd_poll_interval_s=8, max_in_flight=5)
+        async with consumer_of(network, config=config) as consumer:
+            serve = network.hosts.pop(ADDRESS)
+            network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            await trio.sleep(60)
+            assert consumer.stats().connections == 0
+            times = [time for _, time in network.dialled]
+            pauses = [later - earlier for earlier, later in pairwise(times[1:])]
+            assert len(pauses) > 5
+            assert all(0.5 <= pause <= 8 for pause in pauses)
+            assert max(pauses) > 4
+            network.hosts[ADDRESS] = serve
+            publish(broker, "t", b"x")
+            (await anext(consumer.__aiter__())).finish()
+
+
+async def test_messages_of_a_lost_connection_are_not_handed_out(
+    autojump_clock: MockClock,
+) -> None:
+    """They come again after nsqd's time-out; an answer to one says that it can't be given."""
+    async with nsqd_in_memory(msg_timeout_ns=2_000_000_000) as broker:
+        publish(broker, "t", b"a", b"b")
+        network = Network.of(broker)
+        async with consumer_of(network) as consumer:
+            messages = consumer.__aiter__()
+            held = await anext(messages)
+            network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            await wait_all_tasks_blocked()
+            assert not held.finish()
+            again = [await anext(messages), await anext(messages)]
+            assert [message.attempts for message in again] == [2, 2]
+            for message in again:
+                message.finish()
+        assert left(broker) == 0
+
+
+async def test_addresses_can_be_added_and_removed(autojump_clock: MockClock) -> None:
+    """Each once; a removed one is closed and not connected again."""
+    async with nsqd_in_memory() as one, nsqd_in_memory() as other:
+        network = Network.of(one, "a:1")
+        network.hosts["b:1"] = other.connect
+        async with consumer_of(network, "a:1") as consumer:
+            with pytest.raises(AlreadyConnectedError):
+                consumer.add_nsqd("a:1")
+            consumer.add_nsqd("b:1")
+            await trio.sleep(1)
+            assert consumer.stats().connections == 2
+            consumer.remove_nsqd("a:1")
+            await trio.sleep(1)
+            assert consumer.stats().connections == 1
+            assert not one.clients
+            with pytest.raises(KeyError):
+                consumer.remove_nsqd("a:1")
+            publish(other, "t", b"x")
+            (await anext(consumer.__aiter__())).finish()
+
+
+async def test_max_in_flight_may_be_changed() -> None:
+    """0 pauses, more is told at once."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def hold() -> None:
+            peers.append(await subscribed(network))
+
+        nursery.start_soon(hold)
+        async with consumer_of(network) as consumer:
+            peer = peers[0]
+            for count in (0, 7):
+                consumer.max_in_flight = count
+            assert [await peer.line() for _ in range(3)] == [b"RDY 5", b"RDY 0", b"RDY 7"]
+            await peer.deliver(*[b"x"] * 5)
+            await wait_all_tasks_blocked()
+            starved = [consumer.is_starved]
+            await peer.deliver(b"x", first=9)
+            await wait_all_tasks_blocked()
+            assert [*starved, consumer.is_starved] == [False, True]
+            given_back = [b"%016x" % number for number in (0, 1, 2, 3, 4, 9)]
+            nursery.start_soon(_say_goodbye, peer, *given_back)
+
+
+# Backoff and turns
+
+
+async def test_backoff_stops_all_and_tries_one(autojump_clock: MockClock) -> None:
+    """RDY 0 to all, a pause, RDY 1 to one; its success brings the normal RDY back to all."""
+    network = Network().held("a:1").held("b:1")
+    async with trio.open_nursery() as nursery:
+        peers: dict[str, Peer] = {}
+
+        async def hold(address: str) -> None:
+            peers[address] = await subscribed(network, address)
+
+        for address in ("a:1", "b:1"):
+            nursery.start_soon(hold, address)
+        config = Config(max_in_flight=10)
+        async with consumer_of(network, "a:1", "b:1", config=config) as consumer:
+            await trio.sleep(1)
+            await peers["a:1"].deliver(b"x")
+            message = await anext(consumer.__aiter__())
+            heard: dict[str, list[bytes]] = {"a:1": [], "b:1": []}
+
+            async def listen(address: str) -> None:
+                while True:
+                    heard[address].append(await peers[address].line())
+
+            for address in peers:
+                nursery.start_soon(listen, address)
+            await wait_all_tasks_blocked()
+            for lines in heard.values():
+                assert lines.pop() == b"RDY 5"
+                lines.clear()
+            message.requeue(0)
+            await wait_all_tasks_blocked()
+            assert consumer.flow.backoff.phase is Phase.PAUSED
+            assert [lines[-1] for lines in heard.values()] == [b"RDY 0", b"RDY 0"]
+            await trio.sleep(1.9)
+            assert [lines[-1] for lines in heard.values()] == [b"RDY 0", b"RDY 0"]
+            await trio.sleep(0.2)
+            assert sorted(lines[-1] for lines in heard.values()) == [b"RDY 0", b"RDY 1"]
+            tested = next(address for address in heard if heard[address][-1] == b"RDY 1")
+            await peers[tested].deliver(b"y", first=5)
+            (await anext(consumer.__aiter__())).finish()
+            await trio.sleep(1)
+            assert [lines[-1] for lines in heard.values()] == [b"RDY 5", b"RDY 5"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_more_connections_than_max_in_flight_take_turns(
+    autojump_clock: MockClock,
+) -> None:
+    """Each nsqd is heard, even with max_in_flight 1."""
+    network = Network()
+    async with (
+        nsqd_in_memory() as one,
+        nsqd_in_memory() as other,
+        nsqd_in_memory() as third,
+    ):
+        brokers = {"a:1": one, "b:1": other, "c:1": third}
+        for address, broker in brokers.items():
+            network.hosts[address] = broker.connect
+        found = set()
+        async with consumer_of(network, *brokers, config=Config(max_in_flight=1)) as consumer:
+            for broker in brokers.values():
+                publish(broker, "t", *BODIES)
+            async for message in consumer:
+                assert consumer.stats().in_flight <= 1
+                found.add(message.nsqd_address)
+                await trio.sleep(1)
+                message.finish()
+                if found == set(brokers):
+                    break
+        assert trio.current_time() < 200
+
+
+# Discovery
+
+
+class Lookupd:
+    """Answers with these addresses."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+        self.asked_s: list[float] = []
+
+    async def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        connect_timeout_s: float,
+        request_timeout_s: float,
+    ) -> httpget.Answer:
+        self.asked_s.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        if not self.addresses:
+            raise httpget.ConnectError("refused")
+        producers = [
+            {"broadcast_address": host, "tcp_port": int(port)}
+            for host, _, port in (address.partition(":") for address in self.addresses)
+        ]
+        return httpget.Answer(200, {}, json.dumps({"producers": producers}).encode())
+
+
+async def test_discovered_nsqds_are_consumed(autojump_clock: MockClock) -> None:
+    """All that the filter leaves; those that join later; those that vanish stay connected."""
+    async with nsqd_in_memory() as one, nsqd_in_memory() as other:
+        network = Network.of(one, "a:1")
+        network.hosts["b:1"] = other.connect
+        lookupd = Lookupd("a:1", "unwanted:1")
+        async with consumer_of(
+            network,
+            lookupd_http_addresses=["l:1"],
+            get=lookupd.get,
+            address_filter=lambda address: address != "unwanted:1",
+        ) as consumer:
+            await trio.sleep(0.1)
+            assert [address for address, _ in network.dialled] == ["a:1"]
+            lookupd.addresses = ("b:1",)
+            await trio.sleep(150)
+            assert consumer.stats().connections == 2
+            assert len(network.dialled) == 2
+
+
+async def test_polling_is_put_off_once_and_then_regular(autojump_clock: MockClock) -> None:
+    """At once; then after the interval and a random part of it; then every interval."""
+    lookupd = Lookupd()
+    config = Config(lookupd_poll_interval_s=10, lookupd_poll_jitter=0.3)
+    async with consumer_of(
+        Network(), lookupd_http_addresses=["l:1"], get=lookupd.get, config=config
+    ):
+        await trio.sleep(50)
+    gaps = [b - a for a, b in pairwise(lookupd.asked_s)]
+    assert lookupd.asked_s[0] == 0
+    assert 10 < gaps[0] <= 13
+    assert gaps[1:] == pytest.approx([10.0] * len(gaps[1:]))
+
+
+async def test_a_closed_connection_asks_at_once(autojump_clock: MockClock) -> None:
+    """But a nsqd that closes at once is not asked for more than once a second."""
+    async with nsqd_in_memory() as broker:
+        network = Network.of(broker, "a:1")
+        lookupd = Lookupd("a:1")
+        async with consumer_of(
+            network, lookupd_http_addresses=["l:1"], get=lookupd.get
+        ) as consumer:
+            await trio.sleep(5)
+            network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            await trio.sleep(0.01)
+            assert consumer.stats().connections == 1
+            network.hosts["a:1"] = lambda transport: transport.close()
+            network.links[1].incoming.break_with(ConnectionResetError("reset"))
+            began = len(network.dialled)
+            await trio.sleep(30)
+            assert len(network.dialled) - began <= 31
+
+
+async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:
+    """To a consumer that had none."""
+    async with nsqd_in_memory() as one, nsqd_in_memory() as other:
+        network = Network.of(one)
+        network.hosts["b:1"] = other.connect
+        async with consumer_of(network, get=Lookupd("b:1").get) as consumer:
+            consumer.add_lookupd("l:1")
+            await trio.sleep(0.1)
+            assert consumer.stats().connections == 2
+            with pytest.raises(ClientError):
+                consumer.remove_lookupd("l:1")

@@ -1,0 +1,148 @@
+"""Asking nsqlookupd (trionsq.client.discovery). Spec: client, section 3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from trionsq import httpget
+from trionsq.client import Config, DiscoveryError, LastLookupdError
+from trionsq.client.discovery import Discovery, addresses_of, lookup_url
+
+NEW = {"x-nsq-content-type": "nsq; version=1.0"}
+ANSWER = {"channels": [], "producers": [{"broadcast_address": "a", "tcp_port": 4150}]}
+
+
+def answer(content: object, status: int = 200, headers: Mapping[str, str] = NEW) -> httpget.Answer:
+    """An answer with JSON."""
+    return httpget.Answer(status, headers, json.dumps(content).encode())
+
+
+class Lookupds:
+    """Answer by URL; what there is not can't be reached."""
+
+    def __init__(self, answers: Mapping[str, httpget.Answer]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.headers: Mapping[str, str] = {}
+
+    async def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        connect_timeout_s: float,
+        request_timeout_s: float,
+    ) -> httpget.Answer:
+        self.asked.append(url)
+        self.headers = headers
+        if url not in self.answers:
+            raise httpget.ConnectError("refused")
+        return self.answers[url]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("a:4161", "http://a:4161/lookup?topic=t%23ephemeral"),
+        ("[::1]:4161", "http://[::1]:4161/lookup?topic=t%23ephemeral"),
+        ("https://a:1", "https://a:1/lookup?topic=t%23ephemeral"),
+        ("http://a:1/", "http://a:1/lookup?topic=t%23ephemeral"),
+        ("http://a:1/other?x=y", "http://a:1/other?x=y&topic=t%23ephemeral"),
+    ],
+)
+def test_every_form_of_address(address: str, expected: str) -> None:
+    """The path defaults to /lookup, the topic is added."""
+    assert lookup_url(address, "t#ephemeral") == expected
+
+
+@pytest.mark.parametrize("address", ["a", "http://a", "ftp://a:1", "a:", "a:x", ""])
+def test_an_address_without_a_port_is_none(address: str) -> None:
+    """A missing port is an error."""
+    with pytest.raises(ValueError):  # noqa: PT011
+        lookup_url(address, "t")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        answer(ANSWER),
+        answer({"status_code": 200, "status_txt": "OK", "data": ANSWER}, headers={}),
+    ],
+)
+def test_both_forms_of_answers_are_read(given: httpget.Answer) -> None:
+    """The one of now, and the wrapped one of old."""
+    assert addresses_of(given) == ["a:4150"]
+
+
+def test_ipv6_addresses_get_brackets() -> None:
+    """So that they can be told from their port."""
+    producer = {"broadcast_address": "::1", "tcp_port": 4150}
+    assert addresses_of(answer({"producers": [producer]})) == ["[::1]:4150"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        answer({"message": "TOPIC_NOT_FOUND"}, status=404),
+        answer({"status_code": 500, "status_txt": "X", "data": None}, headers={}),
+        answer([]),
+        answer({}),
+        answer({"producers": None}),
+        answer({"producers": [{"broadcast_address": 1, "tcp_port": 2}]}),
+        answer(None, headers={}),
+        httpget.Answer(200, NEW, b"<html>"),
+    ],
+)
+def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None:
+    """No answer makes the consumer fail in another way."""
+    with pytest.raises(DiscoveryError):
+        addresses_of(given)
+
+
+async def test_they_are_asked_in_turn() -> None:
+    """One for each poll."""
+    lookupds = Lookupds({lookup_url(f"{host}:1", "t"): answer(ANSWER) for host in "ab"})
+    discovery = Discovery("t", Config(), lookupds.get)
+    for host in "ab":
+        discovery.add(f"{host}:1")
+    for _ in range(3):
+        assert await discovery.poll() == ["a:4150"]
+    assert [url[7] for url in lookupds.asked] == ["a", "b", "a"]
+    assert lookupds.headers == {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+async def test_three_are_tried() -> None:
+    """On error the next one, at most three in all; the next poll goes on from there."""
+    lookupds = Lookupds({lookup_url("d:1", "t"): answer(ANSWER)})
+    discovery = Discovery("t", Config(), lookupds.get)
+    for host in "abcd":
+        discovery.add(f"{host}:1")
+    with pytest.raises(DiscoveryError, match="refused"):
+        await discovery.poll()
+    assert [url[7] for url in lookupds.asked] == ["a", "b", "c"]
+    assert await discovery.poll() == ["a:4150"]
+
+
+async def test_the_secret_goes_only_where_it_is_wanted() -> None:
+    """As a bearer token, unless that is switched off."""
+    lookupds = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
+    for skip, expected in ((True, "Bearer hush"), (False, None)):
+        config = Config(auth_secret="hush", skip_lookupd_authorization=skip)
+        discovery = Discovery("t", config, lookupds.get)
+        discovery.add("a:1")
+        await discovery.poll()
+        assert lookupds.headers.get("Authorization") == expected
+
+
+def test_the_last_one_stays() -> None:
+    """It can't be removed; one that is not there neither."""
+    discovery = Discovery("t", Config())
+    discovery.add("a:1")
+    discovery.add("b:1")
+    discovery.remove("a:1")
+    with pytest.raises(LastLookupdError):
+        discovery.remove("b:1")
+    with pytest.raises(KeyError):
+        discovery.remove("c:1")

@@ -1,0 +1,346 @@
+"""A connection to nsqd, and the three tasks of its life.
+
+`Connection.open` connects and identifies; `run` then reads, writes and watches until the end.
+Meanwhile `put` and `request` write without waiting: what is put before the writer's next turn goes
+out in one system call, so that a batch of FINs costs one.
+
+Spec: client, section 1; tcp-protocol, sections 2, 4, 8 and 14.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import trio
+
+from trionsq.client.config import Config
+from trionsq.client.errors import (
+    AuthRequiredError,
+    ClientError,
+    ConnectError,
+    IdentifyError,
+    NotConnectedError,
+)
+from trionsq.client.transport import Dial, Transport, dial_tcp, split_address
+from trionsq.client.waiting import Reply, Token
+from trionsq.wire import commands
+from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
+from trionsq.wire.columns import ColumnDecoder, Columns
+from trionsq.wire.errors import ProtocolError
+from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
+
+__all__ = ["Connection"]
+
+log = logging.getLogger("trionsq.client")
+
+_READ_NBYTES: Final = 128 * 1024
+_RDY_MAX: Final = 2500
+# Put but not yet taken by the socket: above the first, `room` waits; above the second it is over.
+_ROOM_NBYTES: Final = 1024 * 1024
+_PENDING_NBYTES_MAX: Final = 256 * 1024 * 1024
+_LAST_WORDS_S: Final = 0.1
+
+
+class Connection:
+    """One connection, connected and identified. Made by `open`.
+
+    Attributes:
+        address: ``host:port``.
+        features: nsqd's answer to IDENTIFY; empty without feature negotiation.
+        on_messages: called with the messages of each read, in the reading task.
+        on_refused: called with errors that leave the connection open (FIN, REQ, TOUCH).
+        is_open: whether what is put has a chance to arrive.
+        failure: why it ended; None while it lives and after an end that was asked for.
+        ended: set when `run` has ended.
+    """
+
+    def __init__(
+        self, address: str, transport: Transport, config: Config, decoder: ColumnDecoder
+    ) -> None:
+        self.address = address
+        self.features: Mapping[str, Any] = {}
+        self.on_messages: Callable[[Columns], None] = _no_messages
+        self.on_refused: Callable[[ErrorFrame], None] = self._log_refused
+        self.is_open = True
+        self.failure: Exception | None = None
+        self.ended = trio.Event()
+        self._transport = transport
+        self._config = config
+        self._decoder = decoder
+        self._out: list[bytes] = []
+        self._pending_nbytes = 0
+        self._wake = Token()
+        self._room = trio.lowlevel.ParkingLot()
+        self._replies: deque[Reply[bytes]] = deque()
+        self._last_read_s = 0.0
+        self._is_ending = False
+        self._scope = trio.CancelScope()
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else f"closed ({self.failure})"
+        return f"<Connection {self.address} {state} waiting={len(self._replies)}>"
+
+    @classmethod
+    async def open(cls, address: str, config: Config, dial: Dial = dial_tcp) -> Connection:
+        """Connect to ``host:port`` and identify. Cancelling closes what was opened.
+
+        Raises:
+            ConnectError: not reachable in time, or no nsqd; `IdentifyError`, `AuthRequiredError`.
+            NotBuiltError: the options ask for what this version lacks.
+            ValueError: that is no address.
+        """
+        config.check_built()
+        host, port = split_address(address)
+        transport: Transport | None = None
+        with trio.move_on_after(config.dial_timeout_s):
+            try:
+                transport = await dial(host, port, config.local_addr)
+            except OSError as error:
+                raise ConnectError(f"{address}: {error}") from error
+        if transport is None:
+            raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
+        size_max = config.max_msg_size + MESSAGE_META_SIZE_BYTES + 4
+        decoder = ColumnDecoder(size_max if config.max_msg_size else FRAME_SIZE_BYTES_MAX)
+        connection = cls(address, transport, config, decoder)
+        try:
+            await connection._identify()
+        except BaseException:
+            transport.close()
+            raise
+        return connection
+
+    @property
+    def max_rdy_count(self) -> int:
+        """The largest RDY that nsqd takes."""
+        return int(self.features.get("max_rdy_count", _RDY_MAX))
+
+    # The beginning: no other task yet
+
+    async def _identify(self) -> None:
+        identify = commands.identify(self._config.identity())
+        with trio.move_on_after(self._config.read_timeout_s):
+            try:
+                await self._send(commands.MAGIC_V2 + identify)
+                answer = await self._frame()
+            except (OSError, FrameError) as error:
+                raise ConnectError(f"{self.address}: {error}") from error
+            if not isinstance(answer, bytes):
+                raise IdentifyError(f"{self.address}: failed to IDENTIFY - {answer.as_error()}")
+            self.features = self._features(answer)
+            return
+        raise ConnectError(f"{self.address}: no answer to IDENTIFY")
+
+    async def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view := view[self._transport.send_nowait(view) :]:
+            await self._transport.wait_writable()
+
+    async def _frame(self) -> bytes | ErrorFrame:
+        """The next response or error."""
+        while True:
+            for frame in self._decoder:
+                if isinstance(frame, ErrorFrame):
+                    return frame
+                if not isinstance(frame, Message) and not frame.is_heartbeat:
+                    return frame.data
+            await self._transport.wait_readable()
+            data = self._transport.receive_nowait(_READ_NBYTES)
+            if data == b"":
+                raise ConnectionResetError("closed by nsqd")
+            self._decoder.feed(data or b"")
+
+    def _features(self, answer: bytes) -> Mapping[str, Any]:
+        if not answer.startswith(b"{"):
+            return {}
+        try:
+            features: dict[str, Any] = json.loads(answer)
+            features["max_rdy_count"] = int(features.get("max_rdy_count", _RDY_MAX))
+        except (ValueError, TypeError) as error:
+            raise IdentifyError(f"{self.address}: failed to IDENTIFY - {error}") from error
+        # Here TLS, then deflate or snappy would wrap the transport.
+        for name in ("tls_v1", "deflate", "snappy"):
+            if features.get(name):
+                raise IdentifyError(f"{self.address}: nsqd turned on {name}, unasked")
+        if features.get("auth_required"):
+            raise AuthRequiredError(f"{self.address}: Auth Required")
+        return features
+
+    # Writing
+
+    def put(self, data: bytes) -> None:
+        """Send commands that have no answer, soon. Without effect once it is closed."""
+        if not self.is_open:
+            return
+        self._out.append(data)
+        self._pending_nbytes += len(data)
+        if self._pending_nbytes > _PENDING_NBYTES_MAX:
+            self._fail(NotConnectedError(f"{self.address}: nsqd takes nothing"))
+        self._wake.set()
+
+    def request(self, data: bytes) -> Reply[bytes]:
+        """Send a command that has an answer; answers come in the order of requests.
+
+        The reply raises ProtocolError if nsqd refuses, NotConnectedError if the connection ends.
+        """
+        reply = Reply[bytes]()
+        if self.is_open:
+            self._replies.append(reply)
+            self.put(data)
+        else:
+            reply.fail(self._lost())
+        return reply
+
+    async def room(self) -> None:
+        """Wait until no more than 1 MiB waits to be sent. No checkpoint if that is so already."""
+        while self.is_open and self._pending_nbytes > _ROOM_NBYTES:
+            await self._room.park()
+
+    # The life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read and write until the connection ends; then all waiting requests fail.
+
+        Ends without an exception; see `failure`. Cancelling closes it at once.
+        """
+        self._last_read_s = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._scope = nursery.cancel_scope
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._watch)
+                task_status.started()
+                await self._read()
+        finally:
+            self.abort()
+            self._transport.close()
+            self.ended.set()
+
+    def discard(self) -> None:
+        """Close a connection that was never run."""
+        self.is_open = False
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once: what is not sent yet is lost, waiting requests fail."""
+        self.is_open = False
+        self._scope.cancel()
+        self._out.clear()
+        self._pending_nbytes = 0
+        self._room.unpark_all()
+        while self._replies:
+            self._replies.popleft().fail(self._lost())
+
+    def end(self) -> None:
+        """Close in order: send what was put, then read up to nsqd's end. See `ended`."""
+        self._is_ending = True
+        self.is_open = False
+        self._wake.set()
+
+    def _lost(self) -> NotConnectedError:
+        if isinstance(self.failure, NotConnectedError):
+            return NotConnectedError(*self.failure.args)
+        return NotConnectedError(f"{self.address}: {self.failure or 'not connected'}")
+
+    def _fail(self, error: Exception) -> None:
+        if self.failure is None and not self._is_ending:
+            self.failure = error
+        self.abort()
+
+    async def _write(self) -> None:
+        while True:
+            if self._out:
+                data = b"".join(self._out)
+                self._out.clear()
+                try:
+                    await self._write_out(data)
+                except OSError as error:
+                    # What nsqd said before it closed, if it did, tells more.
+                    self.is_open = False
+                    await trio.sleep(_LAST_WORDS_S)
+                    self._fail(error)
+                    return
+                self._pending_nbytes = sum(map(len, self._out))
+                self._room.unpark_all()
+            elif self._is_ending:
+                self._transport.end_sending()
+                return
+            else:
+                await self._wake.wait()
+
+    async def _write_out(self, data: bytes) -> None:
+        sent = self._transport.send_nowait(data)
+        if sent == len(data):
+            return
+        view = memoryview(data)[sent:]
+        while view:
+            with trio.move_on_after(self._config.write_timeout_s) as patience:
+                await self._transport.wait_writable()
+            if patience.cancelled_caught:
+                raise TimeoutError(f"nsqd took nothing for {self._config.write_timeout_s:g} s")
+            view = view[self._transport.send_nowait(view) :]
+
+    async def _read(self) -> None:
+        transport, decoder = self._transport, self._decoder
+        data: bytes | None = b""
+        try:
+            while True:
+                # A short read has taken all there was.
+                if data is None or len(data) < _READ_NBYTES:
+                    await transport.wait_readable()
+                else:
+                    await trio.lowlevel.checkpoint()
+                data = transport.receive_nowait(_READ_NBYTES)
+                if data is None:
+                    continue
+                if not data:
+                    self._fail(NotConnectedError(f"{self.address}: closed by nsqd"))
+                    return
+                self._last_read_s = trio.current_time()
+                decoder.feed(data)
+                columns = decoder.take_columns()
+                if columns.ids:
+                    self.on_messages(columns)
+                for frame in decoder:
+                    self._take(frame)
+        except (OSError, FrameError) as error:
+            self._fail(error)
+
+    def _take(self, frame: Frame) -> None:
+        if isinstance(frame, ErrorFrame):
+            self._take_error(frame)
+        elif not isinstance(frame, Message):
+            if frame.is_heartbeat:
+                self.put(commands.nop())
+            elif self._replies:
+                self._replies.popleft().tell(frame.data)
+            else:
+                raise FrameError(f"an answer to nothing: {frame.data[:64]!r}")
+
+    def _take_error(self, frame: ErrorFrame) -> None:
+        if not frame.fatal:
+            self.on_refused(frame)
+            return
+        error = ProtocolError(frame.code, frame.text, frame.fatal)
+        if self._replies:
+            self._replies.popleft().fail(error)
+        self._fail(error)
+
+    def _log_refused(self, frame: ErrorFrame) -> None:
+        log.warning("%s: %s", self.address, frame.as_error())
+
+    async def _watch(self) -> NoReturn:
+        """Give the connection up when nsqd is silent for too long."""
+        patience_s = self._config.read_timeout_s
+        while True:
+            deadline_s = self._last_read_s + patience_s
+            if trio.current_time() >= deadline_s:
+                self._fail(NotConnectedError(f"{self.address}: silent for {patience_s:g} s"))
+            await trio.sleep_until(deadline_s)
+
+
+def _no_messages(_columns: Columns) -> None:
+    raise ClientError("messages without a subscription")

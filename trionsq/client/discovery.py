@@ -1,0 +1,134 @@
+"""Asking nsqlookupd which nsqds have a topic.
+
+Spec: client, section 3 (discovery).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from trionsq import httpget
+from trionsq.client.config import Config
+from trionsq.client.errors import DiscoveryError, LastLookupdError
+
+__all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
+
+_TRIES: Final = 3
+_ACCEPT: Final = "application/vnd.nsq; version=1.0"
+
+
+class Get(Protocol):
+    """`trionsq.httpget.get`, or what stands in for it in tests."""
+
+    def __call__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        connect_timeout_s: float,
+        request_timeout_s: float,
+    ) -> Awaitable[httpget.Answer]: ...
+
+
+class Discovery:
+    """The nsqlookupds of a consumer, asked in turn.
+
+    Attributes:
+        urls: with the topic, by address as given.
+    """
+
+    def __init__(self, topic: str, config: Config, get: Get = httpget.get) -> None:
+        self.urls: dict[str, str] = {}
+        self._topic = topic
+        self._config = config
+        self._get = get
+        self._next = 0
+
+    def add(self, address: str) -> None:
+        """Ask this one too; see `lookup_url`."""
+        self.urls[address] = lookup_url(address, self._topic)
+
+    def remove(self, address: str) -> None:
+        """Do not ask this one any more.
+
+        Raises:
+            KeyError: it is not asked.
+            LastLookupdError: no other would be left.
+        """
+        if address in self.urls and len(self.urls) == 1:
+            raise LastLookupdError(f"{address} is the last nsqlookupd")
+        del self.urls[address]
+
+    async def poll(self) -> list[str]:
+        """Ask the next one, on error up to two further ones; ``host:port`` of the nsqds.
+
+        Raises:
+            DiscoveryError: none of them had a usable answer.
+        """
+        failures = []
+        for _ in range(min(_TRIES, len(self.urls))):
+            urls = list(self.urls.values())
+            url = urls[self._next % len(urls)]
+            self._next += 1
+            try:
+                answer = await self._get(
+                    url,
+                    self._headers(),
+                    min(self._config.dial_timeout_s, self._config.lookupd_poll_timeout_s),
+                    self._config.lookupd_poll_timeout_s,
+                )
+                return addresses_of(answer)
+            except (httpget.GetError, DiscoveryError) as error:
+                failures.append(f"{url}: {error}")
+        raise DiscoveryError("; ".join(failures))
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": _ACCEPT}
+        if self._config.auth_secret and self._config.skip_lookupd_authorization:
+            headers["Authorization"] = f"Bearer {self._config.auth_secret}"
+        return headers
+
+
+def lookup_url(address: str, topic: str) -> str:
+    """The URL that is asked, for ``host:port`` or ``http(s)://host:port[/path][?query]``.
+
+    Raises:
+        ValueError: no port, or no URL at all.
+    """
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
+        raise ValueError(f"{address!r} is not host:port of an nsqlookupd, nor its URL")
+    path = parts.path if parts.path not in ("", "/") else "/lookup"
+    query = "&".join(filter(None, [parts.query, f"topic={quote(topic, safe='')}"]))
+    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
+
+
+def addresses_of(answer: httpget.Answer) -> list[str]:
+    """``host:port`` of each nsqd in the answer to /lookup; the old, wrapped form is read too.
+
+    Raises:
+        DiscoveryError: an error was answered, or nonsense.
+    """
+    try:
+        found: Any = json.loads(answer.body)
+    except ValueError as error:
+        raise DiscoveryError(f"answered {answer.status} without JSON") from error
+    try:
+        status = answer.status
+        if "nsq" not in answer.headers.get("x-nsq-content-type", "") and "data" in found:
+            status = found.get("status_code", status)
+            found = {"message": found.get("status_txt"), **(found["data"] or {})}
+        if status != 200:
+            raise DiscoveryError(f"answered {status} {found.get('message', '')}")
+        return [_address(producer) for producer in found["producers"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DiscoveryError(f"the answer makes no sense: {error!r}") from error
+
+
+def _address(producer: Mapping[str, Any]) -> str:
+    host, port = producer["broadcast_address"], producer["tcp_port"]
+    if not isinstance(host, str) or not isinstance(port, int) or not host:
+        raise ValueError(f"no address: {host!r}, {port!r}")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,178 @@
+"""Publishing: confirmed by nsqd, or an error.
+
+Spec: client, section 2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import trio
+
+from trionsq.client.config import Config
+from trionsq.client.connection import Connection
+from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
+from trionsq.client.household import Household
+from trionsq.client.transport import Dial, dial_tcp
+from trionsq.client.waiting import Reply
+from trionsq.wire import commands
+
+__all__ = ["Producer"]
+
+log = logging.getLogger("trionsq.client")
+
+_FAREWELL_S = 1.0
+
+
+class Producer:
+    """Publishes to one nsqd at a time.
+
+    ::
+
+        async with Producer("127.0.0.1:4150") as producer:
+            await producer.publish("topic", b"body")
+
+    It connects at the first publish, and again after the connection was lost; with several
+    addresses it goes on to the next one that can be reached. Any number of tasks may publish at
+    once: their commands share one connection and do not wait for each other's answers.
+
+    A publish that returns was accepted by nsqd. One that raises NotConnectedError, or is cancelled,
+    may have been accepted or not: nothing is retried by itself.
+    """
+
+    def __init__(
+        self, *nsqd_tcp_addresses: str, config: Config | None = None, dial: Dial = dial_tcp
+    ) -> None:
+        """Args:
+            nsqd_tcp_addresses: ``host:port``, one or more.
+            config: options.
+            dial: connects; for tests.
+
+        Raises:
+            ValueError: no address.
+        """
+        if not nsqd_tcp_addresses:
+            raise ValueError("a producer needs the address of an nsqd")
+        self.config = config or Config()
+        self._addresses = nsqd_tcp_addresses
+        self._next = 0
+        self._dial = dial
+        self._household = Household()
+        self._tasks: trio.Nursery | None = None
+        self._connecting = trio.Lock()
+        self._connection: Connection | None = None
+        self._is_stopped = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else repr(self._connection)
+        return f"<Producer {', '.join(self._addresses)}: {state}>"
+
+    async def __aenter__(self) -> Self:
+        self.config.check_built()
+        self._tasks = await self._household.open()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection. What other tasks still wait for raises StoppedError."""
+        self._is_stopped = True
+        if self._connection is not None and self._connection.is_open:
+            self._connection.end()
+            with trio.move_on_after(_FAREWELL_S, shield=True):
+                await self._connection.ended.wait()
+        await self._household.close()
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Publish a message.
+
+        Raises:
+            ValueError: an invalid name or an empty body; nothing was sent.
+            ProtocolError: nsqd refused it, and closes the connection.
+            ConnectError: no nsqd can be reached.
+            NotConnectedError: the connection broke before the answer.
+            StoppedError: outside of ``async with``.
+        """
+        await self._execute(commands.publish(topic, body))
+
+    async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Publish all of the messages or none, with one command; the fastest way.
+
+        Raises as `publish`.
+        """
+        await self._execute(commands.publish_many(topic, bodies))
+
+    async def publish_deferred(self, topic: str, body: bytes, delay_s: float) -> None:
+        """Publish a message that is delivered after ``delay_s`` seconds at the earliest.
+
+        Raises as `publish`; ProtocolError also for more than nsqd's --max-req-timeout.
+        """
+        await self._execute(commands.publish_deferred(topic, round(delay_s * 1000), body))
+
+    async def begin_publish(self, topic: str, body: bytes) -> Reply[bytes]:
+        """Send a message and return at once; ``await reply.wait()`` raises or confirms, later.
+
+        For one task that has many under way. Waits only for a connection, and while 1 MiB is
+        waiting to be sent. Raises as `publish`, but for ProtocolError.
+        """
+        return await self._begin(commands.publish(topic, body))
+
+    async def ping(self) -> None:
+        """Connect if need be, and send NOP. Raises as `publish`."""
+        (await self._connected()).put(commands.nop())
+
+    async def _execute(self, command: bytes) -> None:
+        reply = await self._begin(command)
+        try:
+            await reply.wait()
+        except NotConnectedError as error:
+            if self._is_stopped:
+                raise StoppedError("the producer was stopped") from error
+            raise
+
+    async def _begin(self, command: bytes) -> Reply[bytes]:
+        connection = await self._connected()
+        return connection.request(command)
+
+    async def _connected(self) -> Connection:
+        """A connection with room for a command."""
+        while True:
+            if self._is_stopped or self._tasks is None:
+                raise StoppedError("the producer was stopped, or not entered by `async with`")
+            connection = self._connection
+            if connection is None or not connection.is_open:
+                connection = await self._connect(self._tasks)
+            await connection.room()
+            if connection.is_open:
+                return connection
+
+    async def _connect(self, tasks: trio.Nursery) -> Connection:
+        async with self._connecting:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            failures = []
+            for _ in self._addresses:
+                address = self._addresses[self._next % len(self._addresses)]
+                # A connection that breaks later is followed by one to the next address.
+                self._next += 1
+                try:
+                    connection = await Connection.open(address, self.config, self._dial)
+                except ConnectError as error:
+                    failures.append(error)
+                    log.warning("%s", error)
+                    continue
+                if self._is_stopped:
+                    connection.discard()
+                    raise StoppedError("the producer was stopped")
+                await tasks.start(connection.run)
+                self._connection = connection
+                return connection
+            if len(failures) == 1:
+                raise failures[0]
+            raise ConnectError("; ".join(map(str, failures)))
