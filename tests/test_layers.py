@@ -29,7 +29,7 @@ MAY_USE = {
     "http": {"wire", "core", "storage", "broker", "debug", "web"},
     "debug": set[str](),
     "client": {"wire"},
-    "testing": {"wire", "core", "storage", "broker", "http", "client"},
+    "testing": {"wire", "core", "storage", "broker", "http", "client", "cli"},
     "cli": {"wire", "core", "storage", "broker", "http", "client"},
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.

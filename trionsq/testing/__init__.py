@@ -1,9 +1,17 @@
-"""What we test with, and what users of trionsq may test with: no kernel, no real time.
+"""What we test with, and what users of trionsq may test with.
+
+A real nsqd in this process (`broker`; the pytest fixture ``nsqd`` is in `plugin`)::
+
+    async with open_broker() as nsqd:
+        async with Producer(nsqd.tcp_address) as producer:
+            await producer.publish("topic", b"body")
+
+And without a kernel and real time:
 
 - `streams`: a connection in memory, bounded and breakable
 - `memory`: an nsqd without sockets
 - `conversation`: a client that says what it is told
-- `disk`: a disk in memory that fails, fills up, crashes and loses power
+- `disk`, `pagecache`: a disk in memory that fails, fills up, crashes and loses power
 - `background`: blocking work without threads
 
 Under a `trio.testing.MockClock(autojump_threshold=0)` hours pass in milliseconds::
@@ -14,3 +22,21 @@ Under a `trio.testing.MockClock(autojump_threshold=0)` hours pass in millisecond
         broker.topic("topic").publish(ListBodies([b"hello"]))
         assert (await consumer.message()).body == b"hello"
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trionsq.testing.broker import OpenBroker, broker_in_thread, open_broker
+
+__all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the broker when it is asked for: the plugin is loaded with every run of pytest."""
+    if name in __all__:
+        from trionsq.testing import broker
+
+        return getattr(broker, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

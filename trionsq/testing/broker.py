@@ -1,0 +1,132 @@
+"""A real nsqd for tests: its own sockets on free ports, its own data path, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import trio
+
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions, validated
+from trionsq.cli.daemon import running_nsqd
+from trionsq.client.household import Household
+
+__all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
+
+
+@dataclass(frozen=True)
+class OpenBroker:
+    """A running nsqd.
+
+    Attributes:
+        tcp_address: for clients, ``host:port``.
+        http_address: of the HTTP API, ``host:port``.
+        data_path: the folder of its queue files.
+        broker: its inside; only for the thread that it runs in.
+    """
+
+    tcp_address: str
+    http_address: str
+    data_path: Path
+    broker: Broker = field(repr=False)
+
+
+@asynccontextmanager
+async def open_broker(
+    data_path: Path | str | None = None, **options: Any
+) -> AsyncIterator[OpenBroker]:
+    """An nsqd that runs inside the context, on free ports of 127.0.0.1.
+
+    At the end it stops in order, even if the body was cancelled: messages go to the data path. An
+    exception of the body comes out as it is, not in a group. Not for a MockClock: it has threads;
+    see `trionsq.testing.memory` for a broker without.
+
+    Args:
+        data_path: kept afterwards; by default a temporary folder that is removed.
+        options: fields of `NsqdOptions`, as ``mem_queue_size=0`` or ``msg_timeout_ns=10**9``.
+
+    Raises:
+        OptionsError: the options are refused. DataPathError: another nsqd has the folder.
+        ListenError: an address that was given can't be listened on.
+        TypeError: there is no such option.
+    """
+    with ExitStack() as stack:
+        folder = data_path or stack.enter_context(TemporaryDirectory(prefix="nsqd-"))
+        given: dict[str, Any] = {
+            "tcp_address": "127.0.0.1:0",
+            "http_address": "127.0.0.1:0",
+            "data_path": str(folder),
+        }
+        valid = validated(NsqdOptions(**(given | options)))
+        household = Household()
+        tasks = await household.open()
+        stop, stopped = trio.Event(), trio.Event()
+        try:
+            broker: Broker = await tasks.start(_serve, valid, stop, stopped)
+            yield OpenBroker(
+                f"127.0.0.1:{broker.tcp_port}",
+                f"127.0.0.1:{broker.http_port}",
+                Path(folder),
+                broker,
+            )
+        finally:
+            stop.set()
+            if tasks.child_tasks:
+                with trio.CancelScope(shield=True):
+                    await stopped.wait()
+            await household.close()
+
+
+async def _serve(
+    options: NsqdOptions,
+    stop: trio.Event,
+    stopped: trio.Event,
+    task_status: trio.TaskStatus[Broker],
+) -> None:
+    try:
+        async with running_nsqd(options) as broker:
+            task_status.started(broker)
+            await stop.wait()
+    finally:
+        stopped.set()
+
+
+@contextmanager
+def broker_in_thread(data_path: Path | str | None = None, **options: Any) -> Iterator[OpenBroker]:
+    """The same in a thread of its own, for programs and tests that do not run on trio.
+
+    Arguments and errors are those of `open_broker`.
+    """
+    started = Future[tuple[OpenBroker, trio.lowlevel.TrioToken, trio.Event]]()
+
+    async def serve() -> None:
+        async with open_broker(data_path, **options) as opened:
+            stop = trio.Event()
+            started.set_result((opened, trio.lowlevel.current_trio_token(), stop))
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run, name="nsqd")
+    thread.start()
+    try:
+        opened, token, stop = started.result()
+        try:
+            yield opened
+        finally:
+            token.run_sync_soon(stop.set)
+    finally:
+        thread.join()

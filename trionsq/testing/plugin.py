@@ -1,0 +1,37 @@
+"""The pytest plugin: a fixture `nsqd`. Loaded by pytest wherever trionsq is installed.
+
+It imports the broker only when a test asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from trionsq.testing.broker import OpenBroker
+
+__all__ = ["nsqd", "pytest_configure"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers", "nsqd(**options): options of the broker that the fixture nsqd starts"
+    )
+
+
+@pytest.fixture
+def nsqd(request: pytest.FixtureRequest) -> Iterator[OpenBroker]:
+    """A real nsqd on free ports, empty, for one test: see `trionsq.testing.broker.OpenBroker`.
+
+    It runs in a thread of its own, so the test may use trio, asyncio or neither. Options are given
+    by a marker: ``@pytest.mark.nsqd(mem_queue_size=0)``.
+    """
+    from trionsq.testing.broker import broker_in_thread
+
+    marker = request.node.get_closest_marker("nsqd")
+    with broker_in_thread(**(marker.kwargs if marker else {})) as opened:
+        yield opened
