@@ -1,0 +1,62 @@
+"""The examples in docs/client.md run as they stand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import trio
+
+from trionsq.client import Producer
+from trionsq.testing import OpenBroker, open_broker
+
+pytest_plugins = ["pytester", "trionsq.testing.plugin"]
+
+TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+PUBLISH, CONSUME, TEST, FIXTURE, ASYNCIO = EXAMPLES
+
+
+def module(source: str) -> ModuleType:
+    """The example as a module of its own."""
+    made = ModuleType("example")
+    exec(compile(source, "docs/client.md", "exec"), made.__dict__)
+    return made
+
+
+async def test_publishing_and_consuming(capsys: pytest.CaptureFixture[str]) -> None:
+    """All three ways to consume, after all three ways to publish."""
+    async with open_broker() as nsqd:
+        await module(PUBLISH).main(nsqd.tcp_address)
+        await module(CONSUME).main(nsqd.tcp_address)
+        topic = nsqd.broker.topics["orders"]
+        assert topic.core.message_count == 4
+        assert topic.channel("billing").core.held == 0
+    assert "1 b'one'" in capsys.readouterr().out
+
+
+async def test_the_test() -> None:
+    """The one that users may begin with."""
+    await module(TEST).test_roundtrip()
+
+
+def test_the_fixture(pytester: pytest.Pytester) -> None:
+    """With pytest, in a process of its own."""
+    pytester.makepyfile(FIXTURE)
+    result = pytester.runpytest_subprocess("-p", "trionsq.testing.plugin")
+    result.assert_outcomes(passed=1)
+
+
+def test_from_asyncio(nsqd: OpenBroker) -> None:
+    """The thread ends with the asyncio function."""
+
+    async def publish() -> None:
+        async with Producer(nsqd.tcp_address) as producer:
+            await producer.publish_many("orders", [b"1", b"2", b"3"])
+
+    trio.run(publish)
+    found = asyncio.run(module(ASYNCIO).consume(nsqd.tcp_address, 3))
+    assert sorted(found) == [b"1", b"2", b"3"]
