@@ -63,21 +63,24 @@ class Messages:
         return self
 
     async def __anext__(self) -> Message:
-        if time.perf_counter() > self._turn_ends_s:
-            await trio.lowlevel.checkpoint()
+        message = self.take_nowait()
+        while message is None:
+            if self._waiting:
+                await trio.lowlevel.checkpoint()
+            else:
+                try:
+                    batch = await self._source.next_batch()
+                except StoppedError:
+                    raise StopAsyncIteration from None
+                self._waiting.append((batch, iter(batch)))
             self._turn_ends_s = time.perf_counter() + _TURN_S
-        while True:
-            message = self._take()
-            if message is not None:
-                return message
-            try:
-                batch = await self._source.next_batch()
-            except StoppedError:
-                raise StopAsyncIteration from None
-            self._turn_ends_s = time.perf_counter() + _TURN_S
-            self._waiting.append((batch, iter(batch)))
+            message = self.take_nowait()
+        return message
 
-    def _take(self) -> Message | None:
+    def take_nowait(self) -> Message | None:
+        """The next message if there is one and no checkpoint is due."""
+        if time.perf_counter() > self._turn_ends_s:
+            return None
         while self._waiting:
             batch, messages = self._waiting[0]
             # After its connection has broken, the rest of a batch comes again anyway.

@@ -238,12 +238,14 @@ class Consumer:
 
     async def _handle(self, handler: Handler, turn: trio.Lock) -> None:
         while True:
-            try:
-                # One task waits for messages, or the others would not see that a batch came.
-                async with turn:
-                    message = await anext(self._messages)
-            except StopAsyncIteration:
-                return
+            message = self._messages.take_nowait()
+            if message is None:
+                try:
+                    # One task waits, or the others would not see that a batch came.
+                    async with turn:
+                        message = await anext(self._messages)
+                except StopAsyncIteration:
+                    return
             try:
                 await handler(message)
             except Exception:
