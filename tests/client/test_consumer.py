@@ -274,6 +274,31 @@ async def test_all_that_is_unanswered_is_given_back() -> None:
         assert core.depth == 19
 
 
+async def test_a_message_after_close_wait_is_given_back() -> None:
+    """nsqd may have had it in hand when it wrote CLOSE_WAIT."""
+    network = Network().held()
+    said = []
+
+    async def serve() -> None:
+        peer = await subscribed(network)
+        while await peer.line() != b"CLS":
+            pass
+        await peer.say(frames.CLOSE_WAIT)
+        for _ in range(10):
+            await trio.lowlevel.checkpoint()
+        await peer.say(frames.message_frame(1, 1, b"%016x" % 7, b"late"))
+        with suppress(EOFError):
+            while True:
+                said.append(await peer.line())
+        peer.stream.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        async with consumer_of(network):
+            pass
+    assert said == [b"REQ %016x 0" % 7]
+
+
 @pytest.mark.parametrize("style", ["messages", "batches", "handler"])
 async def test_cancelling_at_any_await_loses_nothing(style: str) -> None:
     """Each message was answered by the program or waits at nsqd; no task is left."""

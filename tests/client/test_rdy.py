@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -39,6 +40,16 @@ def test_a_lowered_share_is_given_on_only_once_it_is_free() -> None:
     old.in_flight = 4
     second = plan([old, new], 10)
     assert (second.rdy, second.is_short) == ([5, 5], False)
+
+
+def test_little_room_is_shared_too() -> None:
+    """One for each comes before more for any."""
+    old, *new = (Share(2500) for _ in range(4))
+    old.tell(20, 0)
+    old.tell(5, 0)
+    old.settle()
+    old.in_flight = 16
+    assert plan([old, *new], 20).rdy == [5, 2, 1, 1]
 
 
 def test_who_waited_longest_is_next() -> None:
@@ -130,7 +141,7 @@ class Sharing(RuleBasedStateMachine):
     def plan(self) -> None:
         shares = [nsqd.share for nsqd in self.nsqds]
         if self.is_testing:
-            made = plan_test(shares, self.max_in_flight, range(len(shares)))
+            made = plan_test(shares, self.max_in_flight, range(len(shares))[::-1])
         else:
             made = plan(shares, self.max_in_flight)
         for nsqd, rdy in zip(self.nsqds, made.rdy, strict=True):
@@ -148,12 +159,27 @@ class Sharing(RuleBasedStateMachine):
         self.nsqds.remove(data.draw(st.sampled_from(self.nsqds)))
         self.plan()
 
-    @precondition(lambda self: self.nsqds)
-    @rule(data=st.data())
-    def act(self, data: st.DataObject) -> None:
-        nsqd = data.draw(st.sampled_from(self.nsqds))
-        acts = [nsqd.send, nsqd.arrive] + [nsqd.read] * bool(nsqd.upward)
-        data.draw(st.sampled_from(acts))()
+    @rule(moves=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["read", "send", "arrive"]))))
+    def act(self, moves: list[tuple[int, str]]) -> None:
+        """Something of what is under way gets there."""
+        for number, move in moves:
+            if number < len(self.nsqds):
+                nsqd = self.nsqds[number]
+                if move == "send":
+                    nsqd.send()
+                elif move == "arrive":
+                    nsqd.arrive()
+                elif nsqd.upward:
+                    nsqd.read()
+        self.plan()
+
+    @rule()
+    def send_all(self) -> None:
+        """All nsqds read their commands and send what they may; nothing arrives yet."""
+        for nsqd in self.nsqds:
+            while nsqd.upward:
+                nsqd.read()
+            nsqd.send()
 
     @precondition(lambda self: any(nsqd.share.in_flight for nsqd in self.nsqds))
     @rule(data=st.data())
@@ -188,6 +214,9 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def back_off(self) -> None:
         self.is_testing = not self.is_testing
+        if self.is_testing:  # after a pause
+            for nsqd in self.nsqds:
+                nsqd.tell(0, self.now_s)
         self.plan()
 
     @rule()
@@ -226,3 +255,4 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
+TestSharing.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
