@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 
 import pytest
@@ -70,6 +71,25 @@ def test_a_mistake_is_answered_and_ends_the_connection(sent: bytes, answer: byte
     assert answers(sent) == [answer]
     if b"failed to read" not in answer:
         assert answers(sent, b"\nPING\n") == [answer]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"NOPE\r[nsqlookupd] FATAL: \x1b[31m" + b"x" * 3000 + b"\n",
+        identify(broadcast_address="a\n[nsqlookupd] FATAL: \x1b[31m" + "x" * 3000),
+        identify(version="a\n[nsqlookupd] FATAL: \x1b[31m" + "x" * 3000),
+    ],
+)
+def test_the_log_shows_a_tame_part_of_what_was_sent(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of bounded length, whatever a peer calls itself or its command."""
+    with caplog.at_level(logging.INFO, "trionsq"):
+        answers(sent)
+    for record in caplog.records:
+        assert record.getMessage().isprintable()
+        assert len(record.getMessage()) < 500
 
 
 def test_members_may_be_spelled_in_any_case() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trionsq.web.errors import HttpError
-from trionsq.web.query import flag, parse_query, valid_topic_name
+from trionsq.web.query import flag, parse_query, valid_argument, valid_topic_name
 
 
 @given(st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8))))
@@ -51,3 +51,19 @@ def test_a_topic_must_be_named(raw: bytes, code: str) -> None:
     """Missing and invalid names are told apart."""
     with pytest.raises(HttpError, match=f"400 {code}"):
         valid_topic_name(parse_query(raw))
+
+
+@pytest.mark.parametrize(
+    ("raw", "refused"),
+    [
+        (b"topic=t", "400 MISSING_ARG_CHANNEL"),
+        (b"channel=", "400 INVALID_ARG_CHANNEL"),
+        (b"channel=c%0a", "400 INVALID_ARG_CHANNEL"),
+        (b"channel=*", "400 INVALID_ARG_CHANNEL"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_its_name(raw: bytes, refused: str) -> None:
+    """Missing or invalid, as the endpoints of channels say it."""
+    with pytest.raises(HttpError, match=refused):
+        valid_argument(parse_query(raw), b"channel")
+    assert valid_argument(parse_query(b"channel=c%23ephemeral"), b"channel") == "c#ephemeral"
