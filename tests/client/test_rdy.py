@@ -81,6 +81,8 @@ def test_one_connection_is_tested() -> None:
     """In backoff the preferred one gets RDY 1, unless another one has it."""
     shares = [Share(2500) for _ in range(3)]
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 0, 1]
+    shares[0].in_flight = 5
+    assert plan_test(shares, 5, [2, 1, 0]).rdy == [1, 0, 0]  # the others would be a sixth
     shares[1].tell(1, 0)
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 1, 0]
 
