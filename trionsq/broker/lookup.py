@@ -5,6 +5,7 @@ Spec: nsqd-internals, sections 1 (channel pre-creation) and 9.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lookups"]
 
+log = logging.getLogger("trionsq")
+
 Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 
@@ -31,11 +34,13 @@ class Lookups:
     Attributes:
         peers: by address.
         dial: connects to a host and a port, also for HTTP; tests put theirs here.
+        failures: defects of ours in asking for channels.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.peers: dict[str, LookupPeer] = {}
         self.dial: Dial = trio.open_tcp_stream
+        self.failures = 0
         self._broker = broker
         self._nursery: trio.Nursery | None = None
 
@@ -94,7 +99,13 @@ class Lookups:
                 dial=self.dial,
             )
 
-        return await ask_for_channels(self.known, topic, get)
+        try:
+            return await ask_for_channels(self.known, topic, get)
+        except Exception:
+            # A defect of ours: it costs these channels, not the topic.
+            log.exception("TOPIC(%s): asking for channels failed", topic)
+            self.failures += 1
+            return []
 
     # What the peers announce
 

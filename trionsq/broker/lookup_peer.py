@@ -29,7 +29,7 @@ __all__ = ["LookupPeer", "Registration"]
 
 log = logging.getLogger("trionsq")
 
-# All three are the original's, there not options either.
+# Both are the original's, there not options either.
 _STEP_S: Final = 1.0
 _PING_S: Final = 15.0
 # Attempts to connect are that far apart, however often there is something to announce.
@@ -37,7 +37,7 @@ _RECONNECT_S: Final = 1.0
 # Commands that are sent before their answers are read: a thousand topics are told in a moment.
 _COMMANDS_MAX: Final = 64
 _RECEIVE_NBYTES: Final = 4096
-_SHOWN_NBYTES_MAX: Final = 100
+_SHOWN_MAX: Final = 200
 
 
 class Registration(NamedTuple):
@@ -56,6 +56,7 @@ class LookupPeer:
 
     Attributes:
         address: ``host:port`` as given.
+        shown: the same, as log lines and pages may have it.
         info: where it is to be asked by HTTP; None before its first answer to IDENTIFY.
         failures: defects of ours in this task; it goes on after each.
     """
@@ -66,7 +67,7 @@ class LookupPeer:
         self.failures = 0
         self._broker = broker
         self._lookups = lookups
-        self._shown = address if address.isprintable() else ascii(address)
+        self.shown = _tame(address)
         self._stream: trio.abc.Stream | None = None
         self._is_identified = False
         self._received = bytearray()
@@ -82,7 +83,7 @@ class LookupPeer:
 
     def __repr__(self) -> str:
         state = "connected" if self._is_identified else "not connected"
-        return f"<LookupPeer {self._shown} {state} told={len(self._told)} +{len(self._unsaid)}>"
+        return f"<LookupPeer {self.shown} {state} told={len(self._told)} +{len(self._unsaid)}>"
 
     def close(self) -> None:
         """End `run`, and the connection."""
@@ -103,26 +104,26 @@ class LookupPeer:
 
     async def run(self) -> None:
         """Keep the nsqlookupd informed, until `close`. Whatever it does, only this task suffers."""
-        log.info("LOOKUPD(%s): added", self._shown)
+        log.info("LOOKUPD(%s): added", self.shown)
         self._ping_s = trio.current_time() + _PING_S
         with self._scope:
             while True:
                 try:
                     await self._keep_up()
                 except Exception:
-                    log.exception("LOOKUPD(%s): failed", self._shown)
+                    log.exception("LOOKUPD(%s): failed", self.shown)
                     self.failures += 1
                 finally:
                     await self._hang_up()
                 await trio.sleep(_PING_S)
-        log.info("LOOKUPD(%s): removed", self._shown)
+        log.info("LOOKUPD(%s): removed", self.shown)
 
     async def _keep_up(self) -> None:
         while True:
             try:
                 await self._catch_up()
             except (LookupPeerError, LookupAnswerError, trio.BrokenResourceError) as error:
-                log.error("LOOKUPD(%s): %s", self._shown, error.__cause__ or error)
+                log.error("LOOKUPD(%s): %s", self.shown, _tame(str(error.__cause__ or error)))
                 await self._hang_up()
                 await trio.sleep_until(self._connect_s + _RECONNECT_S)
             with trio.move_on_at(self._ping_s):
@@ -179,8 +180,8 @@ class LookupPeer:
         answer = await self._answer()
         self.info = lookup.parse_identify_answer(answer)
         if self.info is None:
-            log.warning("LOOKUPD(%s): does not say where to ask it for channels", self._shown)
-        log.info("LOOKUPD(%s): connected", self._shown)
+            log.warning("LOOKUPD(%s): does not say where to ask it for channels", self.shown)
+        log.info("LOOKUPD(%s): connected", self.shown)
         self._is_identified = True
         self._unsaid = dict.fromkeys(self._lookups.registrations(), False)
 
@@ -199,7 +200,7 @@ class LookupPeer:
         answers = [await self._answer() for _ in commands]
         for answer in answers:
             if answer != lookup.OK:
-                log.warning("LOOKUPD(%s): answered %r", self._shown, answer[:_SHOWN_NBYTES_MAX])
+                log.warning("LOOKUPD(%s): answered %r", self.shown, answer[:_SHOWN_MAX])
                 return
 
     async def _send(self, data: bytes) -> None:
@@ -229,6 +230,12 @@ class LookupPeer:
         data = bytes(self._received[:nbytes])
         del self._received[:nbytes]
         return data
+
+
+def _tame(text: str) -> str:
+    """For the log: it may be of any length, and meant to look like other lines."""
+    text = text[:_SHOWN_MAX]
+    return text if text.isprintable() else ascii(text)
 
 
 def _target(address: str) -> tuple[str, int]:

@@ -71,6 +71,11 @@ NAMED: Final[Mapping[str, Callable[[Locals], str]]] = {
     "trionsq.broker.timers.run_heartbeats": _always("heartbeats"),
     "trionsq.broker.timers.run_disk_syncs": _always("disk syncs"),
     "trionsq.broker.timers.run_disk_retries": _always("disk retries"),
+    "trionsq.broker.lookup.Lookups.run": _always("nsqlookupds"),
+    "trionsq.broker.lookup_peer.LookupPeer.run": lambda found: f"nsqlookupd {found['self'].shown}",
+    "trionsq.broker.lookup_channels.ask_for_channels.<locals>.ask": (
+        lambda found: f"question for channels to {found['info'].http_address}"
+    ),
     "trionsq.broker.topic.Topic.run": lambda found: f"topic {found['self'].name}",
     "trionsq.broker.channel.Channel.run": _channel,
     "trionsq.broker.client.Client.serve": _client,
