@@ -2,7 +2,7 @@
 
 - `producer`, `consumer`: the two, with everything that a program needs
 - `message`: messages and batches, and what may be answered
-- `config`, `errors`: the options, the exceptions
+- `config`, `errors`, `stats`: the options, the exceptions, the counts
 - `connection` (on `transport`): one connection, its three tasks
 - `keeper`, `subscription`, `batches`: a consumer's connections, kept; what comes out of them
 - `flow` (by the decisions of `rdy` and `backoff`): how much a consumer takes from whom
@@ -22,7 +22,7 @@
 from trionsq.client.backoff import Backoff, Phase
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection
-from trionsq.client.consumer import Consumer, ConsumerStats
+from trionsq.client.consumer import Consumer
 from trionsq.client.errors import (
     AlreadyConnectedError,
     AuthRequiredError,
@@ -39,6 +39,7 @@ from trionsq.client.errors import (
 )
 from trionsq.client.message import Batch, Message
 from trionsq.client.producer import Producer
+from trionsq.client.stats import ConsumerStats
 
 __all__ = [
     "AlreadyConnectedError",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -33,12 +32,12 @@ from trionsq.client.flow import Flow
 from trionsq.client.household import Household
 from trionsq.client.keeper import Keeper
 from trionsq.client.message import Batch, Message
+from trionsq.client.stats import ConsumerStats
 from trionsq.client.subscription import Subscription
 from trionsq.client.transport import Dial, dial_tcp, split_address
-from trionsq.client.waiting import Token
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Consumer", "ConsumerStats", "GiveUp", "Handler"]
+__all__ = ["Consumer", "GiveUp", "Handler"]
 
 log = logging.getLogger("trionsq.client")
 
@@ -46,30 +45,6 @@ Handler: TypeAlias = Callable[[Message], Awaitable[object]]
 GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
 
 _STOP_S: Final = 30.0
-# Closed connections ask nsqlookupd at once, but no more often than this.
-_POLL_GAP_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerStats:
-    """Counts since the start, and two of now.
-
-    Attributes:
-        received: messages; again for each delivery.
-        finished, requeued: answers.
-        given_up: of the finished, those that had come more than max_attempts times.
-        refused: answers that nsqd did not take, most often for being late.
-        in_flight: messages received and not answered, now.
-        connections: now.
-    """
-
-    received: int
-    finished: int
-    requeued: int
-    given_up: int
-    refused: int
-    in_flight: int
-    connections: int
 
 
 class Consumer:
@@ -138,7 +113,6 @@ class Consumer:
         self._household = Household()
         self._tasks: trio.Nursery | None = None
         self._keepers: dict[str, Keeper] = {}
-        self._poll = Token()
         self._queue: deque[Batch] = deque()
         self._given_up: deque[Batch] = deque()
         self._arrivals = trio.lowlevel.ParkingLot()
@@ -373,7 +347,7 @@ class Consumer:
         self._discovery.add(address)
         if is_first:
             self._tasks.start_soon(self._discover)
-        self._poll.set()
+        self._discovery.ask()
 
     def remove_lookupd(self, address: str) -> None:
         """Do not ask this nsqlookupd any more. Raises KeyError, LastLookupdError."""
@@ -400,22 +374,13 @@ class Consumer:
         """A connection has ended."""
         self.flow.remove(subscription)
         self._counts["refused"] += subscription.refused
-        self._poll.set()
+        self._discovery.ask()
 
     async def _discover(self) -> None:
-        interval_s = self.config.lookupd_poll_interval_s
-        jitter_s = self.random.random() * self.config.lookupd_poll_jitter * interval_s
-        wait_s = interval_s + jitter_s
-        while not self._is_stopping:
-            asked_s = trio.current_time()
-            try:
-                self._connect_to(await self._discovery.poll())
-            except DiscoveryError as error:
-                log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
-            with trio.move_on_at(asked_s + wait_s):
-                await self._poll.wait()
-                await trio.sleep_until(asked_s + min(_POLL_GAP_S, interval_s))
-            wait_s = interval_s
+        def failed(error: DiscoveryError) -> None:
+            log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
+
+        await self._discovery.run(self._connect_to, failed, self.random)
 
     def _connect_to(self, addresses: list[str]) -> None:
         self.random.shuffle(addresses)

@@ -6,17 +6,23 @@ Spec: client, section 3 (discovery).
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
+
+import trio
 
 from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import DiscoveryError, LastLookupdError
+from trionsq.client.waiting import Token
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
 
 _TRIES: Final = 3
+# Lost connections ask at once, but no more often than this.
+_GAP_S: Final = 1.0
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
 
@@ -45,6 +51,7 @@ class Discovery:
         self._config = config
         self._get = get
         self._next = 0
+        self._wake = Token()
 
     def add(self, address: str) -> None:
         """Ask this one too; see `lookup_url`."""
@@ -60,6 +67,36 @@ class Discovery:
         if address in self.urls and len(self.urls) == 1:
             raise LastLookupdError(f"{address} is the last nsqlookupd")
         del self.urls[address]
+
+    def ask(self) -> None:
+        """Ask soon: a connection was lost."""
+        self._wake.set()
+
+    async def run(
+        self,
+        found: Callable[[list[str]], None],
+        failed: Callable[[DiscoveryError], None],
+        random: Random,
+    ) -> NoReturn:
+        """Poll at once, then after the interval and a random part of it, then every interval.
+
+        Args:
+            found: called with the addresses of each poll.
+            failed: called with the error of each poll that failed.
+            random: for the jitter.
+        """
+        interval_s = self._config.lookupd_poll_interval_s
+        wait_s = interval_s * (1 + random.random() * self._config.lookupd_poll_jitter)
+        while True:
+            asked_s = trio.current_time()
+            try:
+                found(await self.poll())
+            except DiscoveryError as error:
+                failed(error)
+            with trio.move_on_at(asked_s + wait_s):
+                await self._wake.wait()
+                await trio.sleep_until(asked_s + min(_GAP_S, interval_s))
+            wait_s = interval_s
 
     async def poll(self) -> list[str]:
         """Ask the next one, on error up to two further ones; ``host:port`` of the nsqds.
