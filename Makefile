@@ -1,4 +1,5 @@
-# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | format | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | interop ORIGINAL=dir | format
+# | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -6,7 +7,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill fuzz lock compiler clean
+.PHONY: run test lint format bench drill fuzz interop lock compiler clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -40,6 +41,10 @@ drill: $(INSTALLED)
 # Malformed input of all kinds, 123,000 cases: nsqd stays up and serves others.
 fuzz: $(INSTALLED)
 	$(PY) -m tests.fuzz $(ARGS)
+
+# A mixed cluster with the original's programs, whose folder is given.
+interop: $(INSTALLED)
+	ORIGINAL=$(ORIGINAL) $(PY) -m pytest tests/interop $(ARGS)
 
 # Pins anew what pyproject.toml allows; needs uv (pip install uv).
 lock:
