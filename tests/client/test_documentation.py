@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import trio
 
-from trionsq.client import Producer
+from trionsq.client import ConnectError, Producer
 from trionsq.testing import OpenBroker, open_broker
 
 pytest_plugins = ["pytester", "trionsq.testing.plugin"]
@@ -60,3 +60,9 @@ def test_from_asyncio(nsqd: OpenBroker) -> None:
     trio.run(publish)
     found = asyncio.run(module(ASYNCIO).consume(nsqd.tcp_address, 3))
     assert sorted(found) == [b"1", b"2", b"3"]
+
+
+def test_from_asyncio_without_a_broker() -> None:
+    """The error comes out on the asyncio side."""
+    with pytest.raises(ConnectError):
+        asyncio.run(module(ASYNCIO).consume("127.0.0.1:1", 3))

@@ -75,14 +75,12 @@ class Reply(Generic[T]):
             self._task = None
 
     async def wait(self) -> T:
-        """The value, once it is there. For one task.
+        """The value, once it is there. For one task; no checkpoint if it is there already.
 
         Raises:
             Exception: what was given to `fail`.
         """
-        if self.is_there:
-            await trio.lowlevel.checkpoint()
-        else:
+        if not self.is_there:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
         if self._error is not None:
