@@ -378,6 +378,21 @@ async def test_stop_hands_out_what_was_received() -> None:
         assert left(broker) == 20 - found
 
 
+async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock) -> None:
+    """A message that nobody answers holds it for 30 s; then nsqd delivers it again."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        async with consumer_of(Network.of(broker)) as consumer:
+            held = await anext(consumer.__aiter__())
+            began_s = trio.current_time()
+            consumer.stop()
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer.__aiter__())
+            assert 30 <= trio.current_time() - began_s < 32
+            assert not held.finish()
+        assert left(broker) == 1
+
+
 # Connections
 
 
