@@ -1,0 +1,288 @@
+"""The files of one topic: written, made durable, rotated, moved when they are done.
+
+Synchronous and without a clock, so that it can run in a thread and be tested at any time of day.
+After `sync` or `close`, everything written before survives a loss of power: the file was fsynced,
+and so was the folder that has its name. An OSError from any method is final: what was written
+since the last sync may be lost, and only `abandon` may be called.
+
+Spec: tools, nsq_to_file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from trionsq.tools.nsq_to_file import names
+
+__all__ = ["Now", "Settings", "TopicLog"]
+
+log = logging.getLogger("trionsq.tools.nsq_to_file")
+
+_FOLDER_MODE: Final = 0o770
+_FILE_MODE: Final = 0o666
+_GZIP_WBITS: Final = 16 + zlib.MAX_WBITS
+# Written to the file at least so often, in bytes.
+_CHUNK_NBYTES: Final = 1024 * 1024
+
+
+class Now(NamedTuple):
+    """The time: ``local`` names files, ``steady_s`` (any origin, in seconds) measures intervals."""
+
+    local: datetime
+    steady_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the files go, and when the next one begins.
+
+    Attributes:
+        name_format: as `names.name_format` gives it.
+        datetime_format: see `names.format_datetime`.
+        output_dir, work_dir: of finished files, and of those in progress; may be the same.
+        gzip_level: 1 to 9; None: plain files.
+        rotate_size: a file larger than so many bytes (before compression) is done; 0: any size.
+        rotate_interval_s: a file older than that is done; 0: any age.
+        skip_empty_files: files only for messages, none just because time passes.
+    """
+
+    name_format: str
+    datetime_format: str
+    output_dir: str
+    work_dir: str
+    gzip_level: int | None = None
+    rotate_size: int = 0
+    rotate_interval_s: float = 0.0
+    skip_empty_files: bool = False
+
+    @property
+    def has_work_dir(self) -> bool:
+        """Whether finished files are moved."""
+        return os.path.normpath(self.work_dir) != os.path.normpath(self.output_dir)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether files must be new; else an existing one is continued."""
+        return self.gzip_level is not None or self.rotate_interval_s > 0
+
+
+class TopicLog:
+    """The files of one topic, one after the other.
+
+    Attributes:
+        path: of the file in progress; None without one.
+        unsynced: records that were written and not yet made durable.
+        files: opened so far.
+    """
+
+    def __init__(self, settings: Settings, fsync: Callable[[int], None] = os.fsync) -> None:
+        self.path: str | None = None
+        self.unsynced = 0
+        self.files = 0
+        self._settings = settings
+        self._fsync = fsync
+        self._fd = -1
+        self._name = ""
+        self._revision = 0
+        self._opened_s = 0.0
+        self._nbytes = 0
+        self._is_blank = True
+        self._member: zlib._Compress | None = None
+
+    def __repr__(self) -> str:
+        return f"<TopicLog {self.path}, {self._nbytes} bytes, {self.unsynced} unsynced>"
+
+    # What the tool does
+
+    def write(self, bodies: Sequence[bytes], now: Now) -> bool:
+        """Write records; True if a file was done meanwhile, so that a `sync` is due."""
+        has_rotated = False
+        chunk: list[bytes] = []
+        chunk_nbytes = 0
+        if self.path is None or self._is_due(now):
+            has_rotated = self.path is not None
+            self._next_file(now)
+        for body in bodies:
+            if self._is_full():
+                self._put(chunk)
+                self._next_file(now)
+                chunk, chunk_nbytes, has_rotated = [], 0, True
+            chunk.append(body)
+            self._nbytes += len(body) + 1
+            chunk_nbytes += len(body) + 1
+            if chunk_nbytes >= _CHUNK_NBYTES:
+                self._put(chunk)
+                chunk, chunk_nbytes = [], 0
+        self._put(chunk)
+        return has_rotated
+
+    def tick(self, now: Now) -> None:
+        """Time has passed: rotate if that is due."""
+        if self.path is not None and not self._is_due(now) and not self._is_full():
+            return
+        if self._settings.skip_empty_files:
+            self.close()
+        else:
+            self._next_file(now)
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+        if self.unsynced:
+            self._end_member()
+            self._fsync(self._fd)
+            self.unsynced = 0
+
+    def close(self) -> None:
+        """The file is done: make it durable, and move it where it belongs."""
+        if self.path is None:
+            return
+        if self._settings.gzip_level is not None and self._is_blank:
+            self._write(_empty_member(self._settings.gzip_level))
+        self._end_member()
+        self._fsync(self._fd)
+        self.unsynced = 0
+        fd, self._fd = self._fd, -1
+        path, self.path = self.path, None
+        os.close(fd)
+        if self._settings.has_work_dir:
+            self._move(path)
+
+    def abandon(self) -> None:
+        """After an error: let go of the file, as it is."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    # When a file is done
+
+    def _is_due(self, now: Now) -> bool:
+        interval_s = self._settings.rotate_interval_s
+        if interval_s > 0 and now.steady_s - self._opened_s > interval_s:
+            return True
+        return self._name_at(now) != self._name
+
+    def _is_full(self) -> bool:
+        return 0 < self._settings.rotate_size < self._nbytes
+
+    def _name_at(self, now: Now) -> str:
+        settings = self._settings
+        moment = names.format_datetime(settings.datetime_format, now.local)
+        return settings.name_format.replace(names.DATETIME, moment)
+
+    # Bytes
+
+    def _put(self, bodies: list[bytes]) -> None:
+        if not bodies:
+            return
+        data = b"\n".join(bodies) + b"\n"
+        level = self._settings.gzip_level
+        if level is not None:
+            if self._member is None:
+                self._member = zlib.compressobj(level, wbits=_GZIP_WBITS)
+            data = self._member.compress(data)
+        self._write(data)
+        self.unsynced += len(bodies)
+
+    def _end_member(self) -> None:
+        if self._member is not None:
+            self._write(self._member.flush())
+            self._member = None
+
+    def _write(self, data: bytes) -> None:
+        self._is_blank = False
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    # Files
+
+    def _next_file(self, now: Now) -> None:
+        self.close()
+        name = self._name_at(now)
+        self._revision = self._revision + 1 if name == self._name else 0
+        self._name = name
+        self._opened_s = now.steady_s
+        while not self._open():
+            self._revision += 1
+        self._is_blank = True
+        self.files += 1
+        log.info("opened %s", self.path)
+
+    def _open(self) -> bool:
+        """Open the present revision; False if another one has to be tried."""
+        settings = self._settings
+        name = names.with_revision(self._name, self._revision)
+        path = names.path_of(settings.work_dir, name)
+        self._make_folder(os.path.dirname(path))
+        if settings.has_work_dir:
+            done = names.path_of(settings.output_dir, name)
+            self._make_folder(os.path.dirname(done))
+            if os.path.lexists(done):
+                return False
+        mode = os.O_EXCL if settings.is_exclusive else os.O_APPEND
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, _FILE_MODE)
+        except FileExistsError:
+            return False
+        self._nbytes = os.fstat(fd).st_size
+        if self._is_full():
+            log.info("%s has %d bytes already", path, self._nbytes)
+            os.close(fd)
+            return False
+        self._fd, self.path = fd, path
+        self._sync_folder(os.path.dirname(path))
+        return True
+
+    def _move(self, path: str) -> None:
+        """Give the file its name in the output folder, never over another file."""
+        revision = self._revision
+        while True:
+            name = names.with_revision(self._name, revision)
+            done = names.path_of(self._settings.output_dir, name)
+            try:
+                os.link(path, done)
+                break
+            except FileExistsError:
+                revision += 1
+        self._sync_folder(os.path.dirname(done))
+        os.unlink(path)
+        log.info("moved %s to %s", path, done)
+
+    def _make_folder(self, folder: str) -> None:
+        missing = []
+        while folder and not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for folder in reversed(missing):
+            try:
+                os.mkdir(folder, _FOLDER_MODE)
+            except FileExistsError:
+                # Another process may make it at the same time.
+                if not os.path.isdir(folder):
+                    raise
+            self._sync_folder(os.path.dirname(folder))
+
+    def _sync_folder(self, folder: str) -> None:
+        try:
+            fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            return  # one may be allowed to write in it and not to read it
+        try:
+            self._fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a file system that can't do it for folders
+                raise
+        finally:
+            os.close(fd)
+
+
+def _empty_member(level: int) -> bytes:
+    """What a gzip file without content consists of: no bytes at all would be no gzip file."""
+    return zlib.compressobj(level, wbits=_GZIP_WBITS).flush()
