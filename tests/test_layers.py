@@ -31,6 +31,7 @@ MAY_USE = {
     "client": {"wire"},
     "testing": {"wire", "core", "storage", "broker", "http", "client", "cli"},
     "cli": {"wire", "core", "storage", "broker", "http", "client"},
+    "tools": {"wire", "client", "cli"},
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.
 MUST_NOT_USE = {
