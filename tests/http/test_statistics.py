@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.transport import SocketTransport
 from trionsq.http.statistics import StatsDocument, StatsFilter, info, statistics
 from trionsq.http.stats_text import stats_text
+from trionsq.transport import SocketTransport
 
 
 @asynccontextmanager

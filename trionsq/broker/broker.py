@@ -26,7 +26,6 @@ from trionsq.broker.timers import (
     run_queue_scan,
 )
 from trionsq.broker.topic import Topic
-from trionsq.broker.transport import Transport
 from trionsq.core.backend import Backend
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.ids import IdSource
@@ -39,6 +38,7 @@ from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
 from trionsq.storage.metadata import ChannelRecord, TopicRecord, load_metadata
 from trionsq.storage.none import DroppingBackend
+from trionsq.transport import Transport
 from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.names import is_ephemeral
 from trionsq.wire.server import CommandLimits

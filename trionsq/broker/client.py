@@ -16,9 +16,9 @@ import trio
 from trionsq.broker.commands import HANDLERS
 from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
-from trionsq.broker.transport import Transport
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
+from trionsq.transport import Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from trionsq.broker.transport import Transport
+from trionsq.transport import Transport
 
 __all__ = ["Output"]
 

@@ -21,13 +21,13 @@ import trio
 from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.transport import SocketTransport
 from trionsq.cli.log import set_level
 from trionsq.http.serve import serve_http
 from trionsq.listener import accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import lock_folder
 from trionsq.storage.metadata import remove_drafts
+from trionsq.transport import SocketTransport
 
 __all__ = ["run_nsqd", "running_nsqd"]
 

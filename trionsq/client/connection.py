@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from trionsq.client.config import Config
+from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.errors import (
     AuthRequiredError,
     ClientError,
@@ -25,8 +26,8 @@ from trionsq.client.errors import (
     IdentifyError,
     NotConnectedError,
 )
-from trionsq.client.transport import Dial, Transport, dial_tcp, split_address
 from trionsq.client.waiting import Reply, Token
+from trionsq.transport import Transport
 from trionsq.wire import commands
 from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
 from trionsq.wire.columns import ColumnDecoder, Columns

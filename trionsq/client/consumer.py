@@ -21,6 +21,7 @@ from trionsq import httpget
 from trionsq.client.backoff import Outcome
 from trionsq.client.batches import Batches, Messages
 from trionsq.client.config import Config
+from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import (
     AlreadyConnectedError,
@@ -34,7 +35,6 @@ from trionsq.client.keeper import Keeper
 from trionsq.client.message import Batch, Message
 from trionsq.client.stats import ConsumerStats
 from trionsq.client.subscription import Subscription
-from trionsq.client.transport import Dial, dial_tcp, split_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]

@@ -13,10 +13,10 @@ import trio
 
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection
+from trionsq.client.dial import Dial
 from trionsq.client.errors import ClientError, ConnectError, ProtocolError, StoppedError
 from trionsq.client.flow import Flow
 from trionsq.client.subscription import Owner, Subscription
-from trionsq.client.transport import Dial
 from trionsq.client.waiting import Reply
 from trionsq.wire import commands
 

@@ -14,9 +14,9 @@ import trio
 
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection
+from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
 from trionsq.client.household import Household
-from trionsq.client.transport import Dial, dial_tcp
 from trionsq.client.waiting import Reply
 from trionsq.wire import commands
 

@@ -11,10 +11,10 @@ import socket
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.transport import SocketTransport
 from trionsq.http.app import create_app
 from trionsq.http.short import ShortConnection
 from trionsq.http.short_way import ShortWay, WaitLimits
+from trionsq.transport import SocketTransport
 from trionsq.web import body, connection, serve
 from trionsq.web.serve import WebServer, serve_web
 

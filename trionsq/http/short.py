@@ -18,9 +18,9 @@ from typing import Final
 import trio
 
 from trionsq.broker.topic import PublishRefused
-from trionsq.broker.transport import Transport
 from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start
 from trionsq.http.short_way import Publish, ShortWay, Wait
+from trionsq.transport import Transport
 from trionsq.web.errors import HttpError
 from trionsq.web.query import parse_query
 from trionsq.wire.bodies import ListBodies

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from trionsq.broker.transport import SocketTransport
+from trionsq.transport import SocketTransport
 
 
 @pytest.fixture
