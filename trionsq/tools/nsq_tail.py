@@ -1,0 +1,166 @@
+"""The command ``nsq_tail``: messages to standard output.
+
+A message is finished once it is written; what was received and not written is given back when
+the tool ends, by a signal, by -n or because nobody reads on.
+
+Spec: tools, nsq_tail. Unlike the original, the messages that were written are finished before
+the tool ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import random
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from trionsq.client import Batch, Config, Consumer
+from trionsq.optionspec import BOOL, INT, STRING, STRINGS, option
+from trionsq.tools.common import (
+    ConsumerOptions,
+    Progress,
+    ToolError,
+    client_config,
+    configure_log,
+    die,
+    on_signal,
+    one_kind_of_address,
+    read_options,
+    run_tool,
+)
+from trionsq.tools.fds import OutputFd
+
+_TOOL: Final = "nsq_tail"
+# After a signal, for the rest of the line that was begun.
+_LAST_LINE_S: Final = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NsqTailOptions(ConsumerOptions):
+    """The flags."""
+
+    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read", key=None)
+    channel: str = option("channel", "", STRING, "default: a new ephemeral one", key=None)
+    n: int = option("n", 0, INT, "end after so many messages of a topic, 0: never", key=None)
+    print_topic: bool = option(
+        "print-topic", False, BOOL, "begin each line with the topic", key=None
+    )
+
+
+class _Tail:
+    """One run of the tool. Tasks: one for each topic, signals, progress."""
+
+    def __init__(self, options: NsqTailOptions, config: Config) -> None:
+        self._options = options
+        self._config = config
+        self._channel = options.channel or f"tail{random.randrange(999999):06d}#ephemeral"
+        self._output = OutputFd(1)
+        self._turn = trio.Lock()
+        self._progress = Progress("written")
+
+    async def run(self) -> int:
+        """Write until a signal comes or -n is reached; the exit code. Raises ToolError."""
+        async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
+            await nursery.start(on_signal, lambda _: scope.cancel())
+            if not os.isatty(1):
+                nursery.start_soon(self._progress.run)
+            for topic in dict.fromkeys(self._options.topic):
+                nursery.start_soon(self._tail, topic, scope)
+        return 0
+
+    async def _tail(self, topic: str, scope: trio.CancelScope) -> None:
+        configure_log().info("Adding consumer for topic: %s", topic)
+        prefix = f"{topic} | ".encode() if self._options.print_topic else b""
+        left = self._options.n
+        async with self._consumer(topic) as consumer:
+            async for batch in consumer.batches():
+                count = min(left or len(batch), len(batch))
+                await self._write(batch, count, prefix)
+                if left and not (left := left - count):
+                    scope.cancel()
+                    return
+
+    def _consumer(self, topic: str) -> Consumer:
+        try:
+            return Consumer(
+                topic,
+                self._channel,
+                nsqd_tcp_addresses=dict.fromkeys(self._options.nsqd_tcp_address),
+                lookupd_http_addresses=self._options.lookupd_http_address,
+                config=self._config,
+            )
+        except ValueError as error:
+            raise ToolError(str(error)) from error
+
+    async def _write(self, batch: Batch, count: int, prefix: bytes) -> None:
+        """Write the first *count* messages and finish them, or as many as there is room for."""
+        lines = [b"%b%b\n" % (prefix, body) for body in batch.bodies[:count]]
+        ends = list(itertools.accumulate(map(len, lines)))
+        data = b"".join(lines)
+        async with self._turn:
+            begin = self._output.nbytes
+            try:
+                await self._output.write_all(data)
+            except trio.Cancelled:
+                await self._end_line(data, ends, self._output.nbytes - begin)
+                raise
+            except OSError as error:
+                raise ToolError(
+                    f"ERROR: failed to write to os.Stdout - {error.strerror}"
+                ) from error
+            finally:
+                _finish(batch, bisect_right(ends, self._output.nbytes - begin))
+        self._progress.count += count
+
+    async def _end_line(self, data: bytes, ends: list[int], nbytes: int) -> None:
+        """Write the rest of the line that was begun, if the reader takes it."""
+        lines = bisect_right(ends, nbytes)
+        if lines == len(ends) or nbytes == (ends[lines - 1] if lines else 0):
+            return
+        with trio.move_on_after(_LAST_LINE_S, shield=True), suppress(OSError):
+            await self._output.write_all(data[nbytes : ends[lines]])
+
+
+def _finish(batch: Batch, count: int) -> None:
+    if count == len(batch):
+        batch.finish()
+    else:
+        for index in range(count):
+            batch[index].finish()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv* (default: the process's), and return its exit code.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 after a line that says
+            what is wrong.
+    """
+    options, _ = read_options(NsqTailOptions, _TOOL, sys.argv[1:] if argv is None else argv)
+    if not options.topic:
+        die("--topic required")
+    one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
+    max_in_flight = options.max_in_flight
+    if 0 < options.n < max_in_flight:
+        max_in_flight = options.n
+    config = client_config(
+        NsqTailOptions,
+        _TOOL,
+        "--consumer-opt",
+        options.consumer_opt,
+        max_in_flight=max_in_flight,
+    )
+    configure_log()
+    return run_tool(_Tail(options, config).run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
