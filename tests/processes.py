@@ -59,7 +59,7 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DaemonProcess:
     """A running daemon: its addresses (host:port by listener name) and log so far."""
 
@@ -82,7 +82,7 @@ class DaemonProcess:
         return "\n".join(list(self.log)[-lines:])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class NsqdProcess(DaemonProcess):
     """A running nsqd, and its data path."""
 
