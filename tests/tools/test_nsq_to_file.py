@@ -15,8 +15,11 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from trionsq.client import Producer
+from trionsq.client import Config, Producer
 from trionsq.testing import OpenBroker, open_broker
+from trionsq.tools.common import Progress
+from trionsq.tools.nsq_to_file.options import Options
+from trionsq.tools.nsq_to_file.run import TopicTask
 
 COMMAND = [sys.executable, "-m", "trionsq.tools.nsq_to_file"]
 LIMIT_S = 30.0
@@ -269,3 +272,42 @@ async def test_topics_by_pattern(tmp_path: Path) -> None:
             await stop(process)
     assert names(tmp_path) == ["log_a.log"]
     assert records(tmp_path) == [b"one"]
+
+
+async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
+    """At any fsync, nsqd has had no FIN for a record that earlier ones did not make durable.
+
+    And a failed one is the last: it ends the topic, and what it was for goes back to nsqd.
+    """
+    durable = 0
+    early = 0
+
+    async with open_broker() as nsqd:
+
+        def fsync(fd: int) -> None:
+            nonlocal durable, early
+            path = Path(f"/proc/self/fd/{fd}")
+            if path.is_dir():
+                return
+            early += finished(nsqd) > durable
+            if durable >= 2000:
+                raise OSError(5, "Input/output error")
+            durable = len(path.read_bytes().splitlines())
+
+        await publish(nsqd, [b"%d" % number for number in range(5_000)])
+        options = Options(
+            topic=("t",),
+            nsqd_tcp_address=(nsqd.tcp_address,),
+            output_dir=str(tmp_path),
+            filename_format="t.log",
+        )
+        task = TopicTask("t", options, Config(max_in_flight=200), Progress("messages"))
+        task._log._fsync = fsync
+        with trio.fail_after(LIMIT_S):
+            await task.run()
+        assert task.has_failed
+        channel = nsqd.broker.topics["t"].channels["nsq_to_file"].core
+        await until(lambda: not channel.in_flight_count)
+        assert not early
+        assert finished(nsqd) == durable
+        assert channel.depth == 5_000 - durable
