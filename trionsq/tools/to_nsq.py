@@ -152,7 +152,7 @@ class _Publishing:
     async def _read_all(
         self, producers: list[Producer], begun: trio.MemorySendChannel[_Group]
     ) -> None:
-        async with begun:
+        with begun:  # its aclose() is a checkpoint, at which an error could get lost
             while data := await self._read():
                 await self._publish(self._records.feed(data), producers, begun)
             if self._is_stopping:

@@ -1,0 +1,118 @@
+"""The tools as real processes, and what a broker has of a channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from trionsq import httpget
+from trionsq.client import Config, Consumer
+from trionsq.testing import OpenBroker
+
+LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a tool ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+def command(tool: str, *flags: str) -> list[str]:
+    """What starts the tool."""
+    return [sys.executable, "-m", f"trionsq.tools.{tool}", *flags]
+
+
+async def run(tool: str, *flags: str, stdin: bytes = b"") -> Ended:
+    """Run the tool to its end."""
+    with trio.fail_after(LIMIT_S):
+        done = await trio.run_process(
+            command(tool, *flags),
+            stdin=stdin,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+    return Ended(done.returncode, done.stdout, done.stderr.decode())
+
+
+@asynccontextmanager
+async def running(
+    tool: str, *flags: str, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
+) -> AsyncIterator[trio.Process]:
+    """The tool as a process, killed when left if it runs still."""
+    process = await trio.lowlevel.open_process(command(tool, *flags), stdin=stdin, stdout=stdout)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await until_true(holds)
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it holds; it is about another process, which has no event to wait for."""
+    with trio.fail_after(LIMIT_S):
+        while not await condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def stats(nsqd: OpenBroker, topic: str) -> dict[str, Any]:
+    """The topic's part of /stats; empty if there is no such topic."""
+    answer = await httpget.get(f"http://{nsqd.http_address}/stats?format=json&topic={topic}")
+    found = json.loads(answer.body)["topics"]
+    return dict(found[0]) if found else {}
+
+
+async def channel_stats(nsqd: OpenBroker, topic: str, channel: str) -> dict[str, Any]:
+    """The channel's part of /stats."""
+    channels = (await stats(nsqd, topic))["channels"]
+    return dict(next(one for one in channels if one["channel_name"] == channel))
+
+
+async def bodies(nsqd: OpenBroker, topic: str, channel: str, count: int) -> list[bytes]:
+    """Take so many messages, in the order in which they come."""
+    found: list[bytes] = []
+    config = Config(max_in_flight=2500)
+    with trio.fail_after(LIMIT_S):
+        async with Consumer(
+            topic, channel, nsqd_tcp_addresses=[nsqd.tcp_address], config=config
+        ) as consumer:
+            while len(found) < count:
+                batch = await consumer.next_batch()
+                found += batch.bodies
+                batch.finish()
+    return found
+
+
+def drain(fd: int) -> bytes:
+    """Read what is in a pipe, without waiting for more."""
+    os.set_blocking(fd, False)
+    found = b""
+    try:
+        while data := os.read(fd, 1 << 20):
+            found += data
+    except BlockingIOError:
+        pass
+    return found
