@@ -294,17 +294,27 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
                 raise OSError(5, "Input/output error")
             durable = len(path.read_bytes().splitlines())
 
-        await publish(nsqd, [b"%d" % number for number in range(5_000)])
+        async def feed() -> None:
+            # Too few at once to be due for a sync; that is what the interval is for.
+            async with Producer(nsqd.tcp_address) as producer:
+                for number in range(0, 5_000, 10):
+                    await producer.publish_many(
+                        "t", [b"%d" % n for n in range(number, number + 10)]
+                    )
+
         options = Options(
             topic=("t",),
             nsqd_tcp_address=(nsqd.tcp_address,),
             output_dir=str(tmp_path),
             filename_format="t.log",
+            sync_interval_ns=20_000_000,
         )
         task = TopicTask("t", options, Config(max_in_flight=200), Progress("messages"))
         task._log._fsync = fsync
         with trio.fail_after(LIMIT_S):
-            await task.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed)
+                nursery.start_soon(task.run)
         assert task.has_failed
         channel = nsqd.broker.topics["t"].channels["nsq_to_file"].core
         await until(lambda: not channel.in_flight_count)
