@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.tools.support import LIMIT_S, bodies, channel_stats, drain, run, running, until
-from trionsq.client import Producer
+from trionsq.client import Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 
 
@@ -94,6 +94,21 @@ async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> Non
     finally:
         os.close(reading)
         os.close(writing)
+
+
+async def test_a_message_is_not_given_up() -> None:
+    """However often it was delivered before, a message is written rather than dropped."""
+    async with open_broker() as nsqd:
+        await _publish(nsqd, "t", [b"one"])
+        where = [nsqd.tcp_address]
+        async with Consumer("t", "c", nsqd_tcp_addresses=where) as consumer:
+            async for message in consumer:
+                message.requeue(0, backoff=False)
+                if message.attempts == 5:
+                    break
+        address = f"--nsqd-tcp-address={nsqd.tcp_address}"
+        ended = await run("nsq_tail", "--topic=t", "--channel=c", address, "-n", "1")
+        assert ended.out == b"one\n"
 
 
 async def test_nobody_reads_on() -> None:

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tools.support import LIMIT_S, bodies, drain, run, running, stats, until_true
+from tests.tools.support import LIMIT_S, bodies, command, drain, run, running, stats, until_true
 from trionsq.testing import OpenBroker, open_broker
 from trionsq.tools.to_nsq import Records, groups
 
@@ -66,6 +66,20 @@ async def test_a_refused_record_ends_it() -> None:
         assert ended.code == 1
         assert "failed to publish - E_BAD_MESSAGE" in ended.err
         assert (await stats(nsqd, "t"))["message_count"] == 2
+
+
+async def test_progress_is_shown_on_a_terminal() -> None:
+    """On a terminal stderr tells how many were published; elsewhere it stays empty."""
+    terminal, slave = os.openpty()
+    try:
+        async with open_broker() as nsqd:
+            flags = ("--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}")
+            with trio.fail_after(LIMIT_S):
+                await trio.run_process(command("to_nsq", *flags), stdin=b"a\nb\n", stderr=slave)
+        assert b"2 published" in drain(terminal)
+    finally:
+        os.close(terminal)
+        os.close(slave)
 
 
 async def _feed(fd: int, sent: bytearray) -> None:

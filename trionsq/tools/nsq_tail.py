@@ -4,7 +4,7 @@ A message is finished once it is written; what was received and not written is g
 the tool ends, by a signal, by -n or because nobody reads on.
 
 Spec: tools, nsq_tail. Unlike the original, the messages that were written are finished before
-the tool ends.
+the tool ends, and none is given up after five attempts: that would finish it unwritten.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         NsqTailOptions,
         _TOOL,
         "--consumer-opt",
-        options.consumer_opt,
+        ("max_attempts,0", *options.consumer_opt),
         max_in_flight=max_in_flight,
     )
     configure_log()
