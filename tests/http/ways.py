@@ -84,8 +84,12 @@ async def way(*, short_way: bool, **options: Any) -> AsyncIterator[Way]:
     async with nsqd_in_memory(**{**LIMITS, **options}) as broker, trio.open_nursery() as nursery:
         server = HttpServer(broker, short_way=short_way)
         connections = await nursery.start(server.hold_connections)
-        yield Way(broker, server, connections)
-        await server.end()
+        try:
+            yield Way(broker, server, connections)
+        finally:
+            # A test that failed must not wait for connections that nobody ends.
+            with trio.CancelScope(shield=True):
+                await server.end()
 
 
 async def _both_ways(conversations: Sequence[Sequence[bytes]]) -> tuple[Outcome, Outcome]:
