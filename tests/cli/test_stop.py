@@ -261,7 +261,7 @@ async def test_a_second_signal_forces_the_end(
     """While the disk hangs the first one waits for it; the second ends it, with a code above 0."""
     caplog.set_level("INFO", "trionsq")
     monkeypatch.setattr(daemon, "ThreadBackground", Hanging)
-    monkeypatch.setattr(daemon, "_tune_interpreter", lambda: None)
+    monkeypatch.setattr(daemon, "tune_interpreter", lambda: None)
     Hanging.made.clear()
     options = validated(
         NsqdOptions(data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")

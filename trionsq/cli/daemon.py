@@ -29,7 +29,7 @@ from trionsq.storage.lock import lock_folder
 from trionsq.storage.metadata import remove_drafts
 from trionsq.transport import SocketTransport
 
-__all__ = ["run_nsqd", "running_nsqd"]
+__all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
 
 log = logging.getLogger("trionsq")
 
@@ -113,7 +113,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     Raises:
         DataPathError, ListenError, MetadataError: as `running_nsqd`.
     """
-    _tune_interpreter()
+    tune_interpreter()
     code = 1
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -128,7 +128,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     return code
 
 
-def _tune_interpreter() -> None:
+def tune_interpreter() -> None:
     """Look for reference cycles more rarely, and switch threads more often, than Python does.
 
     Messages form no cycles and go with their last reference, but each look walks over those that

@@ -5,10 +5,13 @@ project logs through the standard library, under the logger ``trionsq``.
 """
 
 import logging
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TextIO
 
 LOGGER = "trionsq"
+
+_task_prefix: ContextVar[str | None] = ContextVar("task_prefix", default=None)
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -19,8 +22,22 @@ _LEVELS = {
 }
 
 
+def set_task_prefix(prefix: str) -> None:
+    """Begin the log lines of this task, and of those it starts from now on, with *prefix*.
+
+    So that several daemons in one process can be told apart.
+    """
+    _task_prefix.set(prefix)
+
+
+def task_prefix(default: str) -> str:
+    """What `set_task_prefix` said in this task or one above it, else *default*."""
+    prefix = _task_prefix.get()
+    return default if prefix is None else prefix
+
+
 class ClassicFormatter(logging.Formatter):
-    """Formats a record as *prefix*, date, time with microseconds, level, text.
+    """Formats a record as *prefix* (or the task's), date, time with microseconds, level, text.
 
     A traceback, if there is one, follows on lines of its own.
     """
@@ -33,7 +50,7 @@ class ClassicFormatter(logging.Formatter):
         """Return the line of *record*, without its traceback."""
         moment = datetime.fromtimestamp(record.created)
         level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
-        return f"{self._prefix}{moment:%Y/%m/%d %H:%M:%S.%f} {level}: {record.message}"
+        return f"{task_prefix(self._prefix)}{moment:%Y/%m/%d %H:%M:%S.%f} {level}: {record.message}"
 
 
 def level_of(name: str) -> int:
