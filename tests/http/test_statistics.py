@@ -1,4 +1,4 @@
-"""The documents of /info and /stats, from a broker without HTTP (trionsq.http.statistics)."""
+"""The documents of /info and /stats, from a broker without HTTP (trionsq.broker.statistics)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.http.statistics import StatsDocument, StatsFilter, info, statistics
+from trionsq.broker.statistics import StatsDocument, StatsFilter, info, statistics
 from trionsq.http.stats_text import stats_text
 from trionsq.transport import SocketTransport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Response
 
 from trionsq.broker.broker import Broker
-from trionsq.http.statistics import StatsFilter, info, statistics
+from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.http.stats_text import stats_text
 from trionsq.web.answers import json_document, plain, text
 from trionsq.web.query import flag, query

@@ -6,14 +6,14 @@ import platform
 from collections.abc import Iterator
 from datetime import datetime
 
-from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
-from trionsq.http.statistics import (
+from trionsq.broker.statistics import (
     ChannelStats,
     ClientStats,
     Latency,
     StatsDocument,
     TopicStats,
 )
+from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
 
 __all__ = ["stats_text"]
 

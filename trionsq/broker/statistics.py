@@ -1,4 +1,4 @@
-"""The documents of /info and /stats, made at one moment from the broker's state.
+"""What the broker says of itself, in the documents of /info and /stats; statsd sends of the same.
 
 Nothing here waits, so a document is a consistent snapshot. Keys stand in nsqd's order.
 
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from trionsq.broker.broker import VERSION, Broker
-from trionsq.broker.channel import Channel
-from trionsq.broker.client import Client
-from trionsq.broker.topic import Topic
-from trionsq.http.memory import MemoryFigures, memory_figures
+from trionsq import NSQ_VERSION
+from trionsq.broker.memory import MemoryFigures, memory_figures
+
+if TYPE_CHECKING:
+    from trionsq.broker.broker import Broker
+    from trionsq.broker.channel import Channel
+    from trionsq.broker.client import Client
+    from trionsq.broker.topic import Topic
 
 __all__ = [
     "ChannelStats",
@@ -155,7 +158,7 @@ def info(broker: Broker) -> Info:
     """The document of /info."""
     options = broker.options
     return {
-        "version": VERSION,
+        "version": NSQ_VERSION,
         "broadcast_address": options.broadcast_address,
         "hostname": socket.gethostname(),
         "http_port": broker.http_port,
@@ -172,7 +175,7 @@ def statistics(broker: Broker, asked: StatsFilter) -> StatsDocument:
     """The document of /stats."""
     memory: _Memory = {"memory": memory_figures()} if asked.memory else {}
     return {
-        "version": VERSION,
+        "version": NSQ_VERSION,
         "health": broker.health,
         "start_time": broker.started_s,
         "topics": _topics(broker, asked),
