@@ -16,21 +16,22 @@ ROOT = Path(trionsq.__file__).parent
 TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 
 # Modules beside the layers: about values only, so that any layer may use them.
-SHARED = frozenset({"durations", "optionspec"})
+SHARED = frozenset({"durations", "histogram", "optionspec"})
 # Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
-SHARED_IO = frozenset({"httpget", "listener", "transport"})
+SHARED_IO = frozenset({"httpget", "listener", "looplag", "transport"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),
     "core": {"wire"},
     "storage": {"wire", "core"},
-    "broker": {"wire", "core", "storage"},
-    "web": {"wire", "debug"},
-    "http": {"wire", "core", "storage", "broker", "debug", "web"},
+    "upgrades": set[str](),
+    "broker": {"wire", "core", "storage", "upgrades"},
+    "web": {"wire", "debug", "upgrades"},
+    "http": {"wire", "core", "storage", "broker", "debug", "web", "upgrades"},
     "debug": set[str](),
-    "client": {"wire"},
+    "client": {"wire", "upgrades"},
     "testing": {"wire", "core", "storage", "broker", "http", "client", "cli"},
-    "cli": {"wire", "core", "storage", "broker", "http", "client"},
+    "cli": {"wire", "core", "storage", "broker", "http", "client", "upgrades"},
     "tools": {"wire", "client", "cli"},
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.

@@ -1,0 +1,1 @@
+"""What IDENTIFY lays over a connection: TLS, snappy and deflate, for both of its ends."""

@@ -1,0 +1,203 @@
+"""TLS as a layer: the handshake, and records as the transport wants them.
+
+Spec: tcp-protocol, section 8 (upgrade order); nsqd-http, section 5 (TLS fields of /stats).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from trionsq.transport import Transport
+from trionsq.upgrades.transport import UpgradedTransport
+
+__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "start_tls"]
+
+_RECEIVE_NBYTES: Final = 64 * 1024
+# A handshake that needs more is none.
+_HANDSHAKE_NBYTES_MAX: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TlsInfo:
+    """What was agreed on.
+
+    Attributes:
+        version: ``TLSv1.2`` and the like, OpenSSL's name.
+        cipher: OpenSSL's name of the cipher suite.
+        common_name: of the subject of the peer's certificate; empty if it showed none.
+    """
+
+    version: str
+    cipher: str
+    common_name: str
+
+
+class Engine(Protocol):
+    """The part of an `ssl.SSLObject` with its two memory buffers that is needed here.
+
+    Methods raise ssl.SSLWantReadError if the peer has to say more first, ssl.SSLZeroReturnError at
+    the peer's end, ssl.SSLError for what is wrong.
+    """
+
+    def handshake(self) -> None: ...
+    def read(self, nbytes_max: int) -> bytes: ...
+    def write(self, data: memoryview) -> int: ...
+    def shutdown(self) -> None: ...
+    def info(self) -> TlsInfo: ...
+
+    def feed(self, data: bytes) -> None:
+        """Take what was received."""
+
+    def take(self) -> bytes:
+        """Take what is to be sent."""
+
+
+class SslEngine:
+    """See `Engine`: the standard library's."""
+
+    __slots__ = ("_incoming", "_object", "_outgoing")
+
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
+    ) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
+        )
+
+    def handshake(self) -> None:
+        self._object.do_handshake()
+
+    def read(self, nbytes_max: int) -> bytes:
+        return self._object.read(nbytes_max)
+
+    def write(self, data: memoryview) -> int:
+        return self._object.write(data)
+
+    def shutdown(self) -> None:
+        self._object.unwrap()
+
+    def feed(self, data: bytes) -> None:
+        self._incoming.write(data)
+
+    def take(self) -> bytes:
+        return self._outgoing.read()
+
+    def info(self) -> TlsInfo:
+        cipher = self._object.cipher()
+        return TlsInfo(
+            self._object.version() or "",
+            cipher[0] if cipher else "",
+            _common_name(self._object.getpeercert() or {}),
+        )
+
+
+def _common_name(certificate: dict[str, Any]) -> str:
+    for names in certificate.get("subject", ()):
+        for key, value in names:
+            if key == "commonName":
+                return str(value)
+    return ""
+
+
+class TlsLayer:
+    """See `trionsq.upgrades.transport.Layer`: what follows a handshake."""
+
+    __slots__ = ("_engine", "at_end", "has_more")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # The handshake may have brought the first records.
+        self.has_more = True
+        self.at_end = False
+
+    def __repr__(self) -> str:
+        return "TLS"
+
+    def encode(self, data: bytes | memoryview) -> bytes:
+        view = memoryview(data)
+        while view:
+            view = view[self._engine.write(view) :]
+        return self._engine.take()
+
+    def decode(self, data: bytes, nbytes_max: int) -> bytes:
+        engine = self._engine
+        if data:
+            engine.feed(data)
+        records: list[bytes] = []
+        self.has_more = False
+        try:
+            while nbytes_max > 0:
+                record = engine.read(nbytes_max)
+                if not record:
+                    self.at_end = True
+                    break
+                records.append(record)
+                nbytes_max -= len(record)
+            else:
+                self.has_more = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.at_end = True
+        return b"".join(records)
+
+    def answer(self) -> bytes:
+        return self._engine.take()
+
+    def finish(self) -> bytes:
+        # It wants to read the peer's end, for which nobody waits.
+        with contextlib.suppress(ssl.SSLError):
+            self._engine.shutdown()
+        return self._engine.take()
+
+
+async def start_tls(transport: Transport, engine: Engine) -> UpgradedTransport:
+    """Shake hands over ``transport``, and return the transport to go on with.
+
+    All that was sent on ``transport`` before must have been taken. The caller bounds the time, and
+    closes the connection after a failure.
+
+    Raises:
+        OSError: the connection broke, or (as ssl.SSLError) the peer is no good; it was sent the
+            alert that says why.
+    """
+    received = 0
+    while True:
+        try:
+            engine.handshake()
+        except ssl.SSLWantReadError:
+            await _send(transport, engine.take())
+        except ssl.SSLError:
+            with contextlib.suppress(OSError):
+                transport.send_nowait(engine.take())
+            raise
+        else:
+            await _send(transport, engine.take())
+            return UpgradedTransport(transport, TlsLayer(engine))
+        data = await _receive(transport)
+        received += len(data)
+        if received > _HANDSHAKE_NBYTES_MAX:
+            raise ConnectionAbortedError("the TLS handshake does not end")
+        engine.feed(data)
+
+
+async def _send(transport: Transport, data: bytes) -> None:
+    sent = transport.send_nowait(data) if data else 0
+    while sent < len(data):
+        await transport.wait_writable()
+        data = data[sent:]
+        sent = transport.send_nowait(data)
+
+
+async def _receive(transport: Transport) -> bytes:
+    while True:
+        await transport.wait_readable()
+        data = transport.receive_nowait(_RECEIVE_NBYTES)
+        if data:
+            return data
+        if data is not None:
+            raise ConnectionResetError("the peer closed the connection in the TLS handshake")
