@@ -6,10 +6,12 @@ channel gets the same object, so nothing is made for a single message before it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trionsq.core.column import Column, ListColumn
 from trionsq.wire.bodies import Bodies, ListBodies
 
-__all__ = ["Batch", "Segment"]
+__all__ = ["Batch", "Segment", "joined"]
 
 
 class Batch:
@@ -88,3 +90,12 @@ class Segment:
     def ids(self) -> list[bytes]:
         """The ids of the messages, 16 bytes each."""
         return self.batch.ids.cut(self.first, self.last)
+
+
+def joined(singles: Sequence[Segment]) -> Batch:
+    """Segments of one message each, as one batch."""
+    bodies = [one.batch.bodies.one(one.first) for one in singles]
+    ids = [one.ids()[0] for one in singles]
+    stamps = [one.batch.stamp(one.first) for one in singles]
+    first_ns = int.from_bytes(stamps[0], signed=True)
+    return Batch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))

@@ -19,13 +19,12 @@ from random import Random
 from typing import Final
 
 from trionsq.core.backend import Backend
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import Segment, joined
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
+from trionsq.core.latency import Latencies
 from trionsq.core.peek import in_order
 from trionsq.core.store import Store
-from trionsq.wire.bodies import ListBodies
 
 __all__ = ["AT_ONCE_MESSAGES_MAX", "DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
 
@@ -65,6 +64,7 @@ class Channel:
         consumers: the clients subscribed now.
         waiting: those with credit, the next to be served in front.
         dropped: messages given up on purpose, by reason.
+        latencies: of the messages finished of late; None if nobody wants to know them.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, random: Random) -> None:
@@ -78,6 +78,7 @@ class Channel:
         self.requeue_count = 0
         self.timeout_count = 0
         self.dropped: Counter[str] = Counter()
+        self.latencies: Latencies | None = None
         self.carry: Callable[[Segment], bool] = _not_carried
         self.alarm: Callable[[float], None] = _no_alarm
         self.alarm_s = _NEVER
@@ -306,6 +307,8 @@ class Channel:
         done = before - len(in_flight)
         consumer.finish_count += done
         self.finish_count += done
+        if self.latencies is not None:
+            self.latencies.finished(ids, found, now_s)
         refused: list[tuple[bytes, str]] = []
         if done < len(ids):
             # Before the credit is used: it may bring one of these very messages again.
@@ -427,12 +430,7 @@ class Channel:
                 lambda entry: entry[2].attempts == attempts, self._deferred[:_SAVE_DEFERRED_MAX]
             )
         )
-        segments = [segment for _, _, segment in taken]
-        bodies = [one.batch.bodies.one(one.first) for one in segments]
-        ids = [one.ids()[0] for one in segments]
-        stamps = [one.batch.stamp(one.first) for one in segments]
-        first_ns = segments[0].batch.timestamp_ns
-        batch = Batch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+        batch = joined([segment for _, _, segment in taken])
         due_ns = [due for due, _, _ in taken]
         self.store.backend.append(Segment(batch, 0, len(taken), attempts), due_ns)
         # What is left of a sorted list is a heap.

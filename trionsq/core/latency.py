@@ -1,0 +1,162 @@
+"""End-to-end latency: from a message's timestamp to its FIN, in quantiles over a sliding window.
+
+FINs come in runs, and messages of one batch share a timestamp, so what is recorded is a latency
+and how many messages had it. Few of these are kept as they are and quantiles are exact then; many
+are counted in buckets whose width grows with the value: counts of any number of channels merge
+without a further error.
+
+Spec: nsqd-internals, section 4.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from math import ceil
+from struct import unpack
+from typing import Final
+
+from trionsq.core.delivery import Delivery
+
+__all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "quantiles"]
+
+# Latencies that are kept as they are, in each half of the window.
+EXACT_MAX: Final = 512
+# 64 to 127 of a power of two's scale: a bucket is at most 1/64 of its value wide.
+_BITS: Final = 7
+ERROR_MAX: Final = 1 / 128
+"""The most by which a value from a bucket is off, relative to the value."""
+
+
+class _Half:
+    """The latencies of one half of the window. Both holders are of (latency, messages)."""
+
+    __slots__ = ("buckets", "count", "exact", "longest_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.longest_ns = 0
+        self.exact: list[tuple[int, int]] = []
+        self.buckets: Counter[int] = Counter()
+
+    def add(self, latency_ns: int, count: int) -> None:
+        self.count += count
+        if latency_ns > self.longest_ns:
+            self.longest_ns = latency_ns
+        self.exact.append((latency_ns, count))
+        if len(self.exact) > EXACT_MAX:
+            self._to_buckets()
+
+    def _to_buckets(self) -> None:
+        """Count what is exact under the values in the middle of their buckets."""
+        buckets = self.buckets
+        for latency_ns, count in self.exact:
+            shift = latency_ns.bit_length() - _BITS
+            if shift > 0:
+                latency_ns = (latency_ns >> shift << shift) + (1 << shift >> 1)
+            buckets[latency_ns] += count
+        self.exact.clear()
+
+
+class Latencies:
+    """The latencies of one channel."""
+
+    __slots__ = ("_half_s", "_halves", "_now_ns", "_turn_s")
+
+    def __init__(self, window_s: float, now_ns: Callable[[], int], now_s: float) -> None:
+        """The window is above 0; ``now_ns`` is the wall clock, ``now_s`` monotonic as always."""
+        self._half_s = window_s / 2
+        self._now_ns = now_ns
+        self._halves = [_Half(), _Half()]  # the older one first
+        self._turn_s = now_s + self._half_s
+
+    def __repr__(self) -> str:
+        return f"<Latencies {' + '.join(str(half.count) for half in self._halves)}>"
+
+    def _turn(self, now_s: float) -> None:
+        """Forget what is older than the window."""
+        halves = int((now_s - self._turn_s) / self._half_s) + 1
+        for _ in range(min(halves, 2)):
+            self._halves = [self._halves[1], _Half()]
+        self._turn_s += halves * self._half_s
+
+    def finished(
+        self, ids: Sequence[bytes], deliveries: Sequence[Delivery | None], now_s: float
+    ) -> None:
+        """Record a run of FINs: the ids, and the delivery that each was in flight by, if any."""
+        if now_s >= self._turn_s:
+            self._turn(now_s)
+        now_ns = self._now_ns()
+        add = self._halves[1].add
+        first = 0
+        for delivery, run in groupby(deliveries):
+            last = first + len(list(run))
+            if delivery is not None:
+                stamps = delivery.batch.stamps
+                if stamps is None:
+                    # A clock that was set back makes no negative latencies.
+                    add(max(0, now_ns - delivery.batch.timestamp_ns), last - first)
+                else:
+                    for stamp_ns in _stamps_ns(delivery, ids[first:last]):
+                        add(max(0, now_ns - stamp_ns), 1)
+            first = last
+
+    def halves(self, now_s: float) -> list[_Half]:
+        """Both halves of the window, for `quantiles`."""
+        if now_s >= self._turn_s:
+            self._turn(now_s)
+        return self._halves
+
+
+def _stamps_ns(delivery: Delivery, ids: Sequence[bytes]) -> Sequence[int]:
+    """The timestamps of these messages, of a batch in which they differ."""
+    stamps = delivery.batch.stamps
+    assert stamps is not None
+    place = delivery.ids.index(ids[0])
+    if delivery.ids[place : place + len(ids)] == ids:  # as consumers mostly finish them
+        first = delivery.first + place
+        cut = stamps.cut(first, first + len(ids))
+    else:
+        of_id = dict(zip(delivery.ids, stamps.cut(delivery.first, delivery.last), strict=True))
+        cut = [of_id[id_] for id_ in ids]
+    stamps_ns: tuple[int, ...] = unpack(f">{len(cut)}q", b"".join(cut))
+    return stamps_ns
+
+
+def quantiles(
+    channels: Iterable[Latencies], wanted: Sequence[float], now_s: float
+) -> tuple[int, list[int]]:
+    """The number of messages finished in the window, and the quantiles of their latencies in ns.
+
+    A quantile q of n latencies is the one at place ceil(q * n) in their order; 0 if there is none.
+    """
+    merged: Counter[int] = Counter()
+    count = longest_ns = 0
+    for channel in channels:
+        for half in channel.halves(now_s):
+            count += half.count
+            longest_ns = max(longest_ns, half.longest_ns)
+            merged.update(half.buckets)
+            for latency_ns, messages in half.exact:
+                merged[latency_ns] += messages
+    return count, _values(merged, count, longest_ns, wanted)
+
+
+def _values(
+    merged: Counter[int], count: int, longest_ns: int, wanted: Sequence[float]
+) -> list[int]:
+    found = dict.fromkeys(wanted, 0)
+    ordered = iter(sorted(merged.items()))
+    seen = value_ns = 0
+    for quantile in sorted(found):
+        place = min(count, max(1, ceil(quantile * count)))
+        if place == count:
+            # Also where it is in a bucket, this one is known.
+            found[quantile] = longest_ns
+            continue
+        while seen < place:
+            value_ns, messages = next(ordered)
+            seen += messages
+        found[quantile] = min(value_ns, longest_ns)
+    return [found[quantile] for quantile in wanted]
