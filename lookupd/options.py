@@ -9,7 +9,7 @@ import dataclasses
 import socket
 
 from trionsq.durations import MINUTE_NS, SECOND_NS
-from trionsq.optionspec import BOOL, DEBUG_FROM, DURATION, LOG_LEVEL, STRING, option
+from trionsq.optionspec import BOOL, DEBUG_FROM, DURATION, LOG_FORMAT, LOG_LEVEL, STRING, option
 
 __all__ = ["NsqlookupdOptions"]
 
@@ -52,6 +52,9 @@ class NsqlookupdOptions:
     )
 
     # ours
+    log_format: str = option(
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+    )
     debug_from: str = option(
         "debug-from",
         "loopback",

@@ -203,6 +203,7 @@ PERCENTILES = Kind(
     join=lambda earlier, later: _descending(earlier + later),
 )
 DEBUG_FROM = choice("whom", "loopback", "any", "none")
+LOG_FORMAT = choice("form", "classic", "json")
 LOG_LEVEL = choice("level", "debug", "info", "warn", "error", "fatal")
 
 

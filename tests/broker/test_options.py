@@ -86,6 +86,9 @@ def facts() -> list[tuple[str, str | None, str]]:
 OUR_OWN = [
     ("requeue-on-disconnect", "requeue_on_disconnect"),
     ("max-connections", "max_connections"),
+    ("max-connection-rate", "max_connection_rate"),
+    ("max-connection-burst", "max_connection_burst"),
+    ("log-format", "log_format"),
     ("debug-from", "debug_from"),
 ]
 

@@ -118,6 +118,9 @@ class MemoryBackend:
     def peek(self) -> MemoryView | None:
         return MemoryView(self.segments) if self.segments else None
 
+    def oldest_ns(self) -> int | None:
+        return self.segments[0].first_ns if self.segments else None
+
     def empty(self) -> int:
         dropped = self.depth
         self.segments.clear()

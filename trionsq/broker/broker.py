@@ -33,6 +33,8 @@ from trionsq.core.topic import Topic as TopicCore
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk
+from trionsq.histogram import Histogram
+from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
@@ -71,6 +73,7 @@ class Broker:
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tcp_port, http_port: where it listens (-1 for a unix socket, 0 if it does not).
     """
+        loop_lag_s: how late the event loop is, in seconds.
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class Broker:
         self.lookups = Lookups(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
-        self.admission = Admission(options.max_connections)
+        self.admission = Admission(
+            options.max_connections, options.max_connection_rate, options.max_connection_burst
+        )
         self.started_s = self.clock.now_ns() // SECOND_NS
         self.features = _features(options)
         self.limits = _limits(options)
@@ -97,6 +102,7 @@ class Broker:
         self.tcp_port = 0
         self.http_port = 0
         self._random = random or Random()
+        self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self._scan = ScanQueue()
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
@@ -153,6 +159,9 @@ class Broker:
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
         self._loading = True
+        if options.statsd_address:
+            tasks.start_soon(self.statsd.run)
+        tasks.start_soon(watch_loop_lag, self.loop_lag_s)
         for record in records:
             topic = self.topic(record.name)
             topic.core.paused = record.paused
@@ -228,6 +237,16 @@ class Broker:
     def health(self) -> str:
         """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
         fault = self.folder.fault
+    @property
+    def unready(self) -> str | None:
+        """Why clients had better go elsewhere now, None if they need not."""
+        if self.exiting:
+            return "exiting"
+        if self._tasks is None or self._loading:
+            return "loading"
+        fault = self.folder.fault
+        return None if fault is None else f"disk: {fault}"
+
         return "OK" if fault is None else f"NOK - {fault}"
 
     def _say_what_is_lost(self) -> None:
@@ -239,11 +258,10 @@ class Broker:
             log.warning("NSQ: %d messages were in memory only and end with this process", kept)
 
     def accept(self, transport: Transport) -> None:
-        """Serve a connection as `connect` does; close it at once if there are too many."""
-        if self.admission.has_room:
+        """Serve a connection as `connect` does; close it at once if `admission` has it so."""
+        if self.admission.admit(transport.host, transport.peer, self.clock.now_s()):
             self.connect(transport)
         else:
-            self.admission.refuse(transport.peer, self.clock.now_s())
             transport.close()
 
     @property

@@ -85,6 +85,11 @@ class LookupPeer:
         state = "connected" if self._is_identified else "not connected"
         return f"<LookupPeer {self.shown} {state} told={len(self._told)} +{len(self._unsaid)}>"
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has answered to IDENTIFY on the connection of now."""
+        return self._is_identified
+
     def close(self) -> None:
         """End `run`, and the connection."""
         self._scope.cancel()

@@ -18,6 +18,7 @@ from trionsq.optionspec import (
     DEBUG_FROM,
     DURATION,
     INT,
+    LOG_FORMAT,
     LOG_LEVEL,
     PERCENTILES,
     STRING,
@@ -217,6 +218,22 @@ class NsqdOptions:
         "debug-from",
         "loopback",
         DEBUG_FROM,
+    max_connection_rate: int = option(
+        "max-connection-rate",
+        0,
+        INT,
+        "TCP connections a second of one address (IPv6: of one /64), further ones are closed at "
+        "once; 0: no limit",
+    )
+    max_connection_burst: int = option(
+        "max-connection-burst",
+        0,
+        INT,
+        "as many of one address at once; 0: twice --max-connection-rate",
+    )
+    log_format: str = option(
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+    )
         "who may ask for the /debug pages: loopback (this machine), any or none",
     )
 
@@ -243,6 +260,8 @@ _NOT_NEGATIVE = frozenset(
     }
 )
 
+        "max_connection_rate",
+        "max_connection_burst",
 
 def unbuilt_in_use(options: NsqdOptions) -> Iterator[str]:
     """Yield the flag of each option that is set and has no effect in this version."""

@@ -59,6 +59,12 @@ class Backend(Protocol):
     def peek(self) -> BackendView | None:
         """What is stored now, to be looked at; None if that is nothing."""
 
+    def oldest_ns(self) -> int | None:
+        """When the message was published that is read next, nanoseconds since the epoch.
+
+        None if there is none or that is not known. Cheap: nothing is read for it twice.
+        """
+
     def empty(self) -> int:
         """Drop everything; the number of messages dropped."""
 

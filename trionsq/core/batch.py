@@ -87,6 +87,13 @@ class Segment:
     def count(self) -> int:
         return self.last - self.first
 
+    @property
+    def first_ns(self) -> int:
+        """When the first message was published, nanoseconds since the epoch."""
+        if self.batch.stamps is None:
+            return self.batch.timestamp_ns
+        return int.from_bytes(self.batch.stamp(self.first), signed=True)
+
     def ids(self) -> list[bytes]:
         """The ids of the messages, 16 bytes each."""
         return self.batch.ids.cut(self.first, self.last)

@@ -54,6 +54,17 @@ class Store:
         """Messages that wait in memory."""
         return self.memory.depth + self.carried
 
+    def oldest_ns(self) -> int | None:
+        """When the older was published of the two that are next, in memory and in the backend.
+
+        Nanoseconds since the epoch; None if nothing waits, or it is not known.
+        """
+        head = next(self.memory.peek(), None)
+        stored_ns = self.backend.oldest_ns() if self.backend.depth else None
+        if head is None or stored_ns is None:
+            return stored_ns if head is None else head.first_ns
+        return min(head.first_ns, stored_ns)
+
     def admit(self, segment: Segment) -> Segment | None:
         """Make sure of a place for all messages of ``segment``, or of none.
 

@@ -72,6 +72,14 @@ class Topic:
         """Messages in memory that no channel, or not yet every channel, has got."""
         return self.store.in_memory + (self._stuck.segment.count if self._stuck else 0)
 
+    def oldest_ns(self) -> int | None:
+        """As `Store.oldest_ns`, with what not every channel has got yet."""
+        waiting_ns = self.store.oldest_ns()
+        if self._stuck is None:
+            return waiting_ns
+        stuck_ns = self._stuck.segment.first_ns
+        return stuck_ns if waiting_ns is None else min(stuck_ns, waiting_ns)
+
     @property
     def can_pump(self) -> bool:
         """Whether messages can go on to the channels now."""

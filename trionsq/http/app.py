@@ -13,12 +13,14 @@ from trionsq.broker.broker import Broker
 from trionsq.http.admin import Administration
 from trionsq.http.config import Configuration
 from trionsq.http.debug import Debugging
+from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
 from trionsq.http.publish import Publishing
 from trionsq.http.stats import Statistics
 from trionsq.web import app
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
+from trionsq.web.health import Health
 
 __all__ = ["create_app"]
 
@@ -42,6 +44,8 @@ def _endpoints(broker: Broker) -> Iterable[Endpoint]:
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
         ("GET", "/stats", statistics.stats),
+        metrics_page(broker).endpoint,
+        *Health(lambda: broker.unready).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),
         # Older documented names.

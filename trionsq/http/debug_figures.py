@@ -25,6 +25,8 @@ __all__ = [
 _LIMITS: Final = frozenset(
     {
         "max_connections",
+        "max_connection_rate",
+        "max_connection_burst",
         "mem_queue_size",
         "max_msg_size",
         "max_body_size",

@@ -196,6 +196,9 @@ class DiskQueue:
             self._generation,
         )
 
+    def oldest_ns(self) -> int | None:
+        return self._reader.oldest_ns()
+
     def empty(self) -> int:
         dropped = self.depth
         positions = self._positions
@@ -337,6 +340,8 @@ class DiskQueue:
     def _synced(self, error: OSError | None) -> None:
         job, self._job = self._job, None
         assert job is not None
+        for duration_s in job.fsyncs_s:
+            self._folder.fsync_s.observe(duration_s)
         self._writer.take_back()
         if job.number != self._generation.number:
             for _, file in job.sealed:

@@ -8,12 +8,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from trionsq.histogram import Histogram
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk, DiskFile
 
 __all__ = ["DataFolder", "Queue", "let_go"]
 
 log = logging.getLogger("trionsq")
+
+FSYNC_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 _RECORDS: Final = re.compile(r"(.+)\.diskqueue\.[0-9]{6,}\.dat")
 
@@ -48,6 +51,7 @@ class DataFolder:
         sync_every: --sync-every, in operations (records written or read).
         changed: the queues with something that is not durable.
         faults: what went wrong last, by the queue or file that it happened to.
+        fsync_s: how long the syncs of files with records took, in seconds.
     """
 
     disk: Disk
@@ -57,6 +61,7 @@ class DataFolder:
     sync_every: int = 2_500
     changed: dict[Queue, None] = field(default_factory=dict)
     faults: dict[Queue | str, str] = field(default_factory=dict)
+    fsync_s: Histogram = field(default_factory=lambda: Histogram(FSYNC_BOUNDS_S))
     _found: dict[str, list[str]] | None = None
 
     def found(self, queue: str, *, afresh: bool = False) -> list[str]:

@@ -34,6 +34,9 @@ class DroppingBackend:
     def peek(self) -> BackendView | None:
         return None
 
+    def oldest_ns(self) -> int | None:
+        return None
+
     def empty(self) -> int:
         return 0
 

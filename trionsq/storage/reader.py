@@ -25,6 +25,8 @@ log = logging.getLogger("trionsq")
 _BLOCK_NBYTES_MIN: Final = 16 * 1024
 _BLOCK_NBYTES_MAX: Final = 96 * 1024
 _BLOCK_DEMANDS: Final = 4
+# The time of publishing in a record; see `trionsq.storage.records`.
+_STAMP: Final = slice(4, 12)
 
 
 class QueueReader:
@@ -47,6 +49,7 @@ class QueueReader:
         "_place",
         "_positions",
         "_run",
+        "_seen",
         "_writer",
         "finished",
         "moved",
@@ -72,6 +75,8 @@ class QueueReader:
         self._place = 0
         self._run = 0
         self._demand = 0
+        # The last position whose time was read for itself, and that time.
+        self._seen = ((-1, -1), 0)
         self.finished: list[str] = []
         self.moved = False
 
@@ -94,6 +99,38 @@ class QueueReader:
             last = first + max(1, fit)
         self._demand = block.end(last) - start
         return Segment(block.batch, first, last, attempts)
+
+    def oldest_ns(self) -> int | None:
+        """When the next record was published, nanoseconds since the epoch.
+
+        None if there is none, or it can't be read. The disk is asked once for each position.
+        """
+        positions = self._positions
+        if self._block is not None:
+            assert self._block.batch is not None
+            return int.from_bytes(self._block.batch.stamp(self._place), signed=True)
+        if positions.all_read:
+            return None
+        place = (positions.read_file, positions.read_pos)
+        if self._seen[0] != place:
+            stamp = self._read_stamp()
+            if stamp is None:
+                return None
+            self._seen = (place, stamp)
+        return self._seen[1]
+
+    def _read_stamp(self) -> int | None:
+        positions = self._positions
+        try:
+            file = self._file or self._disk.open(self._files.records(positions.read_file))
+            try:
+                stamp = file.read(_STAMP.stop, positions.read_pos)[_STAMP]
+            finally:
+                if file is not self._file:
+                    let_go(file)
+        except OSError:
+            return None  # whoever reads the messages will say so
+        return int.from_bytes(stamp, signed=True) if len(stamp) == 8 else None
 
     def advance(self, count: int) -> None:
         """Leave behind the first ``count`` records that `peek` gave."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.disk import Disk, DiskFile, replace_file
@@ -43,6 +44,7 @@ class SyncJob:
         positions: the text of the positions file, None if it stands already.
         finished: names of files to be removed.
         durable: whether all is; an error after that left something behind, but lost nothing.
+        fsyncs_s: how long each sync of a file with records took, in seconds.
     """
 
     disk: Disk
@@ -57,6 +59,7 @@ class SyncJob:
     positions: bytes | None
     finished: list[str]
     durable: bool = False
+    fsyncs_s: list[float] = field(default_factory=list)
 
     def run(self) -> None:
         """Do it all, or as much as goes; may run in any thread.
@@ -65,10 +68,10 @@ class SyncJob:
             OSError: not all was done. Records and removals that were are taken off their lists.
         """
         while self.sealed:
-            self.sealed[0][1].sync()
+            self._sync(self.sealed[0][1])
             let_go(self.sealed.pop(0)[1])
         if self.current is not None:
-            self.current[1].sync()
+            self._sync(self.current[1])
             self.current = None
         while self.doubtful:
             self._write_anew(*self.doubtful[0])
@@ -82,6 +85,13 @@ class SyncJob:
         with self.generation.lock:
             if self._is_valid:
                 self._tidy_up()
+
+    def _sync(self, file: DiskFile) -> None:
+        began_s = perf_counter()
+        try:
+            file.sync()
+        finally:
+            self.fsyncs_s.append(perf_counter() - began_s)
 
     @property
     def _is_valid(self) -> bool:

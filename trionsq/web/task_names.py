@@ -46,6 +46,7 @@ COMMON: Final[Names] = {
     "<init>": always("trio"),
     "<TrioToken.run_sync_soon task>": always("calls from threads"),
     "trionsq.listener.accept_forever": _listener,
+    "trionsq.looplag.watch_loop_lag": always("event loop lag"),
     "trionsq.web.serve.serve_web": always("http server"),
     "trionsq.web.serve.WebServer.hold_connections": always("http clients"),
     "trionsq.web.serve.WebServer.serve": lambda found: f"http client {peer_of(found['accepted'])}",
