@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.checks import await_counts, await_quiet, await_topic, check_on_disk
+from benchmarks.client import run_client
 from benchmarks.disk import run_beside, run_start
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC, Bench, MeasureError, run_load
 from benchmarks.rows import Row, Run
@@ -30,6 +31,8 @@ def run_row(bench: Bench, row: Row, kind: str, messages: int) -> Run:
         return run_start(bench, row, kind, messages)
     if row.procedure == "beside":
         return run_beside(bench, row, kind, messages)
+    if row.procedure == "client":
+        return run_client(bench, row, kind, messages)
     with bench.kinds.start(kind, _server_options(row, kind, messages)) as server:
         try:
             return _run_on(bench, row, server, messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.servers import ORIGINAL
@@ -42,8 +43,9 @@ class Row:
     messages before the load begins. `memory_queue` is --mem-queue-size, by default too large to
     be filled; 0 sends all through disk. `unbuffered` names the servers which are asked for
     output_buffer_size -1. `channels` 0 leaves the topic without one. `procedure` is what `disk`
-    does around the load ("start", "beside"), `backlog` the messages behind the slow channel.
-    `http` has the load go to the HTTP port.
+    does around the load ("start", "beside"; "client" is that of `client`), `backlog` the messages
+    behind the slow channel. `http` has the load go to the HTTP port. `client` is a program of
+    `clients`, `beside` others, or the generator's "reader", that get the same load.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Row:
     floor: bool = True
     unbuffered: frozenset[str] = frozenset()
     http: bool = False
+    client: str = ""
+    beside: tuple[str, ...] = ()
 
 
 def _rate(run: Run) -> float:
@@ -126,6 +130,55 @@ def _cost(run: Run) -> float:
 def _busy_percent(run: Run) -> float:
     return float(run["cpu_seconds"] / run["seconds"] * 100)
 
+
+def _client_cpu_us(run: Run) -> float:
+    return float(run["generator_cpu_seconds"] / run["timed_messages"] * 1e6)
+
+
+def _of_reader(run: Run) -> float:
+    return _rate(run) / _rate(run["beside"]["reader"])
+
+
+def _times(name: str) -> Callable[[Run], float]:
+    return lambda run: _rate(run["beside"][name]) / _rate(run)
+
+
+def _client(name: str, title: str, metrics: tuple[Metric, ...], **fields: Any) -> Row:
+    figures = (
+        Metric("rate", "msg/s", _rate),
+        Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
+        *metrics,
+    )
+    options = {"consumers": 1, "rdy": 2500, "size-min": 200, "size-max": 200}
+    return Row(name, title, "consume", options, figures, procedure="client", floor=False, **fields)
+
+
+def _our_client(way: str, title: str, target: float | None) -> Row:
+    metric = Metric("of-reader", "of C reader", _of_reader, target, absolute=True)
+    return _client(f"client-{way}", title, (metric,), client=way, beside=("reader",), pilot=100_000)
+
+
+def _foreign_client(name: str) -> Row:
+    return _client(
+        f"client-{name}",
+        f"{name} consumes at RDY 2500",
+        tuple(
+            Metric(f"{way}-ahead", "times", _times(way), more_is_better=False)
+            for way in ("batches", "messages")
+        ),
+        client=f"with_{name}",
+        beside=("batches", "messages"),
+        pilot=20_000,
+    )
+
+
+FOREIGN: Mapping[str, str] = {
+    "pynsq": "nsq",
+    "gnsq": "gnsq",
+    "ansq": "ansq",
+    "asyncnsq": "asyncnsq",
+}
+"""Clients of others by name, and the modules they are; those that are installed are measured."""
 
 PACED: Mapping[str, int | str] = {
     "publishers": 1,
@@ -289,4 +342,7 @@ ROWS: tuple[Row, ...] = (
         quick_backlog=100_000,
         floor=False,
     ),
+    _our_client("batches", "our consumer.batches() at RDY 2500", 0.3),
+    _our_client("messages", "our consumer, message by message, at RDY 2500", None),
+    *(_foreign_client(name) for name, module in FOREIGN.items() if find_spec(module)),
 )

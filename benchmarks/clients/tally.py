@@ -1,0 +1,85 @@
+"""What the programs share: their order, the moments that count, and what they print.
+
+They end no connection when all messages are there, for a FIN may still be under way: the line of
+JSON says that all came, and whoever started them asks the broker and then kills them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+MAX_IN_FLIGHT = 2500
+LINGER_S = 60.0
+"""So long a program stays connected that nobody kills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Where to take how many messages from."""
+
+    host: str
+    port: int
+    topic: str
+    channel: str
+    messages: int
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the broker."""
+        return f"{self.host}:{self.port}"
+
+
+def read_order() -> Order:
+    """The order on the command line: ``host:port topic channel messages``."""
+    address, topic, channel, messages = sys.argv[1:]
+    host, _, port = address.rpartition(":")
+    return Order(host, int(port), topic, channel, int(messages))
+
+
+class Tally:
+    """Times what lies between the first 5 % of the messages and the last 5 %.
+
+    The first are left out, for clients begin with RDY 1 or learn sizes; the last, for the broker
+    may keep them until a timer flushes them.
+
+    Attributes:
+        mark: call `reached` when so many messages have come.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._messages = order.messages
+        self._first = max(order.messages // 20, 1)
+        self._last = max(order.messages - order.messages // 20, self._first + 1)
+        self._from = (0, 0.0, 0.0)
+        self._until = (0, 0.0, 0.0)
+        self.mark = self._first
+
+    def reached(self, count: int, nbytes: int) -> int:
+        """Note the time at which ``count`` messages have come; return the next mark.
+
+        The last one prints the result; `nbytes` is the sum of the bodies' sizes.
+        """
+        now = (count, time.perf_counter(), time.process_time())
+        if self.mark == self._first:
+            self._from, self.mark = now, self._last
+        elif self.mark == self._last:
+            self._until, self.mark = now, self._messages
+        if count >= self._messages:
+            self._print(count, nbytes)
+            self.mark = sys.maxsize
+        return self.mark
+
+    def _print(self, count: int, nbytes: int) -> None:
+        timed = [end - begin for begin, end in zip(self._from, self._until, strict=True)]
+        figures = {
+            "messages": count,
+            "nbytes": nbytes,
+            "timed_messages": timed[0],
+            "timed_seconds": timed[1],
+            "seconds": timed[1],
+            "generator_cpu_seconds": timed[2],
+        }
+        print(json.dumps(figures), flush=True)
