@@ -1,0 +1,104 @@
+"""From consumers to somewhere else, until a signal: what nsq_to_http and nsq_to_nsq share.
+
+A signal ends the taking; what is under way is waited for, for a while; what then has no answer
+goes back to nsqd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeAlias
+
+import trio
+
+from trionsq.client import Batch, Consumer
+from trionsq.tools.common import on_signal
+
+__all__ = ["Take", "UnderWay", "forward"]
+
+# With the end of the consumers it stays below the 30 s after which a service manager kills.
+_DRAIN_S: Final = 20.0
+
+Take: TypeAlias = Callable[[Consumer, Batch], Awaitable[None]]
+"""Begins with a batch, and need not answer for all of it before it returns."""
+
+
+class UnderWay:
+    """How much was begun and not ended."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ended = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<UnderWay {self._count}>"
+
+    def begin(self) -> None:
+        """One more."""
+        self._count += 1
+
+    def end(self) -> None:
+        """One less."""
+        self._count -= 1
+        if not self._count:
+            self._ended.set()
+            self._ended = trio.Event()
+
+    async def wait_for_none(self) -> None:
+        """Wait until all have ended."""
+        while self._count:
+            await self._ended.wait()
+
+
+class _Intake:
+    """One consumer, from its connections to its end."""
+
+    def __init__(self, consumer: Consumer, take: Take, under_way: UnderWay) -> None:
+        self._consumer = consumer
+        self._take = take
+        self._under_way = under_way
+        self._entering = trio.CancelScope()
+        self._taking = trio.CancelScope()
+        self._is_connected = False
+
+    def stop(self) -> None:
+        """Take no more."""
+        scope = self._taking if self._is_connected else self._entering
+        scope.cancel()
+
+    async def run(self) -> None:
+        """Take until `stop`, wait, give back. Raises ClientError, ProtocolError."""
+        with self._entering:
+            async with self._consumer as consumer:
+                self._is_connected = True
+                with self._taking:
+                    async for batch in consumer.batches():
+                        # That of a broken connection comes again.
+                        if batch.is_answerable:
+                            await self._take(consumer, batch)
+                consumer.max_in_flight = 0
+                with trio.move_on_after(_DRAIN_S):
+                    await self._under_way.wait_for_none()
+
+
+async def forward(consumers: Sequence[Consumer], take: Take, under_way: UnderWay) -> None:
+    """Hand the batches of all consumers to *take* until SIGINT or SIGTERM.
+
+    Then wait up to 20 s for what is *under_way*, and give back to nsqd what has no answer. A
+    second signal ends the process at once.
+
+    Raises:
+        ClientError, ProtocolError: the first connections of a consumer could not be made.
+    """
+    intakes = [_Intake(consumer, take, under_way) for consumer in consumers]
+
+    def stop(_signum: int) -> None:
+        for intake in intakes:
+            intake.stop()
+
+    async with trio.open_nursery() as signals:
+        await signals.start(on_signal, stop)
+        async with trio.open_nursery() as nursery:
+            for intake in intakes:
+                nursery.start_soon(intake.run)
+        signals.cancel_scope.cancel()
