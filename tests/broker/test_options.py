@@ -162,6 +162,10 @@ def test_the_defaults_start() -> None:
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",
         ),
+        (
+            {"e2e_processing_latency_window_time_ns": 0},
+            "--e2e-processing-latency-window-time must be > 0",
+        ),
         ({"mem_queue_size": -1}, "--mem-queue-size must be >= 0"),
         ({"tls_cert": "a.pem", "tls_key": "a.key"}, "--tls-cert is not built yet"),
         ({"auth_http_address": ("127.0.0.1:80",)}, "--auth-http-address is not built yet"),
@@ -176,5 +180,5 @@ def test_a_bad_value_ends_the_start(changes: dict[str, Any], reason: str) -> Non
 
 def test_options_without_effect_are_named() -> None:
     """An option whose feature is not built is reported when it is set to anything else."""
-    options = NsqdOptions(snappy=False, statsd_address="127.0.0.1:8125")
-    assert list(unbuilt_in_use(options)) == ["statsd-address", "snappy"]
+    options = NsqdOptions(snappy=False, deflate=False)
+    assert list(unbuilt_in_use(options)) == ["deflate", "snappy"]

@@ -84,11 +84,11 @@ def test_what_has_no_effect_is_said_in_the_log(tmp_path: Path) -> None:
     """Unknown keys, and options whose feature is not built, each get a line of warning."""
     config = tmp_path / "nsqd.cfg"
     config.write_text(f"nope = 1\nsnappy = false\ndata_path = '{tmp_path}/none'\n")
-    done = nsqd(f"--config={config}", "--statsd-address=127.0.0.1:8125")
+    done = nsqd(f"--config={config}", "--deflate=false")
     assert done.returncode == 1  # there is no such data path
     assert re.findall(r"WARNING: (.*)", done.stderr) == [
         f"ignored in config file {config}: nope is no key of it",
-        "--statsd-address is not built yet and has no effect",
+        "--deflate is not built yet and has no effect",
         "--snappy is not built yet and has no effect",
     ]
 

@@ -14,7 +14,6 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, unbuilt_in_use
 from trionsq.cli.daemon import running_nsqd
 from trionsq.http.app import create_app
-from trionsq.http.config import statsd_prefix
 from trionsq.optionspec import table
 
 KEYS = [(name, spec.key) for name, spec in table(NsqdOptions) if spec.key is not None]
@@ -51,13 +50,6 @@ async def test_ports_and_prefix_are_the_real_ones(start_broker: StartBroker) -> 
     assert await send(app, "GET", "broadcast_tcp_port") == (200, "7")
     assert await send(app, "GET", "broadcast_http_port") == (200, "99")
     assert await send(app, "GET", "statsd_prefix") == (200, "nsq.10_0_0_1_99.")
-
-
-def test_a_prefix_for_statsd() -> None:
-    """It ends with a dot, unless it is empty, and has no other that is not meant."""
-    assert statsd_prefix("", "h", 1) == ""
-    assert statsd_prefix("a.b.", "h", 1) == "a.b."
-    assert statsd_prefix("%s", "::1", 4151) == "[__1]_4151."
 
 
 async def test_a_change_is_heard_at_once(broker: Broker) -> None:

@@ -18,6 +18,7 @@ from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.saving import keep_trying, save_all
+from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
     ScanQueue,
     run_disk_retries,
@@ -29,6 +30,7 @@ from trionsq.broker.topic import Topic
 from trionsq.core.backend import Backend
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.ids import IdSource
+from trionsq.core.latency import Latencies
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.storage.background import Background
@@ -64,6 +66,7 @@ class Broker:
         options_changed: called with the new options after each change, in this order.
         folder: its data path.
         lookups: the nsqlookupds that it is registered at.
+        statsd: pushes figures, if there is an address for them.
         topics: by name.
         clients: the connections of now.
         admission: how many connections there are, may be, and were refused.
@@ -87,6 +90,7 @@ class Broker:
         self.folder = folder
         self.clock = clock or Clock()
         self.lookups = Lookups(self)
+        self.statsd = Statsd(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
         self.admission = Admission(
@@ -155,6 +159,8 @@ class Broker:
         tasks.start_soon(self._metadata.run)
         tasks.start_soon(self._metadata.run_id_reserve)
         tasks.start_soon(self.lookups.run)
+        if options.statsd_address:
+            tasks.start_soon(self.statsd.run)
 
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
@@ -325,6 +331,9 @@ class Broker:
         if isinstance(core.store.backend, DroppingBackend):
             core.store.backend.dropped = core.dropped
         core.alarm = lambda at_s: self._scan.add(at_s, core)
+        if self.options.e2e_processing_latency_percentile:
+            window_s = self.options.e2e_processing_latency_window_time_ns / SECOND_NS
+            core.latencies = Latencies(window_s, self.clock.now_ns, self.clock.now_s())
         channel = Channel(topic, core, self.clock)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)

@@ -166,24 +166,24 @@ class NsqdOptions:
     max_channel_consumers: int = option("max-channel-consumers", 0, INT, "per channel; 0: no limit")
 
     # statsd and latencies
-    statsd_address: str = _unbuilt("statsd-address", "", STRING, "UDP <addr>:<port>; empty: none")
-    statsd_interval_ns: int = _unbuilt(
+    statsd_address: str = option("statsd-address", "", STRING, "UDP <addr>:<port>; empty: none")
+    statsd_interval_ns: int = option(
         "statsd-interval", MINUTE_NS, DURATION, "between pushes; above 1s"
     )
-    statsd_mem_stats: bool = _unbuilt("statsd-mem-stats", True, BOOL, "push memory statistics")
-    statsd_prefix: str = _unbuilt("statsd-prefix", "nsq.%s", STRING, "%s: the host key")
-    statsd_udp_packet_size: int = _unbuilt("statsd-udp-packet-size", 508, INT, "bytes")
-    statsd_exclude_ephemeral: bool = _unbuilt(
+    statsd_mem_stats: bool = option("statsd-mem-stats", True, BOOL, "push memory statistics")
+    statsd_prefix: str = option("statsd-prefix", "nsq.%s", STRING, "%s: the host key")
+    statsd_udp_packet_size: int = option("statsd-udp-packet-size", 508, INT, "bytes")
+    statsd_exclude_ephemeral: bool = option(
         "statsd-exclude-ephemeral", False, BOOL, "leave #ephemeral ones out"
     )
-    e2e_processing_latency_percentile: tuple[float, ...] = _unbuilt(
+    e2e_processing_latency_percentile: tuple[float, ...] = option(
         "e2e-processing-latency-percentile",
         (),
         PERCENTILES,
         "quantiles above 0 and up to 1, also with commas",
         key="e2e_processing_latency_percentiles",
     )
-    e2e_processing_latency_window_time_ns: int = _unbuilt(
+    e2e_processing_latency_window_time_ns: int = option(
         "e2e-processing-latency-window-time", 10 * MINUTE_NS, DURATION, "window of the quantiles"
     )
 
@@ -302,6 +302,8 @@ def _check_ranges(options: NsqdOptions) -> None:
         raise OptionsError("--sync-timeout must be > 0")
     if options.statsd_address and options.statsd_interval_ns <= SECOND_NS:
         raise OptionsError("--statsd-interval must be > 1s")
+    if options.e2e_processing_latency_window_time_ns <= 0:
+        raise OptionsError("--e2e-processing-latency-window-time must be > 0")
     for name, spec in table(options):
         if name in _NOT_NEGATIVE and getattr(options, name) < 0:
             raise OptionsError(f"--{spec.flag} must be >= 0")

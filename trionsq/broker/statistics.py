@@ -8,11 +8,13 @@ Spec: nsqd-http, section 5.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from trionsq import NSQ_VERSION
 from trionsq.broker.memory import MemoryFigures, memory_figures
+from trionsq.core.latency import quantiles
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker
@@ -190,7 +192,7 @@ def _topics(broker: Broker, asked: StatsFilter) -> list[TopicStats] | None:
     names = [asked.topic] if asked.topic else sorted(broker.topics)
     topics = (broker.topics[name] for name in names)
     return [
-        _topic_stats(topic, asked)
+        _topic_stats(broker, topic, asked)
         for topic in topics
         if not asked.channel or asked.channel in topic.channels
     ]
@@ -203,22 +205,22 @@ def _producers(broker: Broker, asked: StatsFilter) -> list[ClientStats] | None:
     return producers or None
 
 
-def _topic_stats(topic: Topic, asked: StatsFilter) -> TopicStats:
+def _topic_stats(broker: Broker, topic: Topic, asked: StatsFilter) -> TopicStats:
     core = topic.core
     names = [asked.channel] if asked.channel else sorted(topic.channels)
     return {
         "topic_name": topic.name,
-        "channels": [_channel_stats(topic.channels[name], asked) for name in names],
+        "channels": [_channel_stats(broker, topic.channels[name], asked) for name in names],
         "depth": core.depth,
         "backend_depth": core.store.backend.depth,
         "message_count": core.message_count,
         "message_bytes": core.message_bytes,
         "paused": core.paused,
-        "e2e_processing_latency": _latency(),
+        "e2e_processing_latency": _latency(broker, topic.channels.values()),
     }
 
 
-def _channel_stats(channel: Channel, asked: StatsFilter) -> ChannelStats:
+def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> ChannelStats:
     core = channel.core
     return {
         "channel_name": channel.name,
@@ -232,7 +234,7 @@ def _channel_stats(channel: Channel, asked: StatsFilter) -> ChannelStats:
         "client_count": len(channel.clients),
         "clients": _clients(channel, asked),
         "paused": core.paused,
-        "e2e_processing_latency": _latency(),
+        "e2e_processing_latency": _latency(broker, [channel]),
     }
 
 
@@ -240,8 +242,21 @@ def _clients(channel: Channel, asked: StatsFilter) -> list[ClientStats] | None:
     return [_client_stats(client, asked) for client in channel.clients] if asked.clients else None
 
 
-def _latency() -> Latency:
-    return {"count": 0, "percentiles": None}
+def _latency(broker: Broker, channels: Iterable[Channel]) -> Latency:
+    """That of all these channels together."""
+    wanted = broker.options.e2e_processing_latency_percentile
+    if not wanted:
+        return {"count": 0, "percentiles": None}
+    recorded = [one.core.latencies for one in channels if one.core.latencies is not None]
+    count, values_ns = quantiles(recorded, wanted, broker.clock.now_s())
+    return {
+        "count": count,
+        "percentiles": [
+            # nsqd writes the whole as 1.
+            {"quantile": 1 if quantile == 1 else quantile, "value": value_ns}
+            for quantile, value_ns in zip(wanted, values_ns, strict=True)
+        ],
+    }
 
 
 def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:

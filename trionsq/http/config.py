@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import UNBUILT
+from trionsq.broker.statsd import statsd_prefix
 from trionsq.optionspec import LOG_LEVEL, table
 from trionsq.web.answers import empty, json_document, text
 from trionsq.web.body import read_body
@@ -85,11 +85,7 @@ class Configuration:
         if key == "broadcast_http_port":
             return value or broker.http_port
         if key == "statsd_prefix":
-            return statsd_prefix(
-                value,
-                broker.options.broadcast_address,
-                broker.options.broadcast_http_port or broker.http_port,
-            )
+            return statsd_prefix(broker)
         return value
 
     def _change_log_level(self, value: str) -> None:
@@ -105,12 +101,3 @@ class Configuration:
             self._broker.change_lookupds(tuple(addresses))
         else:
             raise ValueError(value)
-
-
-def statsd_prefix(template: str, host: str, port: int) -> str:
-    """--statsd-prefix with this nsqd's name filled in, and a dot at its end."""
-    if not template:
-        return ""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    prefix = template.replace("%s", re.sub(r"[.:]", "_", address))
-    return prefix if prefix.endswith(".") else f"{prefix}."

@@ -44,6 +44,7 @@ NAMED: Final[Names] = {
     "trionsq.broker.lookup_channels.ask_for_channels.<locals>.ask": (
         lambda found: f"question for channels to {found['info'].http_address}"
     ),
+    "trionsq.broker.statsd.Statsd.run": always("statsd"),
     "trionsq.broker.topic.Topic.run": lambda found: f"topic {found['self'].name}",
     "trionsq.broker.channel.Channel.run": _channel,
     "trionsq.broker.client.Client.serve": _client,
