@@ -1,8 +1,10 @@
-"""One HTTP GET with limits on its time and on its size: what asking an nsqlookupd needs.
+"""One HTTP request with limits on its time and on its size: to an nsqlookupd or an auth server.
 
-A connection is made for each request and closed after it. Redirections are not followed.
+A connection is made for each request and closed after it. Redirections are not followed. The texts
+of errors leave out a URL's query and password: logs show them, and they may be secrets.
 
-Spec: nsqd-internals, section 9 (the lookup loop); client, section 3 (discovery).
+Spec: nsqd-internals, section 9 (the lookup loop); client, section 3 (discovery); tcp-protocol,
+section 9 (auth servers).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ __all__ = [
     "GetTimeoutError",
     "UrlError",
     "get",
+    "post",
+    "shown_url",
 ]
 
 NBYTES_MAX: Final = 5 * 1024 * 1024
@@ -84,6 +88,7 @@ async def get(
     request_timeout_s: float = 5.0,
     nbytes_max: int = NBYTES_MAX,
     *,
+    ssl_context: ssl.SSLContext | None = None,
     dial: Dial = trio.open_tcp_stream,
 ) -> Answer:
     """Ask for ``url`` and return the answer, whatever its status.
@@ -96,22 +101,74 @@ async def get(
         connect_timeout_s: for the name, the connection and TLS, in seconds.
         request_timeout_s: for everything, in seconds.
         nbytes_max: of the answer's body.
+        ssl_context: for https; by default one that trusts what the system trusts.
         dial: connects; for tests.
 
     Raises:
         UrlError, ConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
             `GetError`.
     """
+    limits = _Limits(connect_timeout_s, request_timeout_s, nbytes_max)
+    return await _ask("GET", url, None, headers or {}, limits, ssl_context, dial)
+
+
+async def post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    connect_timeout_s: float = 2.0,
+    request_timeout_s: float = 5.0,
+    nbytes_max: int = NBYTES_MAX,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    dial: Dial = trio.open_tcp_stream,
+) -> Answer:
+    """Send ``body`` to ``url``; else like `get`."""
+    limits = _Limits(connect_timeout_s, request_timeout_s, nbytes_max)
+    return await _ask("POST", url, body, headers or {}, limits, ssl_context, dial)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    connect_timeout_s: float
+    request_timeout_s: float
+    nbytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request: its bytes, and what reads the answer to it."""
+
+    connection: h11.Connection
+    data: bytes = field(repr=False)
+
+
+async def _ask(
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    limits: _Limits,
+    ssl_context: ssl.SSLContext | None,
+    dial: Dial,
+) -> Answer:
     parts = _parts(url)
-    request = _request(parts, headers or {})
-    with trio.move_on_after(request_timeout_s):
-        stream = await _connect(parts, connect_timeout_s, dial)
+    sent = _request(method, parts, body, headers)
+    with trio.move_on_after(limits.request_timeout_s):
+        stream = await _connect(parts, limits.connect_timeout_s, ssl_context, dial)
         try:
-            return await _exchange(stream, request, nbytes_max)
+            return await _exchange(stream, sent, limits.nbytes_max)
         finally:
             # Not gracefully: a server that has stopped listening must not hold us.
             await trio.aclose_forcefully(stream)
-    raise GetTimeoutError(f"{url}: no answer within {request_timeout_s:g} s")
+    raise GetTimeoutError(f"{shown_url(url)}: no answer within {limits.request_timeout_s:g} s")
+
+
+def shown_url(url: str) -> str:
+    """The URL for logs: without what may be secret in it, its query and its password."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _parts(url: str) -> SplitResult:
@@ -119,26 +176,34 @@ def _parts(url: str) -> SplitResult:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UrlError(f"{url!r}: {error}") from error
+        raise UrlError(f"{shown_url(url)!r}: {error}") from error
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
-        raise UrlError(f"{url!r} is not the URL of an HTTP server")
+        raise UrlError(f"{shown_url(url)!r} is not the URL of an HTTP server")
     return parts
 
 
-def _request(parts: SplitResult, headers: Mapping[str, str]) -> h11.Request:
+def _request(
+    method: str, parts: SplitResult, body: bytes | None, headers: Mapping[str, str]
+) -> _Sent:
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host = parts.netloc.rpartition("@")[2]
+    length = [] if body is None else [("Content-Length", str(len(body)))]
+    connection = h11.Connection(h11.CLIENT)
     try:
-        return h11.Request(
-            method="GET",
+        request = h11.Request(
+            method=method,
             target=target.encode("ascii"),
-            headers=[("Host", host), ("Connection", "close"), *headers.items()],
+            headers=[("Host", host), ("Connection", "close"), *length, *headers.items()],
         )
+        events = [request, *([h11.Data(body)] if body else []), h11.EndOfMessage()]
+        return _Sent(connection, b"".join([connection.send(event) or b"" for event in events]))
     except (h11.LocalProtocolError, UnicodeError) as error:
-        raise UrlError(f"{parts.geturl()!r} can't be asked for: {error}") from error
+        raise UrlError(f"{shown_url(parts.geturl())!r} can't be asked for: {error}") from error
 
 
-async def _connect(parts: SplitResult, timeout_s: float, dial: Dial) -> trio.abc.Stream:
+async def _connect(
+    parts: SplitResult, timeout_s: float, ssl_context: ssl.SSLContext | None, dial: Dial
+) -> trio.abc.Stream:
     host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
     where = f"{host}:{port}"
     with trio.move_on_after(timeout_s):
@@ -146,14 +211,17 @@ async def _connect(parts: SplitResult, timeout_s: float, dial: Dial) -> trio.abc
             stream = await dial(host, port)
         except OSError as error:
             raise ConnectError(f"{where}: {error}") from error
-        return await _secure(stream, host, where) if parts.scheme == "https" else stream
+        if parts.scheme == "http":
+            return stream
+        context = ssl_context or ssl.create_default_context()
+        return await _secure(stream, host, where, context)
     raise GetTimeoutError(f"{where}: not connected within {timeout_s:g} s")
 
 
-async def _secure(stream: trio.abc.Stream, host: str, where: str) -> trio.abc.Stream:
-    secured = trio.SSLStream(
-        stream, ssl.create_default_context(), server_hostname=host, https_compatible=True
-    )
+async def _secure(
+    stream: trio.abc.Stream, host: str, where: str, context: ssl.SSLContext
+) -> trio.abc.Stream:
+    secured = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
     try:
         await secured.do_handshake()
     except trio.BrokenResourceError as error:
@@ -165,13 +233,10 @@ async def _secure(stream: trio.abc.Stream, host: str, where: str) -> trio.abc.St
     return secured
 
 
-async def _exchange(stream: trio.abc.Stream, request: h11.Request, nbytes_max: int) -> Answer:
-    connection = h11.Connection(h11.CLIENT)
-    data = connection.send(request) or b""
-    data += connection.send(h11.EndOfMessage()) or b""
+async def _exchange(stream: trio.abc.Stream, sent: _Sent, nbytes_max: int) -> Answer:
     try:
-        await stream.send_all(data)
-        return await _read(stream, connection, nbytes_max)
+        await stream.send_all(sent.data)
+        return await _read(stream, sent.connection, nbytes_max)
     except trio.BrokenResourceError as error:
         raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
     except h11.RemoteProtocolError as error:

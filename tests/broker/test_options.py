@@ -29,6 +29,7 @@ https-address = 0.0.0.0:4152
 http-address = 0.0.0.0:4151
 tcp-address = 0.0.0.0:4150
 auth-http-address auth_http_addresses
+auth-http-request-method = get
 broadcast-address = {HOSTNAME}
 broadcast-tcp-port = 0
 broadcast-http-port = 0
@@ -168,7 +169,6 @@ def test_the_defaults_start() -> None:
         ),
         ({"mem_queue_size": -1}, "--mem-queue-size must be >= 0"),
         ({"tls_cert": "a.pem", "tls_key": "a.key"}, "--tls-cert is not built yet"),
-        ({"auth_http_address": ("127.0.0.1:80",)}, "--auth-http-address is not built yet"),
     ],
 )
 def test_a_bad_value_ends_the_start(changes: dict[str, Any], reason: str) -> None:

@@ -11,9 +11,12 @@ from typing import Final
 import trio
 
 from trionsq.broker.admission import Admission
+from trionsq.broker.auth import AuthServers
+from trionsq.broker.auth_commands import handlers_with_auth
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
+from trionsq.broker.commands import HANDLERS
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
@@ -33,10 +36,10 @@ from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.histogram import Histogram
 from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.storage.background import Background
+from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
@@ -66,6 +69,8 @@ class Broker:
         options_changed: called with the new options after each change, in this order.
         folder: its data path.
         lookups: the nsqlookupds that it is registered at.
+        auth_servers: that decide who may do what, None if everybody may do all.
+        handlers: what is done for each command of a client.
         statsd: pushes figures, if there is an address for them.
         topics: by name.
         clients: the connections of now.
@@ -73,10 +78,10 @@ class Broker:
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
         client_failures: connections that ended by a defect of ours.
+        loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tcp_port, http_port: where it listens (-1 for a unix socket, 0 if it does not).
     """
-        loop_lag_s: how late the event loop is, in seconds.
 
     def __init__(
         self,
@@ -85,11 +90,16 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
+        self._random = random or Random()
         self.options = options
         self.options_changed: list[Callable[[NsqdOptions], None]] = []
         self.folder = folder
         self.clock = clock or Clock()
         self.lookups = Lookups(self)
+        self.auth_servers = (
+            AuthServers(options, self._random) if options.auth_http_address else None
+        )
+        self.handlers = handlers_with_auth(self.auth_servers) if self.auth_servers else HANDLERS
         self.statsd = Statsd(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
@@ -102,11 +112,10 @@ class Broker:
         self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
         self.requeue_on_disconnect = options.requeue_on_disconnect
         self.client_failures = 0
+        self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.unsaved: list[str] = []
         self.tcp_port = 0
         self.http_port = 0
-        self._random = random or Random()
-        self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self._scan = ScanQueue()
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
@@ -161,13 +170,11 @@ class Broker:
         tasks.start_soon(self.lookups.run)
         if options.statsd_address:
             tasks.start_soon(self.statsd.run)
+        tasks.start_soon(watch_loop_lag, self.loop_lag_s)
 
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
         self._loading = True
-        if options.statsd_address:
-            tasks.start_soon(self.statsd.run)
-        tasks.start_soon(watch_loop_lag, self.loop_lag_s)
         for record in records:
             topic = self.topic(record.name)
             topic.core.paused = record.paused
@@ -240,10 +247,6 @@ class Broker:
         return self._stop.is_set()
 
     @property
-    def health(self) -> str:
-        """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
-        fault = self.folder.fault
-    @property
     def unready(self) -> str | None:
         """Why clients had better go elsewhere now, None if they need not."""
         if self.exiting:
@@ -253,6 +256,10 @@ class Broker:
         fault = self.folder.fault
         return None if fault is None else f"disk: {fault}"
 
+    @property
+    def health(self) -> str:
+        """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
+        fault = self.folder.fault
         return "OK" if fault is None else f"NOK - {fault}"
 
     def _say_what_is_lost(self) -> None:
@@ -375,7 +382,7 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
 
 
 def _features(options: NsqdOptions) -> ServerFeatures:
-    # TLS, compression and AUTH are not built, so they are off whatever the options say.
+    # TLS and compression are not built, so they are off whatever the options say.
     return ServerFeatures(
         version=VERSION,
         max_rdy_count=options.max_rdy_count,
@@ -387,6 +394,7 @@ def _features(options: NsqdOptions) -> ServerFeatures:
         max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ns // MILLISECOND_NS,
         max_output_buffer_size=options.max_output_buffer_size,
         max_deflate_level=options.max_deflate_level,
+        auth_required=bool(options.auth_http_address),
     )
 
 

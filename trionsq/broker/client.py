@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from trionsq.broker.commands import HANDLERS
 from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
@@ -26,6 +25,7 @@ from trionsq.wire.server import LineTooLong, ServerParser
 from trionsq.wire.states import State
 
 if TYPE_CHECKING:
+    from trionsq.broker.auth import ClientAuth
     from trionsq.broker.broker import Broker
     from trionsq.broker.channel import Channel
 
@@ -89,6 +89,7 @@ class Client:
         identity: what IDENTIFY settled.
         consumer: the subscription's state, also before SUB.
         channel: subscribed to, None before SUB.
+        auth: what AUTH has brought, None before.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
         next_look_s: monotonic time at which `look_after` wants to be called, in seconds.
@@ -106,6 +107,7 @@ class Client:
         "_owes_answers",
         "_own_turn",
         "_transport",
+        "auth",
         "broker",
         "channel",
         "connected_s",
@@ -132,6 +134,7 @@ class Client:
         self._own_turn: list[Delivery] | None = None
         self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
         self.channel: Channel | None = None
+        self.auth: ClientAuth | None = None
         self.pub_counts: Counter[str] = Counter()
         self.connected_s = broker.clock.now_ns() // 10**9
         self._transport = transport
@@ -223,10 +226,11 @@ class Client:
         """Act on all commands that were read; False if that ends the connection."""
         replies: list[bytes] = []
         next_event = self.parser.next_event
+        handlers = self.broker.handlers
         self._own_turn = []
         try:
             while (event := next_event()) is not None:
-                reply = HANDLERS[type(event)](self, event)
+                reply = handlers[type(event)](self, event)
                 if reply is None:
                     continue
                 if not isinstance(reply, bytes):
@@ -258,6 +262,20 @@ class Client:
         if replies and not self.output.write(b"".join(replies)) and not self._owes_answers:
             self._inbox.offer(_WAKE)  # the pump drains it
         replies.clear()
+
+    async def close_at_end_of_input(self) -> None:
+        """While a command waits: close when the peer has, unless it sends something more."""
+        while not self.parser.buffered:
+            await self._transport.wait_readable()
+            try:
+                data = self._transport.receive_nowait(_READ_NBYTES_MAX)
+            except OSError:
+                data = b""
+            if data == b"":
+                self.close()
+                return
+            if data is not None:
+                self.parser.receive(data)
 
     async def _end_of_input(self) -> None:
         error = self.parser.end_of_input()

@@ -9,7 +9,7 @@ Spec: tcp-protocol, sections 8 to 13.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -22,9 +22,11 @@ from trionsq.wire.identify import answer, negotiate
 if TYPE_CHECKING:
     from trionsq.broker.client import Client
 
-__all__ = ["HANDLERS", "Reply"]
+__all__ = ["HANDLERS", "Handler", "Reply"]
 
 Reply = bytes | Awaitable[bytes] | None
+# mypy can't say that each handler takes its own event.
+Handler: TypeAlias = "Callable[[Client, Any], Reply]"
 
 
 def _identify(client: Client, event: events.Identify) -> Reply:
@@ -39,6 +41,7 @@ def _identify(client: Client, event: events.Identify) -> Reply:
 
 
 def _auth(client: Client, event: events.Auth) -> Reply:
+    # With auth servers others stand in: see `trionsq.broker.auth_commands`.
     raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
 
 
@@ -179,8 +182,7 @@ def _take(client: Client, topic: Topic, bodies: Bodies, command: str, defer_ms: 
     client.pub_counts[topic.name] += bodies.count
 
 
-# mypy can't say that each handler takes its own event.
-HANDLERS: Mapping[type, Callable[[Client, Any], Reply]] = {
+HANDLERS: Mapping[type, Handler] = {
     events.Identify: _identify,
     events.Auth: _auth,
     events.Subscribe: _subscribe,

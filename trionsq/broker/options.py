@@ -31,6 +31,7 @@ from trionsq.optionspec import (
 
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
+AUTH_METHOD = choice("method", "get", "post")
 UNBUILT = "not built yet"
 _unbuilt = partial(option, note=UNBUILT)
 
@@ -80,8 +81,11 @@ class NsqdOptions:
     tcp_address: str = option(
         "tcp-address", "0.0.0.0:4150", STRING, "<addr>:<port> or a unix socket's path"
     )
-    auth_http_address: tuple[str, ...] = _unbuilt(
+    auth_http_address: tuple[str, ...] = option(
         "auth-http-address", (), STRINGS, "<addr>:<port> or URL to ask", key="auth_http_addresses"
+    )
+    auth_http_request_method: str = option(
+        "auth-http-request-method", "get", AUTH_METHOD, "how to ask it: get or post"
     )
     broadcast_address: str = option(
         "broadcast-address",
@@ -214,10 +218,6 @@ class NsqdOptions:
     max_connections: int = option(
         "max-connections", 0, INT, "TCP clients, further ones are closed at once; 0: no limit"
     )
-    debug_from: str = option(
-        "debug-from",
-        "loopback",
-        DEBUG_FROM,
     max_connection_rate: int = option(
         "max-connection-rate",
         0,
@@ -234,6 +234,10 @@ class NsqdOptions:
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )
+    debug_from: str = option(
+        "debug-from",
+        "loopback",
+        DEBUG_FROM,
         "who may ask for the /debug pages: loopback (this machine), any or none",
     )
 
@@ -241,7 +245,6 @@ class NsqdOptions:
 # To start without these would leave open what the operator asked to be closed.
 _PROTECTIVE = frozenset(
     {
-        "auth_http_address",
         "tls_cert",
         "tls_key",
         "tls_client_auth_policy",
@@ -257,11 +260,11 @@ _NOT_NEGATIVE = frozenset(
         "max_rdy_count",
         "max_channel_consumers",
         "max_connections",
+        "max_connection_rate",
+        "max_connection_burst",
     }
 )
 
-        "max_connection_rate",
-        "max_connection_burst",
 
 def unbuilt_in_use(options: NsqdOptions) -> Iterator[str]:
     """Yield the flag of each option that is set and has no effect in this version."""

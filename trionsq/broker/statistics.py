@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from trionsq import NSQ_VERSION
 from trionsq.broker.memory import MemoryFigures, memory_figures
 from trionsq.core.latency import quantiles
+from trionsq.wire.auth import Grant
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker
@@ -89,6 +90,9 @@ class _Shown(TypedDict):
     deflate: bool
     snappy: bool
     user_agent: str
+    authed: NotRequired[bool]
+    auth_identity: NotRequired[str]
+    auth_identity_url: NotRequired[str]
     pub_counts: NotRequired[list[PubCount]]
 
 
@@ -278,6 +282,8 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
         "snappy": identity.snappy,
         "user_agent": identity.user_agent,
     }
+    if client.auth is not None:
+        _show_grant(shown, client.auth.grant)
     published = _pub_count(client, asked)
     if published is not None:
         shown["pub_counts"] = [published]
@@ -289,6 +295,15 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": identity.tls_v1,
     }
+
+
+def _show_grant(shown: _Shown, grant: Grant) -> None:
+    if len(grant):
+        shown["authed"] = True
+    if grant.identity:
+        shown["auth_identity"] = grant.identity
+    if grant.identity_url:
+        shown["auth_identity_url"] = grant.identity_url
 
 
 def _pub_count(client: Client, asked: StatsFilter) -> PubCount | None:

@@ -49,6 +49,9 @@ NAMED: Final[Names] = {
     "trionsq.broker.channel.Channel.run": _channel,
     "trionsq.broker.client.Client.serve": _client,
     "trionsq.broker.client.Client._sibling": _sibling,
+    "trionsq.broker.client.Client.close_at_end_of_input": (
+        lambda found: f"client {found['self'].peer} is awaited while AUTH is asked for"
+    ),
     "trionsq.http.short_way.ShortWay.watch": always("http time-outs"),
 }
 

@@ -6,7 +6,7 @@ one topic. NOP has no event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trionsq.wire.bodies import Bodies
 
@@ -36,9 +36,9 @@ class Identify:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """AUTH with its secret."""
+    """AUTH with its secret, which no log may show."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

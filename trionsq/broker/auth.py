@@ -1,0 +1,157 @@
+"""Asking the auth servers what a client may do.
+
+Whatever goes wrong, the answer is no. No log line has a secret, or anything that a server said.
+
+Spec: tcp-protocol, section 9 (auth server contract).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trionsq import httpget
+from trionsq.durations import SECOND_NS
+from trionsq.wire.auth import (
+    ANSWER_NBYTES_MAX,
+    Grant,
+    Question,
+    https_retry_url,
+    question_url,
+    read_grant,
+)
+
+if TYPE_CHECKING:
+    from trionsq.broker.options import NsqdOptions
+
+__all__ = ["AuthServers", "ClientAuth"]
+
+log = logging.getLogger("trionsq")
+
+# Clients that are asked for at a time. After a restart thousands come at once, and an auth server
+# that is slow must not be given them all.
+_ASKED_AT_ONCE: Final = 48
+_OK: Final = 200
+_FORBIDDEN: Final = 403
+_ACCEPT: Final = {"Accept": "application/vnd.nsq; version=1.0"}
+_POSTED: Final = {**_ACCEPT, "Content-Type": "application/json"}
+
+
+class ClientAuth:
+    """What a connection was granted.
+
+    Attributes:
+        secret: that it sent with AUTH, to ask again.
+        grant: the auth server's answer.
+        expires_s: monotonic time from which on the server is asked again, in seconds.
+        may_finish_mpub: an MPUB was allowed whose body is still to come.
+    """
+
+    __slots__ = ("expires_s", "grant", "may_finish_mpub", "secret")
+
+    def __init__(self, secret: bytes, grant: Grant, now_s: float) -> None:
+        self.secret = secret
+        self.grant = grant
+        self.expires_s = now_s + grant.ttl_s
+        self.may_finish_mpub = False
+
+    def __repr__(self) -> str:
+        return f"<ClientAuth {self.grant!r}>"
+
+    def renew(self, grant: Grant, now_s: float) -> None:
+        """Take the answer to having asked again."""
+        self.grant = grant
+        self.expires_s = now_s + grant.ttl_s
+
+
+class AuthServers:
+    """The servers of ``--auth-http-address``.
+
+    Attributes:
+        dial: connects to them.
+        asking: clients that are asked for at this moment.
+        waiting: clients that wait for their turn.
+    """
+
+    def __init__(self, options: NsqdOptions, random: Random) -> None:
+        self.dial: httpget.Dial = trio.open_tcp_stream
+        self._urls = [question_url(address) for address in options.auth_http_address]
+        self._posts = options.auth_http_request_method == "post"
+        self._root_ca_file = options.tls_root_ca_file
+        self._ssl_context: ssl.SSLContext | None = None
+        self._connect_timeout_s = options.http_client_connect_timeout_ns / SECOND_NS
+        self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
+        self._random = random
+        self._turns = trio.Semaphore(_ASKED_AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<AuthServers {len(self._urls)} asking={self.asking} waiting={self.waiting}>"
+
+    @property
+    def asking(self) -> int:
+        return _ASKED_AT_ONCE - self._turns.value
+
+    @property
+    def waiting(self) -> int:
+        return self._turns.statistics().tasks_waiting
+
+    async def ask(self, question: Question) -> Grant | None:
+        """Ask one server after the other, from a random one on, until one grants something.
+
+        Takes --http-client-request-timeout at most for its turn, and as long again for each server
+        (twice that for one which says that it wants https).
+
+        Returns:
+            The first valid answer, None if there is none; the log has the reasons.
+        """
+        with trio.move_on_after(self._request_timeout_s) as waiting:
+            await self._turns.acquire()
+        if waiting.cancelled_caught:
+            log.error("AUTH: %d clients are being asked for, too many others wait", self.asking)
+            return None
+        try:
+            return await self._ask_in_turn(question)
+        finally:
+            self._turns.release()
+
+    async def _ask_in_turn(self, question: Question) -> Grant | None:
+        first = self._random.randrange(len(self._urls))
+        for url in self._urls[first:] + self._urls[:first]:
+            try:
+                return await self._ask_one(url, question)
+            except httpget.AnswerError:
+                reason = "no HTTP answer"  # the error's text may quote what the server said
+            except (httpget.GetError, ValueError, OSError) as error:
+                reason = str(error)
+            log.error("AUTH: asking %s failed: %s", httpget.shown_url(url), reason)
+        return None
+
+    async def _ask_one(self, url: str, question: Question) -> Grant:
+        said = await self._send(url, question)
+        if said.status == _FORBIDDEN:
+            https_url = https_retry_url(url, said.body)
+            if https_url is not None:
+                said = await self._send(https_url, question)
+        if said.status != _OK:
+            raise ValueError(f"status {said.status}")
+        return read_grant(said.body)
+
+    async def _send(self, url: str, question: Question) -> httpget.Answer:
+        limits = (self._connect_timeout_s, self._request_timeout_s, ANSWER_NBYTES_MAX)
+        context = self._context() if url.startswith("https://") else None
+        if self._posts:
+            return await httpget.post(
+                url, question.body(), _POSTED, *limits, ssl_context=context, dial=self.dial
+            )
+        url = f"{url}?{question.query()}"
+        return await httpget.get(url, _ACCEPT, *limits, ssl_context=context, dial=self.dial)
+
+    def _context(self) -> ssl.SSLContext:
+        """Trusts --tls-root-ca-file if there is one, else what the system trusts."""
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context(cafile=self._root_ca_file or None)
+        return self._ssl_context

@@ -1,0 +1,309 @@
+"""What an auth server is asked and what it allows. No I/O, no clock.
+
+Patterns are RE2's, as in the original, whose matching takes time linear in the text whatever the
+pattern: an auth server that lies can't stop the broker with one. What compiling and matching cost
+is bounded by the sizes below; an answer beyond them is refused like any other invalid one.
+
+Spec: tcp-protocol, section 9.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+from urllib.parse import urlencode, urlsplit
+
+import re2
+
+__all__ = [
+    "ANSWER_NBYTES_MAX",
+    "Grant",
+    "Question",
+    "answer",
+    "https_retry_url",
+    "question_url",
+    "read_grant",
+]
+
+ANSWER_NBYTES_MAX: Final = 1024 * 1024
+"""Bytes of an auth server's answer that are read."""
+
+# Different ones in an answer. A usual one takes 25 us to compile.
+_PATTERNS_MAX: Final = 4096
+# Instructions of them all: compiling and matching take time in proportion to it, so an answer costs
+# about a tenth of a second at the very worst. A usual pattern has about ten.
+_INSTRUCTIONS_MAX: Final = 200_000
+# Of a compiled pattern, and again of what it remembers of its matches.
+_PATTERN_NBYTES_MAX: Final = 1024 * 1024
+# Topics whose verdict a grant remembers.
+_VERDICTS_MAX: Final = 1024
+_TTL_MAX_S: Final = 2**63 - 1
+_PORT_MAX: Final = 65_535
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+# Go writes these so, lest the JSON be taken for HTML or JavaScript.
+_GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
+Pattern = Callable[[str], object]
+"""Searches a text: something else than None if the pattern is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What nsqd tells an auth server of a client.
+
+    Attributes:
+        secret: that the client sent with AUTH.
+        remote_ip: its address.
+        tls: whether its connection is encrypted.
+        common_name: of its TLS certificate, else empty.
+    """
+
+    secret: bytes = field(repr=False)
+    remote_ip: str
+    tls: bool
+    common_name: str
+
+    def query(self) -> str:
+        """For a GET: keys sorted, values URL encoded."""
+        return urlencode(
+            {
+                "common_name": self.common_name,
+                "remote_ip": self.remote_ip,
+                "secret": self.secret,
+                "tls": str(self.tls).lower(),
+            }
+        )
+
+    def body(self) -> bytes:
+        """For a POST: a JSON object of lists with the same keys."""
+        return json.dumps(
+            {
+                "common_name": [self.common_name],
+                "remote_ip": [self.remote_ip],
+                "secret": [self.secret.decode(errors="replace")],
+                "tls": [str(self.tls).lower()],
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+def question_url(address: str) -> str:
+    """Where an auth server is asked, without the query.
+
+    Args:
+        address: ``host:port``, or a full URL that is taken as it is.
+    """
+    return address if "://" in address else f"http://{address}/auth"
+
+
+def https_retry_url(url: str, body: bytes) -> str | None:
+    """Where to ask again after a 403 from ``url``; None if that was a refusal like any other.
+
+    Args:
+        url: that was asked, without the query.
+        body: of the answer: JSON with an ``https_port`` says that the server wants https.
+    """
+    try:
+        parts = urlsplit(url)
+        said = _members(_decode(body))
+    except ValueError:
+        return None
+    port = said.get("https_port")
+    if parts.scheme != "http" or type(port) is not int or not 0 < port <= _PORT_MAX:
+        return None
+    host = parts.hostname or ""
+    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return parts._replace(scheme="https", netloc=netloc).geturl()
+
+
+@dataclass(frozen=True, slots=True)
+class _Authorization:
+    topic: Pattern
+    channels: tuple[Pattern, ...]
+    subscribe: bool
+    publish: bool
+
+    def matches(self, topic: str, channel: str) -> bool:
+        return self.topic(topic) is not None and any(
+            search(channel) is not None for search in self.channels
+        )
+
+
+class Grant:
+    """What an auth server allows a client, for some time.
+
+    Attributes:
+        identity, identity_url: who it says the client is; may be empty.
+        ttl_s: how long the grant holds, in seconds.
+    """
+
+    __slots__ = ("_authorizations", "_may_publish", "identity", "identity_url", "ttl_s")
+
+    def __init__(
+        self, identity: str, identity_url: str, ttl_s: int, authorizations: list[_Authorization]
+    ) -> None:
+        self.identity = identity
+        self.identity_url = identity_url
+        self.ttl_s = ttl_s
+        self._authorizations = authorizations
+        self._may_publish: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<Grant {self.identity!r} authorizations={len(self)} ttl={self.ttl_s}s>"
+
+    def __len__(self) -> int:
+        """Entries in the list of authorizations."""
+        return len(self._authorizations)
+
+    def may_publish(self, topic: str) -> bool:
+        """Whether an entry allows to publish there: one of its channels matches the empty name."""
+        verdict = self._may_publish.get(topic)
+        if verdict is None:
+            if len(self._may_publish) == _VERDICTS_MAX:
+                self._may_publish.clear()
+            verdict = any(
+                entry.publish and entry.matches(topic, "") for entry in self._authorizations
+            )
+            self._may_publish[topic] = verdict
+        return verdict
+
+    def may_subscribe(self, topic: str, channel: str) -> bool:
+        """Whether an entry allows to subscribe there."""
+        return any(
+            entry.subscribe and entry.matches(topic, channel) for entry in self._authorizations
+        )
+
+
+def answer(grant: Grant) -> bytes:
+    """The data of the frame that answers AUTH."""
+    members = {
+        "identity": grant.identity,
+        "identity_url": grant.identity_url,
+        "permission_count": len(grant),
+    }
+    text = json.dumps(members, separators=(",", ":"), ensure_ascii=False)
+    return text.translate(_GO_ESCAPES).encode()
+
+
+def read_grant(body: bytes) -> Grant:
+    """Read what an auth server answered with status 200.
+
+    Raises:
+        ValueError: it is invalid; the text quotes nothing of it.
+    """
+    members = _members(_decode(body))
+    ttl_s = members.get("ttl", 0)
+    if type(ttl_s) is not int or not 0 < ttl_s <= _TTL_MAX_S:
+        raise ValueError("ttl is no whole number of seconds above 0")
+    patterns = _Patterns()
+    authorizations = [_authorization(entry, patterns) for entry in _list(members, "authorizations")]
+    return Grant(
+        _text(members.get("identity"), "identity"),
+        _text(members.get("identity_url"), "identity_url"),
+        ttl_s,
+        authorizations,
+    )
+
+
+class _Patterns:
+    """Compiles each pattern of an answer once, within the limits."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, Pattern] = {}
+        self._instructions = 0
+        self._options = re2.Options()
+        self._options.log_errors = False
+        self._options.never_capture = True
+        self._options.max_mem = _PATTERN_NBYTES_MAX
+
+    def compile(self, text: str) -> Pattern:
+        """Raises ValueError if it is no pattern, or one too many."""
+        search = self._compiled.get(text)
+        if search is not None:
+            return search
+        if len(self._compiled) == _PATTERNS_MAX:
+            raise ValueError(f"more than {_PATTERNS_MAX} patterns")
+        try:
+            pattern = re2.compile(text, self._options)
+        except re2.error:
+            raise ValueError("a pattern does not compile") from None
+        self._instructions += pattern.programsize
+        if self._instructions > _INSTRUCTIONS_MAX:
+            raise ValueError("the patterns are too large")
+        compiled: Pattern = pattern.search
+        self._compiled[text] = compiled
+        return compiled
+
+
+def _authorization(entry: object, patterns: _Patterns) -> _Authorization:
+    members = _members(entry)
+    topic = patterns.compile(_text(members.get("topic"), "topic"))
+    channels = _texts(members, "channels")
+    permissions = _texts(members, "permissions")
+    if not {"subscribe", "publish"}.issuperset(permissions):
+        raise ValueError("a permission is neither subscribe nor publish")
+    return _Authorization(
+        topic,
+        tuple([patterns.compile(channel) for channel in channels]),
+        "subscribe" in permissions,
+        "publish" in permissions,
+    )
+
+
+# JSON, read as Go reads it into a struct: keys in any case, null for "not given", no other types.
+
+
+class _Object(dict[str, object]):
+    """A JSON object: names in lower case, the last of each, without those that are null."""
+
+
+def _object(pairs: Iterable[tuple[str, object]]) -> _Object:
+    return _Object((name.lower(), value) for name, value in pairs if value is not None)
+
+
+def _parse_constant(_constant: str) -> NoReturn:
+    raise ValueError("not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_parse_constant)
+
+
+def _decode(body: bytes) -> object:
+    try:
+        decoded: object = _DECODER.decode(body.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        # The decoder's own text quotes numbers.
+        raise ValueError("not JSON") from None
+    return decoded
+
+
+def _members(value: object) -> _Object:
+    if value is None:
+        return _Object()
+    if not isinstance(value, _Object):
+        raise ValueError("not an object")
+    return value
+
+
+def _list(members: _Object, name: str) -> list[object]:
+    value = members.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is no list")
+    return value
+
+
+def _texts(members: _Object, name: str) -> list[str]:
+    return [_text(value, name) for value in _list(members, name)]
+
+
+def _text(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"wrong type for {name}")
+    return _SURROGATE.sub("\ufffd", value)
