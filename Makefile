@@ -15,9 +15,9 @@ $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 compiler:
 	@scripts/setup.sh compiler
 
-# A broker with data flowing through it; Ctrl-C stops it.
+# A local cluster with data flowing through it; Ctrl-C stops it. ARGS: flags of `trionsq up`.
 run: $(INSTALLED)
-	@$(PY) -m trionsq.cli.demo
+	@$(PY) -m trionsq.cli.demo $(ARGS)
 
 test: lint compiler
 	$(PY) -m pytest $(ARGS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trionsq.web.task_names import COMMON, Locals, Names, always, namer
+from trionsq.web.task_names import COMMON, Locals, Names, always, namer, peer_of
 
 __all__ = ["NAMED", "task_name"]
 
@@ -28,6 +28,19 @@ NAMED: Final[Names] = {
     **COMMON,
     "trionsq.cli.daemon.run_nsqd": always("nsqd"),
     "trionsq.cli.daemon._force": always("second signal"),
+    "trionsq.cli.up.cluster.run_cluster": always("cluster"),
+    "trionsq.cli.up.cluster.Cluster._run_part": lambda found: str(found["member"].part.name),
+    "trionsq.cli.up.cluster._watch_signals": always("signals"),
+    "trionsq.cli.up.child.run_part": lambda found: str(found["kind"]),
+    "trionsq.cli.up.child._watch_parent": always("end of the parent"),
+    "trionsq.cli.up.child._watch_signals": always("signals"),
+    # in the process of an nsqd, but no part of it
+    "lookupd.daemon.Lookupd.serve_socket": (
+        lambda found: f"nsqlookupd client {peer_of(found['accepted'])}"
+    ),
+    "trionsq.cli.demo.produce": lambda found: f"demo producer for {found['address']}",
+    "trionsq.cli.demo.consume": always("demo consumer"),
+    "trionsq.cli.demo.report": always("demo report"),
     "trionsq.cli.daemon._run_broker": always("broker"),
     "trionsq.cli.daemon._serve_http": always("http server"),
     "trionsq.broker.broker.Broker.run": always("broker"),
