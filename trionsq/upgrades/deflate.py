@@ -8,6 +8,8 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from trionsq.upgrades.transport import BrokenStreamError
+
 __all__ = ["DeflateLayer"]
 
 # Without a header, with the largest window.
@@ -17,13 +19,14 @@ _RAW: Final = -zlib.MAX_WBITS
 class DeflateLayer:
     """See `trionsq.upgrades.transport.Layer`."""
 
-    __slots__ = ("_compressor", "_decompressor", "_tail", "at_end", "has_more")
+    __slots__ = ("_compressor", "_decompressor", "_finished", "_tail", "at_end", "has_more")
 
     def __init__(self, level: int) -> None:
         """``level``: 1 (fast) to 9 (small)."""
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, _RAW)
         self._decompressor = zlib.decompressobj(_RAW)
         self._tail = b""
+        self._finished = False
         self.has_more = False
         self.at_end = False
 
@@ -39,7 +42,7 @@ class DeflateLayer:
         try:
             plain = decompressor.decompress(self._tail + data, nbytes_max)
         except zlib.error as error:
-            raise OSError(f"deflate: {error}") from error
+            raise BrokenStreamError(f"deflate: {error}") from error
         self._tail = decompressor.unconsumed_tail
         self.at_end = decompressor.eof
         # At the limit there may be more inside, even if all input was taken.
@@ -50,4 +53,7 @@ class DeflateLayer:
         return b""
 
     def finish(self) -> bytes:
+        if self._finished:
+            return b""
+        self._finished = True
         return self._compressor.flush(zlib.Z_FINISH)

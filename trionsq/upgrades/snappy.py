@@ -12,6 +12,8 @@ from typing import Final
 
 import snappy
 
+from trionsq.upgrades.transport import BrokenStreamError
+
 __all__ = ["SnappyLayer"]
 
 _IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -56,8 +58,10 @@ class SnappyLayer:
         self._tail = raw[done:]
         if not chunks:
             return b""
-        # Broken chunks raise OSError, as they should.
-        plain: bytes = self._decompressor.decompress(chunks)
+        try:
+            plain: bytes = self._decompressor.decompress(chunks)
+        except OSError as error:
+            raise BrokenStreamError(str(error)) from error
         return plain
 
     def _cut(self, raw: bytes, nbytes_max: int) -> tuple[bytes, int]:
@@ -94,18 +98,18 @@ class SnappyLayer:
     def _check(self, kind: int, nbytes: int) -> None:
         if kind == _STREAM_IDENTIFIER:
             if nbytes != len(_IDENTIFIER) - _HEADER_NBYTES:
-                raise OSError("snappy: bad stream identifier")
+                raise BrokenStreamError("snappy: bad stream identifier")
             self._begun = True
         elif not self._begun:
-            raise OSError("snappy: no stream identifier")
+            raise BrokenStreamError("snappy: no stream identifier")
         elif kind == _COMPRESSED:
             if nbytes > _CHECKSUM_NBYTES + _COMPRESSED_NBYTES_MAX:
-                raise OSError("snappy: chunk too long")
+                raise BrokenStreamError("snappy: chunk too long")
         elif kind == _UNCOMPRESSED:
             if nbytes > _CHECKSUM_NBYTES + _PLAIN_NBYTES_MAX:
-                raise OSError("snappy: chunk too long")
+                raise BrokenStreamError("snappy: chunk too long")
         elif kind < _SKIPPABLE_FROM:
-            raise OSError(f"snappy: unknown chunk {kind:#x}")
+            raise BrokenStreamError(f"snappy: unknown chunk {kind:#x}")
 
     def answer(self) -> bytes:
         return b""
@@ -125,7 +129,7 @@ def _plain_nbytes(kind: int, raw: bytes, at: int, end: int) -> int:
         if byte < 0x80:
             break
     else:
-        raise OSError("snappy: chunk without a length")
+        raise BrokenStreamError("snappy: chunk without a length")
     if nbytes > _PLAIN_NBYTES_MAX:
-        raise OSError("snappy: chunk too long")
+        raise BrokenStreamError("snappy: chunk too long")
     return nbytes

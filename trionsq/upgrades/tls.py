@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from trionsq.transport import Transport
-from trionsq.upgrades.transport import UpgradedTransport
+from trionsq.upgrades.transport import BrokenStreamError, UpgradedTransport
 
-__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "start_tls"]
+__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls"]
 
 _RECEIVE_NBYTES: Final = 64 * 1024
 # A handshake that needs more is none.
@@ -143,6 +143,8 @@ class TlsLayer:
             pass
         except ssl.SSLZeroReturnError:
             self.at_end = True
+        except ssl.SSLError as error:
+            raise BrokenStreamError(f"TLS: {reason_of(error)}") from error
         return b"".join(records)
 
     def answer(self) -> bytes:
@@ -153,6 +155,12 @@ class TlsLayer:
         with contextlib.suppress(ssl.SSLError):
             self._engine.shutdown()
         return self._engine.take()
+
+
+def reason_of(error: OSError) -> str:
+    """What went wrong, in OpenSSL's words and without its line numbers."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return reason.lower().replace("_", " ") if reason else str(error)
 
 
 async def start_tls(transport: Transport, engine: Engine) -> UpgradedTransport:

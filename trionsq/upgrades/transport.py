@@ -12,13 +12,17 @@ import trio
 
 from trionsq.transport import Transport
 
-__all__ = ["Layer", "UpgradedTransport"]
+__all__ = ["BrokenStreamError", "Layer", "UpgradedTransport"]
 
 _RECEIVE_NBYTES: Final = 64 * 1024
 # Encoded at once. What the peer has not taken of it is held here; the rest stays with the caller.
 _PIECE_NBYTES: Final = 64 * 1024
 # Of answers to the peer's own messages (TLS has such), that it does not take.
 _UNSENT_NBYTES_MAX: Final = 256 * 1024
+
+
+class BrokenStreamError(OSError):
+    """What the peer sends is not what was agreed on."""
 
 
 class Layer(Protocol):
@@ -41,7 +45,7 @@ class Layer(Protocol):
         It holds back the rest; it is not to be given more while ``has_more``.
 
         Raises:
-            OSError: that is not such a stream.
+            BrokenStreamError: that is not such a stream.
         """
 
     def answer(self) -> bytes:
@@ -58,11 +62,13 @@ class UpgradedTransport:
     part of it may be encoded already.
     """
 
-    __slots__ = ("_ahead", "_inner", "_layer", "_unsent")
+    __slots__ = ("_ahead", "_inner", "_layer", "_received", "_unsent")
 
-    def __init__(self, inner: Transport, layer: Layer) -> None:
+    def __init__(self, inner: Transport, layer: Layer, received: bytes = b"") -> None:
+        """``received`` was read from ``inner`` already, and is for the layer."""
         self._inner = inner
         self._layer = layer
+        self._received = received
         # Encoded, not taken by the inner transport; it begins with what `_ahead` bytes of the
         # caller's data became, which are not reported as taken yet.
         self._unsent = b""
@@ -83,12 +89,20 @@ class UpgradedTransport:
         layer = self._layer
         data: bytes | None = b""
         if not layer.has_more:
-            data = self._inner.receive_nowait(_RECEIVE_NBYTES)
-            if not data:
-                return data
-        plain = layer.decode(data or b"", nbytes_max)
-        if answer := layer.answer():
-            self._send_answer(answer)
+            if layer.at_end:
+                return b""
+            if self._received:
+                data, self._received = self._received, b""
+            else:
+                data = self._inner.receive_nowait(_RECEIVE_NBYTES)
+                if not data:
+                    return data
+        try:
+            plain = layer.decode(data or b"", nbytes_max)
+        finally:
+            # Also the alert that tells the peer what is wrong.
+            if answer := layer.answer():
+                self._send_answer(answer)
         if plain or layer.at_end:
             return plain
         return None
@@ -121,7 +135,7 @@ class UpgradedTransport:
         return not self._unsent
 
     def wait_readable(self) -> Awaitable[None]:
-        if self._layer.has_more:
+        if self._layer.has_more or self._layer.at_end or self._received:
             return trio.lowlevel.checkpoint()  # noqa: ASYNC105
         return self._inner.wait_readable()
 
