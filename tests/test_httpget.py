@@ -94,6 +94,13 @@ async def test_a_url_that_is_none_is_refused(url: str) -> None:
     assert not server.dialled
 
 
+@pytest.mark.parametrize("host", ["a..b", ".", "a" * 64])
+async def test_a_name_that_can_be_no_host(host: str) -> None:
+    """A name that can't even be looked up is a wrong URL, not an error of encoding."""
+    with pytest.raises(httpget.UrlError, match="is no host"):
+        await httpget.get(f"http://{host}:1/")
+
+
 @pytest.mark.parametrize(
     "script",
     [

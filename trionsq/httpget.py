@@ -211,6 +211,8 @@ async def _connect(
             stream = await dial(host, port)
         except OSError as error:
             raise ConnectError(f"{where}: {error}") from error
+        except UnicodeError as error:  # from looking it up: an empty or too long part of a name
+            raise UrlError(f"{where!r} is no host: {error}") from error
         if parts.scheme == "http":
             return stream
         context = ssl_context or ssl.create_default_context()
