@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
 
-@pytest.mark.parametrize("client", ["pynsq", "ansq"])
+@pytest.mark.parametrize("client", ["pynsq", "gnsq", "ansq", "asyncnsq"])
 async def test_every_message_is_accounted_for(client: str, tmp_path: Path) -> None:
     """A client publishes 100,000 messages by PUB and MPUB and consumes each exactly once;
     afterwards the broker holds none of them, in flight or waiting."""
