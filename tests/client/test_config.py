@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trionsq.client import Config, ConfigError, NotBuiltError
+from trionsq.client import Config, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,6 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
     """When the object is made."""
     with pytest.raises(ConfigError):
         Config(**options)
-
-
-@pytest.mark.parametrize("text", ["tls_v1", "snappy", "deflate", "auth_secret,x"])
-def test_what_is_not_built_is_said(text: str) -> None:
-    """An option that would be silently without effect is an error at use."""
-    with pytest.raises(NotBuiltError, match="not built yet"):
-        Config().parse(text).check_built()
 
 
 def test_requeue_delays_grow_with_attempts() -> None:

@@ -17,7 +17,6 @@ from trionsq.client import (
     ConnectError,
     Connection,
     IdentifyError,
-    NotBuiltError,
     NotConnectedError,
     ProtocolError,
 )
@@ -72,6 +71,7 @@ async def test_it_identifies() -> None:
         (frames.response(b'{"tls_v1":true}'), IdentifyError, "unasked"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConnectError, "HTTP"),
         (b"\x00\x00\x00\x02", ConnectError, "frame size"),
+        (b"\x00\x00\x00\x20\x00\x00\x00\x02" + bytes(28), ConnectError, "without a subscription"),
         (None, ConnectError, "reset by peer"),
     ],
 )
@@ -108,14 +108,6 @@ async def test_no_feature_negotiation() -> None:
         connection = await Connection.open(ADDRESS, Config(), network.dial)
         assert (connection.features, connection.max_rdy_count) == ({}, 2500)
         connection.discard()
-
-
-async def test_what_is_not_built_is_refused_before_connecting() -> None:
-    """Nothing is sent in clear that was to be encrypted."""
-    network = Network().held()
-    with pytest.raises(NotBuiltError):
-        await Connection.open(ADDRESS, Config(tls_v1=True), network.dial)
-    assert not network.dialled
 
 
 async def test_refused() -> None:

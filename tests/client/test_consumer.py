@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -603,6 +604,8 @@ class Lookupd:
         headers: Mapping[str, str],
         connect_timeout_s: float,
         request_timeout_s: float,
+        *,
+        ssl_context: ssl.SSLContext | None,
     ) -> httpget.Answer:
         self.asked_s.append(trio.current_time())
         await trio.lowlevel.checkpoint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
 
 import pytest
@@ -34,6 +35,8 @@ class Lookupds:
         headers: Mapping[str, str],
         connect_timeout_s: float,
         request_timeout_s: float,
+        *,
+        ssl_context: ssl.SSLContext | None,
     ) -> httpget.Answer:
         self.asked.append(url)
         self.headers = headers

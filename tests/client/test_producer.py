@@ -11,8 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.network import ADDRESS, Network
 from trionsq.client import (
     Config,
+    ConfigError,
     ConnectError,
-    NotBuiltError,
     NotConnectedError,
     Producer,
     ProtocolError,
@@ -178,10 +178,11 @@ async def _fail_after(first: Awaitable[None]) -> None:
     raise KeyError("mine")
 
 
-async def test_what_is_not_built_is_refused() -> None:
-    """At the beginning."""
-    with pytest.raises(NotBuiltError):
-        async with Producer(ADDRESS, config=Config(snappy=True), dial=Network().dial):
+async def test_a_bad_file_is_known_at_the_beginning() -> None:
+    """Not at the first publish."""
+    config = Config(tls_v1=True, tls_root_ca_file="/no/such/ca.pem")
+    with pytest.raises(ConfigError, match=r"tls_root_ca_file: .*/no/such/ca\.pem"):
+        async with Producer(ADDRESS, config=config, dial=Network().dial):
             pass
 
 

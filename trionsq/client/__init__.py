@@ -3,6 +3,7 @@
 - `producer`, `consumer`: the two, with everything that a program needs
 - `message`: messages and batches, and what may be answered
 - `config`, `errors`, `stats`: the options, the exceptions, the counts
+- `handshake`, `tls`: how a connection begins: IDENTIFY, TLS, compression, AUTH
 - `connection` (on `transport`): one connection, its three tasks
 - `keeper`, `subscription`, `batches`: a consumer's connections, kept; what comes out of them
 - `flow` (by the decisions of `rdy` and `backoff`): how much a consumer takes from whom
@@ -25,6 +26,7 @@ from trionsq.client.connection import Connection
 from trionsq.client.consumer import Consumer
 from trionsq.client.errors import (
     AlreadyConnectedError,
+    AuthError,
     AuthRequiredError,
     ClientError,
     ConfigError,
@@ -32,10 +34,10 @@ from trionsq.client.errors import (
     DiscoveryError,
     IdentifyError,
     LastLookupdError,
-    NotBuiltError,
     NotConnectedError,
     ProtocolError,
     StoppedError,
+    UpgradeError,
 )
 from trionsq.client.message import Batch, Message
 from trionsq.client.producer import Producer
@@ -43,6 +45,7 @@ from trionsq.client.stats import ConsumerStats
 
 __all__ = [
     "AlreadyConnectedError",
+    "AuthError",
     "AuthRequiredError",
     "Backoff",
     "Batch",
@@ -57,10 +60,10 @@ __all__ = [
     "IdentifyError",
     "LastLookupdError",
     "Message",
-    "NotBuiltError",
     "NotConnectedError",
     "Phase",
     "Producer",
     "ProtocolError",
     "StoppedError",
+    "UpgradeError",
 ]

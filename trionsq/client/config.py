@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import socket
+import ssl
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import trionsq
 from trionsq import durations
-from trionsq.client.errors import ConfigError, NotBuiltError
+from trionsq.client.errors import ConfigError
+from trionsq.client.tls import TLS_VERSIONS, tls_context
 from trionsq.optionspec import parse_bool
 
 __all__ = ["Config"]
@@ -44,7 +46,7 @@ class Config:
         ConfigError: a value out of its range.
 
     Attributes:
-        dial_timeout_s: to connect.
+        dial_timeout_s: to connect; and again for TLS and compression, until nsqd's first word.
         read_timeout_s: nsqd is silent for so long: the connection is given up.
         write_timeout_s: nsqd takes nothing for so long: the same.
         local_addr: ``host:port`` or ``host`` to connect from.
@@ -60,9 +62,15 @@ class Config:
         client_id, hostname, user_agent: what nsqd shows of this client.
         heartbeat_interval_s: nsqd asks so often for a sign of life; -1: never.
         sample_rate: percent of the messages to get; 0: all.
+        tls_v1: speak TLS; an nsqd that does not is no nsqd to connect to.
+        tls_root_ca_file, tls_cert, tls_key, tls_insecure_skip_verify, tls_min_version: see
+            `trionsq.client.tls.tls_context`; with nsqlookupds at https addresses too. The name
+            in nsqd's certificate is the host of its address.
+        deflate, deflate_level, snappy: ask for compression; nsqd may decline. One of the two.
         output_buffer_size: bytes, -1: none. output_buffer_timeout_s: -1: none.
         max_in_flight: messages given to this consumer and not yet answered, over all connections.
         msg_timeout_s: nsqd delivers again what is not answered for so long; 0: as nsqd says.
+        auth_secret: for an nsqd that asks for it; it goes as it is, so use TLS.
         max_msg_size: bytes of a message; a larger one closes the connection; 0: 16 MiB.
         skip_lookupd_authorization: True sends auth_secret to nsqlookupd too (the name is the
             original's).
@@ -94,7 +102,7 @@ class Config:
     tls_cert: str = ""
     tls_key: str = ""
     tls_insecure_skip_verify: bool = False
-    tls_min_version: str = _one_of("tls1.0", "ssl3.0", "tls1.0", "tls1.1", "tls1.2")
+    tls_min_version: str = _one_of("tls1.0", *TLS_VERSIONS)
     deflate: bool = False
     deflate_level: int = _ranged(6, 1, 9)
     snappy: bool = False
@@ -136,11 +144,24 @@ class Config:
             changes[option.name] = _read(option, text if comma else None)
         return dataclasses.replace(self, **changes)
 
-    def check_built(self) -> None:
-        """Raise NotBuiltError if an option asks for what this version lacks."""
-        for name in ("tls_v1", "deflate", "snappy", "auth_secret"):
-            if getattr(self, name):
-                raise NotBuiltError(f"{name} is not built yet")
+    def check_files(self) -> None:
+        """Raise ConfigError if a file that the options name can't be read, or is no good."""
+        if self.tls_v1 or self.tls_root_ca_file or self.tls_cert or self.tls_key:
+            self.ssl_context()
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """What the TLS options say. Files are read again when they have changed.
+
+        Raises:
+            ConfigError: a file can't be read, or is no good.
+        """
+        return tls_context(
+            self.tls_root_ca_file,
+            self.tls_cert,
+            self.tls_key,
+            self.tls_min_version,
+            insecure_skip_verify=self.tls_insecure_skip_verify,
+        )
 
     def requeue_delay_s(self, attempts: int) -> float:
         """The delay of a message that is requeued without one being given."""

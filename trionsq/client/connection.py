@@ -1,31 +1,25 @@
 """A connection to nsqd, and the three tasks of its life.
 
-`Connection.open` connects and identifies; `run` then reads, writes and watches until the end.
-Meanwhile `put` and `request` write without waiting: what is put before the writer's next turn goes
-out in one system call, so that a batch of FINs costs one.
+`Connection.open` connects and, by a `Handshake`, identifies; `run` then reads, writes and watches
+until the end. Meanwhile `put` and `request` write without waiting: what is put before the writer's
+next turn goes out in one system call, so that a batch of FINs costs one.
 
 Spec: client, section 1; tcp-protocol, sections 2, 4, 8 and 14.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 import trio
 
 from trionsq.client.config import Config
 from trionsq.client.dial import Dial, dial_tcp, split_address
-from trionsq.client.errors import (
-    AuthRequiredError,
-    ClientError,
-    ConnectError,
-    IdentifyError,
-    NotConnectedError,
-)
+from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
+from trionsq.client.handshake import RDY_MAX, Handshake
 from trionsq.client.waiting import Reply, Token
 from trionsq.transport import Transport
 from trionsq.wire import commands
@@ -39,7 +33,6 @@ __all__ = ["Connection"]
 log = logging.getLogger("trionsq.client")
 
 _READ_NBYTES: Final = 128 * 1024
-_RDY_MAX: Final = 2500
 # Put but not yet taken by the socket: above the first, `room` waits; above the second it is over.
 _ROOM_NBYTES: Final = 1024 * 1024
 _PENDING_NBYTES_MAX: Final = 256 * 1024 * 1024
@@ -52,6 +45,7 @@ class Connection:
     Attributes:
         address: ``host:port``.
         features: nsqd's answer to IDENTIFY; empty without feature negotiation.
+        tls: version, cipher and nsqd's name; None in clear.
         on_messages: called with the messages of each read, in the reading task.
         on_refused: called with errors that leave the connection open (FIN, REQ, TOUCH).
         is_open: whether what is put has a chance to arrive.
@@ -59,17 +53,17 @@ class Connection:
         ended: set when `run` has ended.
     """
 
-    def __init__(
-        self, address: str, transport: Transport, config: Config, decoder: ColumnDecoder
-    ) -> None:
-        self.address = address
-        self.features: Mapping[str, Any] = {}
+    def __init__(self, handshake: Handshake, config: Config, decoder: ColumnDecoder) -> None:
+        """``handshake`` went well; ``decoder`` is the one that it used."""
+        self.address = handshake.address
+        self.features = handshake.features
+        self.tls = handshake.tls
         self.on_messages: Callable[[Columns], None] = _no_messages
         self.on_refused: Callable[[ErrorFrame], None] = self._log_refused
         self.is_open = True
         self.failure: Exception | None = None
         self.ended = trio.Event()
-        self._transport = transport
+        self._transport = handshake.transport
         self._config = config
         self._decoder = decoder
         self._out: list[bytes] = []
@@ -90,11 +84,10 @@ class Connection:
         """Connect to ``host:port`` and identify. Cancelling closes what was opened.
 
         Raises:
-            ConnectError: not reachable in time, or no nsqd; `IdentifyError`, `AuthRequiredError`.
-            NotBuiltError: the options ask for what this version lacks.
+            ConnectError: not reachable in time, or no nsqd; `IdentifyError`, `UpgradeError`,
+                `AuthError` if one of these steps failed.
             ValueError: that is no address.
         """
-        config.check_built()
         host, port = split_address(address)
         transport: Transport | None = None
         with trio.move_on_after(config.dial_timeout_s):
@@ -106,69 +99,18 @@ class Connection:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
         size_max = config.max_msg_size + MESSAGE_META_SIZE_BYTES + 4
         decoder = ColumnDecoder(size_max if config.max_msg_size else FRAME_SIZE_BYTES_MAX)
-        connection = cls(address, transport, config, decoder)
+        handshake = Handshake(address, transport, config, decoder)
         try:
-            await connection._identify()
+            await handshake.run()
         except BaseException:
             transport.close()
             raise
-        return connection
+        return cls(handshake, config, decoder)
 
     @property
     def max_rdy_count(self) -> int:
         """The largest RDY that nsqd takes."""
-        return int(self.features.get("max_rdy_count", _RDY_MAX))
-
-    # The beginning: no other task yet
-
-    async def _identify(self) -> None:
-        identify = commands.identify(self._config.identity())
-        with trio.move_on_after(self._config.read_timeout_s):
-            try:
-                await self._send(commands.MAGIC_V2 + identify)
-                answer = await self._frame()
-            except (OSError, FrameError) as error:
-                raise ConnectError(f"{self.address}: {error}") from error
-            if not isinstance(answer, bytes):
-                raise IdentifyError(f"{self.address}: failed to IDENTIFY - {answer.as_error()}")
-            self.features = self._features(answer)
-            return
-        raise ConnectError(f"{self.address}: no answer to IDENTIFY")
-
-    async def _send(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view := view[self._transport.send_nowait(view) :]:
-            await self._transport.wait_writable()
-
-    async def _frame(self) -> bytes | ErrorFrame:
-        """The next response or error."""
-        while True:
-            for frame in self._decoder:
-                if isinstance(frame, ErrorFrame):
-                    return frame
-                if not isinstance(frame, Message) and not frame.is_heartbeat:
-                    return frame.data
-            await self._transport.wait_readable()
-            data = self._transport.receive_nowait(_READ_NBYTES)
-            if data == b"":
-                raise ConnectionResetError("closed by nsqd")
-            self._decoder.feed(data or b"")
-
-    def _features(self, answer: bytes) -> Mapping[str, Any]:
-        if not answer.startswith(b"{"):
-            return {}
-        try:
-            features: dict[str, Any] = json.loads(answer)
-            features["max_rdy_count"] = int(features.get("max_rdy_count", _RDY_MAX))
-        except (ValueError, TypeError) as error:
-            raise IdentifyError(f"{self.address}: failed to IDENTIFY - {error}") from error
-        # Here TLS, then deflate or snappy would wrap the transport.
-        for name in ("tls_v1", "deflate", "snappy"):
-            if features.get(name):
-                raise IdentifyError(f"{self.address}: nsqd turned on {name}, unasked")
-        if features.get("auth_required"):
-            raise AuthRequiredError(f"{self.address}: Auth Required")
-        return features
+        return int(self.features.get("max_rdy_count", RDY_MAX))
 
     # Writing
 
@@ -288,6 +230,8 @@ class Connection:
         transport, decoder = self._transport, self._decoder
         data: bytes | None = b""
         try:
+            for frame in decoder:  # what came together with the last answer of the beginning
+                self._take(frame)
             while True:
                 # A short read has taken all there was.
                 if data is None or len(data) < _READ_NBYTES:

@@ -134,7 +134,7 @@ class Consumer:
                 tried again, as all are after a connection was lost.
             ProtocolError: nsqd refuses SUB.
         """
-        self.config.check_built()
+        self.config.check_files()
         if not self._first_addresses and not self._discovery.urls:
             raise ClientError("a consumer needs the address of an nsqd or of an nsqlookupd")
         self._tasks = await self._household.open()

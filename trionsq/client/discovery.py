@@ -6,6 +6,7 @@ Spec: client, section 3 (discovery).
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, Final, NoReturn, Protocol
@@ -15,7 +16,7 @@ import trio
 
 from trionsq import httpget
 from trionsq.client.config import Config
-from trionsq.client.errors import DiscoveryError, LastLookupdError
+from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
 from trionsq.client.waiting import Token
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
@@ -35,6 +36,8 @@ class Get(Protocol):
         headers: Mapping[str, str],
         connect_timeout_s: float,
         request_timeout_s: float,
+        *,
+        ssl_context: ssl.SSLContext | None,
     ) -> Awaitable[httpget.Answer]: ...
 
 
@@ -115,11 +118,16 @@ class Discovery:
                     self._headers(),
                     min(self._config.dial_timeout_s, self._config.lookupd_poll_timeout_s),
                     self._config.lookupd_poll_timeout_s,
+                    ssl_context=self._ssl_context(url),
                 )
                 return addresses_of(answer)
-            except (httpget.GetError, DiscoveryError) as error:
+            except (httpget.GetError, DiscoveryError, ConfigError) as error:
                 failures.append(f"{url}: {error}")
         raise DiscoveryError("; ".join(failures))
+
+    def _ssl_context(self, url: str) -> ssl.SSLContext | None:
+        """For nsqlookupd the same are trusted as for nsqd."""
+        return self._config.ssl_context() if url.startswith("https:") else None
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": _ACCEPT}

@@ -10,6 +10,7 @@ from trionsq.wire.errors import ProtocolError
 
 __all__ = [
     "AlreadyConnectedError",
+    "AuthError",
     "AuthRequiredError",
     "ClientError",
     "ConfigError",
@@ -17,10 +18,10 @@ __all__ = [
     "DiscoveryError",
     "IdentifyError",
     "LastLookupdError",
-    "NotBuiltError",
     "NotConnectedError",
     "ProtocolError",
     "StoppedError",
+    "UpgradeError",
 ]
 
 
@@ -32,10 +33,6 @@ class ConfigError(ClientError, ValueError):
     """An option that there is not, or a value that it can't have."""
 
 
-class NotBuiltError(ConfigError):
-    """An option whose feature this version lacks."""
-
-
 class ConnectError(ClientError):
     """No connection to nsqd could be made."""
 
@@ -44,7 +41,15 @@ class IdentifyError(ConnectError):
     """nsqd refused IDENTIFY, or its answer can't be understood."""
 
 
-class AuthRequiredError(ConnectError):
+class UpgradeError(ConnectError):
+    """TLS or compression could not be begun: nsqd lacks it, is not trusted, or speaks otherwise."""
+
+
+class AuthError(ConnectError):
+    """nsqd refused ``auth_secret``, or could not have it checked."""
+
+
+class AuthRequiredError(AuthError):
     """nsqd wants a secret, and ``auth_secret`` is not set."""
 
 

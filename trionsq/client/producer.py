@@ -71,7 +71,7 @@ class Producer:
         return f"<Producer {', '.join(self._addresses)}: {state}>"
 
     async def __aenter__(self) -> Self:
-        self.config.check_built()
+        self.config.check_files()
         self._tasks = await self._household.open()
         return self
 

@@ -17,7 +17,7 @@ import trio
 
 from trionsq import NSQ_VERSION
 from trionsq.cli import flags
-from trionsq.client import ClientError, Config, ConfigError, NotBuiltError, ProtocolError
+from trionsq.client import ClientError, Config, ConfigError, ProtocolError
 from trionsq.optionspec import BOOL, INT, STRINGS, option
 
 __all__ = [
@@ -132,14 +132,12 @@ def client_config(
         fixed: fields of `Config` that the tool's own flags decide.
 
     Raises:
-        SystemExit: 2 after a bad assignment, 1 when an option is not built.
+        SystemExit: 2 after a bad assignment, or one that names a bad file.
     """
     try:
         config = Config().parse(*assignments)
         config = dataclasses.replace(config, user_agent=f"{tool}/{NSQ_VERSION} {_LIBRARY}", **fixed)
-        config.check_built()
-    except NotBuiltError as error:
-        die(f"{flag}: {error}")
+        config.check_files()
     except ConfigError as error:
         wrong_flag(options, tool, f"invalid value for flag -{flag.lstrip('-')}: {error}")
     return config
