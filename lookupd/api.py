@@ -11,15 +11,19 @@ from typing import Any, Final
 from quart import Response
 from quart_trio import QuartTrio
 
+from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
 from lookupd.producer import Producer
 from lookupd.registry import Entry, Registry
 from lookupd.tasks import task_name
 from trionsq import NSQ_VERSION
+from trionsq.histogram import Histogram
+from trionsq.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.web.answers import empty, json_document, plain
 from trionsq.web.app import Endpoint, create_app
 from trionsq.web.errors import HttpError
 from trionsq.web.guard import guarded
+from trionsq.web.health import Health
 from trionsq.web.pprof import Pprof
 from trionsq.web.query import Query, query, valid_argument
 
@@ -30,10 +34,20 @@ _NEVER_NS: Final = -6795364578871345152
 
 
 def lookupd_app(
-    registry: Registry, options: NsqlookupdOptions, now_ns: Callable[[], int]
+    registry: Registry,
+    options: NsqlookupdOptions,
+    now_ns: Callable[[], int],
+    loop_lag_s: Histogram | None = None,
 ) -> QuartTrio:
-    """The HTTP API of ``registry``; ``now_ns`` is the clock that its times are of."""
-    return create_app(_endpoints(_Directory(registry, now_ns), options))
+    """The HTTP API of ``registry``; ``now_ns`` is the clock that its times are of.
+
+    ``loop_lag_s`` is for /metrics.
+    """
+    metrics = metrics_page(registry, now_ns, loop_lag_s or Histogram(LOOP_LAG_BOUNDS_S))
+    # It waits for nothing and needs no disk: it is ready as long as it answers.
+    health = Health(lambda: None)
+    endpoints = [*_endpoints(_Directory(registry, now_ns), options), metrics.endpoint]
+    return create_app([*endpoints, *health.endpoints()])
 
 
 def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[Endpoint]:

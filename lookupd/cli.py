@@ -24,14 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     options, warnings = read_options(NsqlookupdOptions, "nsqlookupd", words)
-    logger = log.configure(options.log_prefix, options.log_level)
+    logger = log.configure(options.log_prefix, options.log_level, form=options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
     limits.raise_open_files_limit()
     try:
         return trio.run(run_nsqlookupd, options)
     except ListenError as error:
-        fatal(options.log_prefix, f"failed to instantiate nsqlookupd - {error}")
+        text = f"failed to instantiate nsqlookupd - {error}"
+        fatal(options.log_prefix, text, options.log_format)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Registry
 from lookupd.session import Session
 from trionsq import NSQ_VERSION
+from trionsq.histogram import Histogram
 from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.answers import json_bytes
 from trionsq.web.serve import WebServer, serve_web
 
@@ -41,6 +43,7 @@ class Lookupd:
     Attributes:
         options: as started.
         registry: what is known.
+        loop_lag_s: how late the event loop is, in seconds.
         tcp_port, http_port: where it listens; 0: nowhere, -1: on a unix socket.
     """
 
@@ -49,6 +52,7 @@ class Lookupd:
         self.registry = Registry(
             options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
         )
+        self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.tcp_port = self.http_port = 0
         self._hostname = socket.gethostname()
         # Follows trio's clock, so that no step of the wall clock hides a producer.
@@ -113,8 +117,9 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
         http = await _open(options.http_address, sockets)
         lookupd = Lookupd(options)
         lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
-        app = lookupd_app(lookupd.registry, options, lookupd.now_ns)
+        app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s)
 
             def accept(accepted: socket.socket) -> None:
                 nursery.start_soon(lookupd.serve_socket, accepted)

@@ -154,6 +154,11 @@ class Registry:
 
     # What is asked
 
+    @property
+    def producer_count(self) -> int:
+        """Producers, active or not."""
+        return len(self._producers)
+
     def has_topic(self, topic: str) -> bool:
         """Whether there is such a topic; for `ALL`, whether there is any."""
         return bool(self._topics_meant(topic, self._topics))

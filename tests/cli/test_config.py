@@ -50,7 +50,13 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
     """No option that has a key is left out."""
     [(name, spec)] = [row for row in table(NsqdOptions) if row[1].key == key]
     written = {"int": "3", "bool": "true", "duration": '"3s"', "numbers, repeatable": "[0.5]"}
-    text = {"tls_required": '"true"', "tls_min_version": '"tls1.2"', "log_level": '"warn"'}
+    text = {
+        "tls_required": '"true"',
+        "tls_min_version": '"tls1.2"',
+        "log_level": '"warn"',
+        "log_format": '"json"',
+        "auth_http_request_method": '"post"',
+    }
     value = text.get(key) or written.get(spec.kind.name, '"any"')
     content = read(tmp_path, f"{key} = {value}")
     assert list(content.values) == [name]

@@ -40,11 +40,12 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
     warnings = list(given.warnings)
     path = given.values.get("config")
     prefix = str(given.values.get("log_prefix", default_of(options, "log_prefix")))
+    form = str(given.values.get("log_format", "classic"))
     if isinstance(path, str) and path:
         try:
             content = config.load(options, path)
         except config.ConfigError as error:
-            fatal(prefix, str(error))
+            fatal(prefix, str(error), form)
         values.update(content.values)
         warnings.extend(content.warnings)
     values.update(given.values)
@@ -53,7 +54,7 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
     return options(**values), warnings
 
 
-def fatal(prefix: str, text: str) -> NoReturn:
-    """Write one FATAL line to stderr and exit with 1."""
-    log.configure(prefix, "info").critical("%s", text)
+def fatal(prefix: str, text: str, form: str = "classic") -> NoReturn:
+    """Write one FATAL line to stderr, in *form* as `log.configure`, and exit with 1."""
+    log.configure(prefix, "info", form=form).critical("%s", text)
     raise SystemExit(1)

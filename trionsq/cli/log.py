@@ -1,12 +1,14 @@
-"""NSQ's classic log lines on stderr, which operators' tools and clients' test suites read.
+"""NSQ's classic log lines on stderr, which operators' tools and clients' test suites read; or JSON.
 
 ``[nsqd] 2026/11/21 13:51:49.123456 INFO: TCP: listening on 127.0.0.1:4150``, in local time. The
-project logs through the standard library, under the logger ``trionsq``.
+project logs through the standard library, under the logger ``trionsq``. With --log-format=json
+each line is an object instead; docs/logs.md tells its members.
 """
 
+import json
 import logging
 from contextvars import ContextVar
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TextIO
 
 LOGGER = "trionsq"
@@ -53,18 +55,59 @@ class ClassicFormatter(logging.Formatter):
         return f"{task_prefix(self._prefix)}{moment:%Y/%m/%d %H:%M:%S.%f} {level}: {record.message}"
 
 
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON, whatever its text and traceback hold.
+
+    Members: time (RFC 3339, UTC, microseconds), level (as in --log-level), daemon (the prefix, or
+    the task's, without brackets), logger, message, and exception if there is a traceback.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of *record*."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        document = {
+            "time": f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z",
+            "level": _shown_level(record.levelno),
+            "daemon": task_prefix(self._prefix).strip().removeprefix("[").removesuffix("]"),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            document["exception"] = self.formatException(record.exc_info)
+        # In ASCII: no text can break the line, or be one that the stream can't encode.
+        return json.dumps(document)
+
+
+def _shown_level(number: int) -> str:
+    """Return the gravest of NSQ's levels that is not above the standard library's *number*."""
+    return next((name for name, least in reversed(_LEVELS.items()) if number >= least), "debug")
+
+
+_FORMATTERS: dict[str, type[ClassicFormatter | JsonFormatter]] = {
+    "classic": ClassicFormatter,
+    "json": JsonFormatter,
+}
+
+
 def level_of(name: str) -> int:
     """Return the standard library's level for one of NSQ's; raises KeyError on another name."""
     return _LEVELS[name]
 
 
-def configure(prefix: str, level: str, stream: TextIO | None = None) -> logging.Logger:
+def configure(
+    prefix: str, level: str, stream: TextIO | None = None, form: str = "classic"
+) -> logging.Logger:
     """Send the project's log to *stream* (default: stderr) from *level* on, and return its logger.
 
-    *level* is debug, info, warn, error or fatal. A second call replaces the first.
+    *level* is debug, info, warn, error or fatal; *form* classic or json. A second call replaces
+    the first.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(ClassicFormatter(prefix))
+    handler.setFormatter(_FORMATTERS[form](prefix))
     logger = logging.getLogger(LOGGER)
     for earlier in list(logger.handlers):
         logger.removeHandler(earlier)

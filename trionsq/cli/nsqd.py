@@ -22,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     options, warnings = read_options(NsqdOptions, "nsqd", words)
-    logger = log.configure(options.log_prefix, options.log_level)
+    logger = log.configure(options.log_prefix, options.log_level, form=options.log_format)
     try:
         options = validated(options)
     except OptionsError as error:
-        fatal(options.log_prefix, str(error))
+        fatal(options.log_prefix, str(error), options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
     for flag in unbuilt_in_use(options):
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except* (ListenError, MetadataError) as group:
         failure = str(_first(group))
     if failure:
-        fatal(options.log_prefix, failure)
+        fatal(options.log_prefix, failure, options.log_format)
     return code
 
 

@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.
     """
     name, kind, *flags = sys.argv[1:] if argv is None else argv
-    level = next((flag[12:] for flag in flags if flag.startswith("--log-level=")), "info")
-    configure(f"[{name}] ", level)
+    level = _value_of(flags, "--log-level=", "info")
+    configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
     limits.raise_open_files_limit()
     tune_interpreter()
     failure: BaseException | None = None
@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             log.critical("a defect ends it", exc_info=error)
     return 1
+
+
+def _value_of(flags: Sequence[str], flag: str, default: str) -> str:
+    return next((given.removeprefix(flag) for given in flags if given.startswith(flag)), default)
 
 
 async def run_part(kind: str, flags: Sequence[str]) -> int:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(options: UpOptions, body: Callable[[Cluster], Awaitable[object]]) -> int:
     """Run a cluster by its options and *body* beside it, as `run_cluster`; the exit code."""
-    logger = log.configure(PREFIX, options.log_level)
+    logger = log.configure(PREFIX, options.log_level, form=options.log_format)
     try:
         check_nsqd_options(options)
     except UpError as error:

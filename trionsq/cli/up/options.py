@@ -14,6 +14,7 @@ from trionsq.cli.up.errors import UpError
 from trionsq.optionspec import (
     BOOL,
     INT,
+    LOG_FORMAT,
     LOG_LEVEL,
     STRING,
     STRINGS,
@@ -33,6 +34,7 @@ _DECIDED: Final = {
     "config": "--nsqd-config",
     "data-path": "--data-path",
     "http-address": "--host and --port",
+    "log-format": "--log-format",
     "log-level": "--log-level",
     "log-prefix": "each part's name",
     "node-id": "each nsqd's number",
@@ -76,6 +78,9 @@ class UpOptions:
     )
     nsqd_config: str = option("nsqd-config", "", STRING, "path of a config file of every nsqd")
     log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
+    log_format: str = option(
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+    )
 
 
 def read_options(words: Sequence[str], command: str, **defaults: Any) -> UpOptions:

@@ -115,6 +115,7 @@ def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
         f"--tcp-address={_address(options.host, ports.tcp)}",
         f"--http-address={_address(options.host, ports.http)}",
         f"--log-level={options.log_level}",
+        f"--log-format={options.log_format}",
     ]
     if options.host not in _ANYWHERE:
         flags.append(f"--broadcast-address={options.host}")

@@ -1,0 +1,55 @@
+"""The figures of nsqlookupd at /metrics. docs/metrics.md tells what each is good for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from lookupd.registry import Registry
+from trionsq.histogram import Histogram
+from trionsq.web.metrics import Figures, HistogramFigures, MetricsPage, Table, build_info, gauge
+
+__all__ = ["metrics_page"]
+
+# Topics that are looked at before other tasks get their turn.
+_LOOKS_MAX: Final = 100
+
+_PROCESS: Final = (
+    gauge("nsqlookupd_topics", "Topics, with or without producers."),
+    gauge("nsqlookupd_producers", "Connections of nsqds that have identified themselves."),
+    gauge("nsqlookupd_active_producers", "Of these, those that pinged lately."),
+)
+_TOPIC: Final = (
+    gauge("nsqlookupd_topic_producers", "Nsqds that a lookup of the topic tells of."),
+    gauge("nsqlookupd_topic_channels", "Channels."),
+)
+
+
+def metrics_page(
+    registry: Registry, now_ns: Callable[[], int], loop_lag_s: Histogram
+) -> MetricsPage:
+    """/metrics of ``registry``; ``now_ns`` is the clock that its times are of."""
+
+    async def gather() -> Sequence[Figures]:
+        topics = Table(_TOPIC)
+        names = registry.topics()
+        for looks, name in enumerate(names, 1):
+            producers = len(registry.lookup(name, now_ns()))
+            topics.rows.append(({"topic": name}, [producers, len(registry.channels(name))]))
+            if looks % _LOOKS_MAX == 0:
+                await trio.lowlevel.checkpoint()
+        active = sum(1 for _ in registry.nodes(now_ns()))
+        return [
+            build_info("nsqlookupd"),
+            Table(_PROCESS, [({}, [len(names), registry.producer_count, active])]),
+            HistogramFigures.of(
+                "nsqlookupd_event_loop_lag_seconds",
+                "How much later than it wanted a task woke up, sampled twice a second.",
+                loop_lag_s,
+            ),
+            topics,
+        ]
+
+    return MetricsPage(gather)
