@@ -80,7 +80,7 @@ class Requests:
         except trio.TooSlowError:
             raise RequestError(f"no answer within {self._timeout_s:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise RequestError(str(error) or type(error).__name__) from error
+            raise RequestError(_why(error)) from error
         if not (200 <= status < 300 if self._is_post else status == 200):
             raise RequestError(f"got status code {status}")
 
@@ -107,3 +107,11 @@ class Requests:
                 return answer.status_code
             request = answer.next_request
         raise RequestError(f"stopped after {_REDIRECTS_MAX} redirects")
+
+
+def _why(error: Exception) -> str:
+    """What the error, or else what is behind it, says."""
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
+    return str(cause) if cause is not None else type(error).__name__
