@@ -20,7 +20,6 @@ from trionsq.client.dial import split_address
 from trionsq.client.errors import (
     AuthError,
     AuthRequiredError,
-    ConfigError,
     ConnectError,
     IdentifyError,
     UpgradeError,
@@ -148,10 +147,10 @@ class Handshake:
             context = self._config.ssl_context()
             engine = SslEngine(context, server_side=False, server_hostname=host)
             self.transport = await start_tls(self.transport, engine)
-        except (ConfigError, ValueError) as error:
+        except OSError as error:  # first: some of them are ValueErrors too
+            raise self._no("TLS", error) from error
+        except ValueError as error:  # the files, or a host that is no name
             raise UpgradeError(f"{self.address}: {error}") from error
-        except OSError as error:
-            raise UpgradeError(f"{self.address}: no TLS: {reason_of(error)}") from error
         self.tls = engine.info()
         # With TLS 1.3 this is where nsqd says what it thinks of our certificate.
         await self._confirmed("TLS", self._exact_frame)
@@ -161,12 +160,15 @@ class Handshake:
         try:
             answer = await frame()
         except (OSError, FrameError) as error:
-            text = reason_of(error) if isinstance(error, OSError) else str(error)
-            raise UpgradeError(f"{self.address}: no {layer}: {text}") from error
+            raise self._no(layer, error) from error
         if isinstance(answer, ErrorFrame):
             raise UpgradeError(f"{self.address}: no {layer}: {answer.as_error()}")
         if answer.data != b"OK":
             raise UpgradeError(f"{self.address}: no {layer}: nsqd said {answer.data[:64]!r}")
+
+    def _no(self, layer: str, error: Exception) -> UpgradeError:
+        text = reason_of(error) if isinstance(error, OSError) else str(error)
+        return UpgradeError(f"{self.address}: no {layer}: {text.removeprefix(f'{layer}: ')}")
 
     # AUTH
 

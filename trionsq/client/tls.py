@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from trionsq.client.errors import ConfigError
+from trionsq.upgrades import tls
 
 __all__ = ["TLS_VERSIONS", "reason_of", "tls_context"]
 
@@ -51,9 +52,7 @@ def reason_of(error: OSError) -> str:
     """What an operator has to know of a failed handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
-    return str(error) or repr(error)
+    return tls.reason_of(error)
 
 
 def _stamped(option: str, path: str) -> tuple[str, int]:
