@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from trionsq.client import Config, Producer
+from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 from trionsq.tools.common import Progress
 from trionsq.tools.nsq_to_file.options import Options
@@ -121,7 +121,7 @@ async def publish(nsqd: OpenBroker, bodies: Sequence[bytes], topic: str = "t") -
         ),
         (["--log-level=loud"], 1, "--log-level is invalid"),
         (["one", "two"], 1, "unknown arguments: [one two]"),
-        (["--nsqd-tcp-address=a:1", "--topic=t", "--consumer-opt=tls_v1"], 1, "not built"),
+        (["--nsqd-tcp-address=a:1", "--topic=t", "--consumer-opt=no,1"], 2, "no option 'no'"),
         (["--no-such"], 2, "flag provided but not defined: -no-such"),
         (
             ["--nsqd-tcp-address=127.0.0.1:1", "--topic=t", "--gzip", "--filename-format=x"],
@@ -321,3 +321,45 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
         assert not early
         assert finished(nsqd) == durable
         assert channel.depth == 5_000 - durable
+
+
+async def test_what_waits_for_a_sync_is_not_delivered_again(tmp_path: Path) -> None:
+    """A sync interval longer than nsqd's time-out is no reason to deliver a message again."""
+    async with open_broker() as nsqd:
+        where = [nsqd.tcp_address]
+        flags = ["--consumer-opt=msg_timeout,1500ms", "--sync-interval=1h"]
+        config = Config(msg_timeout_s=1.5, max_attempts=0)
+        async with (
+            running(nsqd, tmp_path, *flags) as process,
+            Consumer("t", "silent", nsqd_tcp_addresses=where, config=config) as silent,
+        ):
+            await until(lambda: "nsq_to_file" in nsqd.broker.topics["t"].channels)
+            await publish(nsqd, [b"one"])
+            await until(lambda: records(tmp_path) == [b"one"])
+            # Time passes by the clock of nsqd: it delivers again what this one does not answer.
+            async for message in silent:
+                if message.attempts == 3:
+                    break
+            channel = nsqd.broker.topics["t"].channels["nsq_to_file"].core
+            assert (channel.in_flight_count, channel.timeout_count) == (1, 0)
+            await stop(process)
+            assert finished(nsqd) == 1
+    assert records(tmp_path) == [b"one"]
+
+
+async def test_what_a_killed_run_left_is_moved_by_the_next(tmp_path: Path) -> None:
+    """After kill -9 the work dir's file is moved; its messages come again, so none is missing."""
+    output, work = tmp_path / "output", tmp_path / "work"
+    flags = ["--gzip", f"--work-dir={work}", "--sync-interval=50ms", "--max-in-flight=1"]
+    async with open_broker() as nsqd:
+        async with running(nsqd, output, *flags) as process:
+            await publish(nsqd, [b"one", b"two"])
+            await until(lambda: finished(nsqd) == 2)
+            process.kill()
+            await process.wait()
+        assert not names(output)
+        async with running(nsqd, output, *flags) as process:
+            await until(lambda: len(names(output)) == 1)
+            assert records(output) == [b"one", b"two"]
+            await stop(process)
+        assert not names(work)

@@ -34,7 +34,7 @@ from trionsq.client.household import Household
 from trionsq.client.keeper import Keeper
 from trionsq.client.message import Batch, Message
 from trionsq.client.stats import ConsumerStats
-from trionsq.client.subscription import Subscription
+from trionsq.client.subscription import MSG_TIMEOUT_S, Subscription
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -307,6 +307,16 @@ class Consumer:
     def is_starved(self) -> bool:
         """Whether a connection has 85 % of what it may in flight: answer soon, or ask for more."""
         return self.flow.is_starved
+
+    @property
+    def msg_timeout_s(self) -> float:
+        """After so many seconds without answer or touch nsqd delivers a message again.
+
+        The least that a connected nsqd says; while none is, what the options ask for.
+        """
+        keepers = self._keepers.values()
+        said = [keeper.subscription.msg_timeout_s for keeper in keepers if keeper.subscription]
+        return min(said, default=self.config.msg_timeout_s or MSG_TIMEOUT_S)
 
     def stats(self) -> ConsumerStats:
         """Counts of messages, answers and connections."""

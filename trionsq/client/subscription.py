@@ -19,9 +19,12 @@ from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame
 from trionsq.wire.columns import Columns
 
-__all__ = ["Owner", "Subscription"]
+__all__ = ["MSG_TIMEOUT_S", "Owner", "Subscription"]
 
 log = logging.getLogger("trionsq.client")
+
+MSG_TIMEOUT_S: Final = 60.0
+"""nsqd's default."""
 
 _FAREWELL_S: Final = 1.0
 # nsqd may have had a message in hand when it wrote CLOSE_WAIT.
@@ -101,6 +104,14 @@ class Subscription:
     def _refuse(self, frame: ErrorFrame) -> None:
         self.refused += 1
         log.warning("%s: %s", self.address, frame.as_error())
+
+    @property
+    def msg_timeout_s(self) -> float:
+        """As nsqd has granted it to this connection, in seconds."""
+        granted_ms = self.connection.features.get("msg_timeout")
+        if isinstance(granted_ms, int) and granted_ms > 0:
+            return granted_ms / 1000
+        return MSG_TIMEOUT_S
 
     # To nsqd
 

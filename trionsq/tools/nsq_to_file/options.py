@@ -119,12 +119,12 @@ def settings_of(options: Options, topic: str) -> Settings:
     )
     needs_revision = settings.is_exclusive or settings.rotate_size > 0 or settings.has_work_dir
     host = names.host_identifier(options.host_identifier, socket.gethostname())
-    name = names.name_format(
-        options.filename_format,
-        topic,
-        host,
-        os.getpid(),
-        gzip=options.gzip,
-        needs_revision=needs_revision,
-    )
-    return dataclasses.replace(settings, name_format=name)
+
+    def name(pid: int | str) -> str:
+        text, gzip = options.filename_format, options.gzip
+        return names.name_format(text, topic, host, pid, gzip=gzip, needs_revision=needs_revision)
+
+    leftovers = None
+    if settings.has_work_dir:
+        leftovers = names.leftover_pattern(name(names.PID), options.datetime_format)
+    return dataclasses.replace(settings, name_format=name(os.getpid()), leftovers=leftovers)

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -30,6 +30,9 @@ __all__ = ["Tool", "TopicTask", "serve"]
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
+
+# So often within nsqd's time-out.
+_TOUCHES: Final = 3
 
 
 async def serve(options: Options, config: Config) -> int:
@@ -79,8 +82,10 @@ class TopicTask:
         """
         try:
             with self._scope:
+                await self._in_thread(self._log.move_leftovers)
                 async with self._consumer, trio.open_nursery() as self._tasks:
                     self._tasks.start_soon(self._tick)
+                    self._tasks.start_soon(self._touch)
                     async for batch in self._consumer.batches():
                         async with self._turn:
                             await self._write(batch)
@@ -102,6 +107,13 @@ class TopicTask:
         """Close the file; the next message opens another one."""
         if self._tasks is not None and not self._is_stopping:
             self._tasks.start_soon(self._close)
+
+    async def _touch(self) -> None:
+        """Keep nsqd from delivering again what waits for a sync, or for a slow disk."""
+        while True:
+            await trio.sleep(self._consumer.msg_timeout_s / _TOUCHES)
+            for batch in self._pending:
+                batch.touch()
 
     # Each under the lock `_turn`, or taking it
 

@@ -10,22 +10,21 @@ Spec: tools, nsq_to_file.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
+import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from trionsq.tools.nsq_to_file import names
+from trionsq.tools.nsq_to_file import folders, names
 
 __all__ = ["Now", "Settings", "TopicLog"]
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
-_FOLDER_MODE: Final = 0o770
 _FILE_MODE: Final = 0o666
 _GZIP_WBITS: Final = 16 + zlib.MAX_WBITS
 # Written to the file at least so often, in bytes.
@@ -51,6 +50,7 @@ class Settings:
         rotate_size: a file larger than so many bytes (before compression) is done; 0: any size.
         rotate_interval_s: a file older than that is done; 0: any age.
         skip_empty_files: files only for messages, none just because time passes.
+        leftovers: names in the work dir of files that a crash may have left; None: none is moved.
     """
 
     name_format: str
@@ -61,6 +61,7 @@ class Settings:
     rotate_size: int = 0
     rotate_interval_s: float = 0.0
     skip_empty_files: bool = False
+    leftovers: re.Pattern[str] | None = None
 
     @property
     def has_work_dir(self) -> bool:
@@ -82,7 +83,7 @@ class TopicLog:
         files: opened so far.
     """
 
-    def __init__(self, settings: Settings, fsync: Callable[[int], None] = os.fsync) -> None:
+    def __init__(self, settings: Settings, fsync: folders.Fsync = os.fsync) -> None:
         self.path: str | None = None
         self.unsynced = 0
         self.files = 0
@@ -152,13 +153,26 @@ class TopicLog:
         path, self.path = self.path, None
         os.close(fd)
         if self._settings.has_work_dir:
-            self._move(path)
+            output = self._settings.output_dir
+            folders.move(path, output, self._name, self._revision, self._fsync)
 
     def abandon(self) -> None:
         """After an error: let go of the file, as it is."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def move_leftovers(self) -> None:
+        """Before the first record: move what crashed processes left in the work dir."""
+        settings = self._settings
+        if settings.leftovers is not None:
+            folders.move_leftovers(
+                settings.work_dir,
+                settings.output_dir,
+                settings.leftovers,
+                gzip=settings.gzip_level is not None,
+                fsync=self._fsync,
+            )
 
     # When a file is done
 
@@ -220,10 +234,10 @@ class TopicLog:
         settings = self._settings
         name = names.with_revision(self._name, self._revision)
         path = names.path_of(settings.work_dir, name)
-        self._make_folder(os.path.dirname(path))
+        folders.make_folder(os.path.dirname(path), self._fsync)
         if settings.has_work_dir:
             done = names.path_of(settings.output_dir, name)
-            self._make_folder(os.path.dirname(done))
+            folders.make_folder(os.path.dirname(done), self._fsync)
             if os.path.lexists(done):
                 return False
         mode = os.O_EXCL if settings.is_exclusive else os.O_APPEND
@@ -236,51 +250,19 @@ class TopicLog:
             log.info("%s has %d bytes already", path, self._nbytes)
             os.close(fd)
             return False
+        if settings.has_work_dir and not folders.hold(fd, path):
+            os.close(fd)
+            return False
         self._fd, self.path = fd, path
-        self._sync_folder(os.path.dirname(path))
+        self._begin_line()
+        folders.sync_folder(os.path.dirname(path), self._fsync)
         return True
 
-    def _move(self, path: str) -> None:
-        """Give the file its name in the output folder, never over another file."""
-        revision = self._revision
-        while True:
-            name = names.with_revision(self._name, revision)
-            done = names.path_of(self._settings.output_dir, name)
-            try:
-                os.link(path, done)
-                break
-            except FileExistsError:
-                revision += 1
-        self._sync_folder(os.path.dirname(done))
-        os.unlink(path)
-        log.info("moved %s to %s", path, done)
-
-    def _make_folder(self, folder: str) -> None:
-        missing = []
-        while folder and not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for folder in reversed(missing):
-            try:
-                os.mkdir(folder, _FOLDER_MODE)
-            except FileExistsError:
-                # Another process may make it at the same time.
-                if not os.path.isdir(folder):
-                    raise
-            self._sync_folder(os.path.dirname(folder))
-
-    def _sync_folder(self, folder: str) -> None:
-        try:
-            fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except PermissionError:
-            return  # one may be allowed to write in it and not to read it
-        try:
-            self._fsync(fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system that can't do it for folders
-                raise
-        finally:
-            os.close(fd)
+    def _begin_line(self) -> None:
+        """A record that a crash or a full disk cut off in this file gets a line of its own."""
+        assert self.path is not None
+        if self._nbytes and self._settings.gzip_level is None:
+            self._write(folders.finish_line(self.path))
 
 
 def _empty_member(level: int) -> bytes:
