@@ -106,6 +106,19 @@ def test_other_packages_stay_out_of_the_broker(package: str) -> None:
         assert layers_used(path) <= OTHERS_MAY_USE, path
 
 
+def test_only_the_cluster_command_joins_the_other_packages() -> None:
+    """Of trionsq, `cli.up` alone imports lookupd; nothing it is made of imports `cli.up`."""
+    for path in ROOT.rglob("*.py"):
+        used = {name.split(".")[0] for name in imports(path)} & set(TOP_LEVEL[1:])
+        assert not used or path.parent == ROOT / "cli" / "up", path
+        assert used <= {"lookupd", "admin"}, path
+    commands = {ROOT / "cli" / "main.py", ROOT / "cli" / "demo.py"}
+    for package in TOP_LEVEL:
+        for path in (ROOT.parent / package).rglob("*.py"):
+            if path.parent != ROOT / "cli" / "up" and path not in commands:
+                assert not any(name.startswith("trionsq.cli.up") for name in imports(path)), path
+
+
 @pytest.mark.parametrize("package", TOP_LEVEL)
 def test_nothing_installed_imports_tests_or_benchmarks(package: str) -> None:
     """What users install works without the folders that they do not get."""

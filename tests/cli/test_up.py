@@ -1,0 +1,255 @@
+"""`trionsq up` as its users run it: real processes, both with one process and with many."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from trionsq.client import Config, Consumer, Producer
+from trionsq.storage.lock import lock_folder
+
+LIMIT_S = 60.0
+CONFIG = Config(
+    max_in_flight=100, lookupd_poll_interval_s=0.2, default_requeue_delay_s=0, max_attempts=0
+)
+MODES = pytest.mark.parametrize("mode", [[], ["--processes"]], ids=["one process", "processes"])
+
+
+@dataclass
+class Up:
+    """A running `trionsq up`."""
+
+    process: trio.Process
+    log_path: Path
+    tcp: dict[str, str] = field(default_factory=dict)
+    http: dict[str, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def log(self) -> list[str]:
+        """The lines so far."""
+        return self.log_path.read_text().splitlines()
+
+    @property
+    def fatal(self) -> list[str]:
+        """The texts of the FATAL lines."""
+        return [line.partition("FATAL: ")[2] for line in self.log if "FATAL" in line]
+
+    async def read_table(self) -> None:
+        """Wait until it says where everything is, or ends."""
+        assert self.process.stdout is not None
+        text = b""
+        async for chunk in self.process.stdout:
+            text += chunk
+            if b"Consumers find" in text:
+                break
+        for row in re.findall(r"^(nsq\S+) +(\S+:\d+) +(\S+:\d+).*?(\d*)$", text.decode(), re.M):
+            name, self.tcp[name], self.http[name], pid = row
+            self.pids[name] = int(pid or 0)
+
+    async def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of the log."""
+        while True:
+            for line in self.log:
+                if found := re.search(pattern, line):
+                    return found
+            await trio.sleep(0.02)
+
+    async def end(self, number: int = signal.SIGINT) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        self.process.send_signal(number)
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def up(folder: Path, *flags: str, ports: Sequence[str] | None = None) -> AsyncIterator[Up]:
+    """`trionsq up` in *folder*, on free ports; killed if the test leaves it running."""
+    if ports is None:
+        ports = ["--port=0", "--lookupd-port=0"]
+    log_path = folder / "up.log"
+    with trio.fail_after(LIMIT_S), log_path.open("w") as log:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "trionsq.cli.main", "up", "--data-path=data", *ports, *flags],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+        running = Up(process, log_path)
+        try:
+            await running.read_table()
+            yield running
+        finally:
+            if process.poll() is None:
+                process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+                assert process.stdout is not None
+                await process.stdout.aclose()
+
+
+async def publish(running: Up, name: str, count: int) -> set[bytes]:
+    """Publish to one nsqd; the bodies."""
+    bodies = [f"{name} {number} {running.tcp[name]}".encode() for number in range(count)]
+    async with Producer(running.tcp[name], config=CONFIG) as producer:
+        await producer.publish_many("orders", bodies)
+    return set(bodies)
+
+
+async def consume(running: Up, expected: set[bytes]) -> None:
+    """Consume, by discovery, until all have come and are finished, and nothing else."""
+    where = [running.http["nsqlookupd"]]
+    async with Consumer(
+        "orders", "billing", lookupd_http_addresses=where, config=CONFIG
+    ) as consumer:
+        await take(consumer, expected)
+
+
+async def take(consumer: Consumer, expected: set[bytes]) -> None:
+    """Finish messages until all that are expected have come; no other may."""
+    missing = set(expected)
+    async for batch in consumer.batches():
+        assert set(batch.bodies) <= expected
+        missing -= set(batch.bodies)
+        batch.finish()
+        if not missing:
+            return
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the process is no more (or waits only for someone to take its exit code)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+async def until_ended(pids: dict[str, int]) -> None:
+    """Wait for the end of processes that are not ours to wait for."""
+    while not all(has_ended(pid) for pid in pids.values()):  # noqa: ASYNC110
+        await trio.sleep(0.02)
+
+
+@MODES
+async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path) -> None:
+    """What is published to either nsqd is consumed by discovery, also after Ctrl-C and a start."""
+    async with up(tmp_path, "--nsqd=2", *mode) as first:
+        assert first.tcp.keys() == {"nsqlookupd", "nsqd-1", "nsqd-2"}
+        flowed = await publish(first, "nsqd-1", 30) | await publish(first, "nsqd-2", 40)
+        await consume(first, flowed)
+        waiting = await publish(first, "nsqd-1", 50) | await publish(first, "nsqd-2", 60)
+        assert await first.end() == 0
+        stops = [line for line in first.log if "stopping" in line]
+        whose = [line.split()[0] for line in stops]
+        assert [whose[0], sorted(whose[1:3]), *whose[3:]] == [
+            "[trionsq]",
+            ["[nsqd-1]", "[nsqd-2]"],
+            "[nsqlookupd]",
+        ]
+        assert not [line for line in first.log if "ERROR" in line or "Traceback" in line]
+        await until_ended(first.pids if mode else {})
+    async with up(tmp_path, "--nsqd=2", *mode) as second:
+        await consume(second, waiting)
+        assert await second.end(signal.SIGTERM) == 0
+
+
+async def test_a_killed_nsqd_comes_back(tmp_path: Path) -> None:
+    """With --processes it is started again where it was; a consumer goes on by itself."""
+    async with up(tmp_path, "--nsqd=2", "--processes") as running:
+        killed = running.pids["nsqd-2"]
+        where = [running.http["nsqlookupd"]]
+        async with Consumer(
+            "orders", "billing", lookupd_http_addresses=where, config=CONFIG
+        ) as consumer:
+            await take(consumer, await publish(running, "nsqd-2", 10))
+            os.kill(killed, signal.SIGKILL)
+            await running.logged(r"nsqd-2 ended by itself \(Killed\), is started again in 0.5 s")
+            await running.logged(rf"nsqd-2 is up, pid (?!{killed}$)")
+            await take(consumer, await publish(running, "nsqd-2", 20))
+        assert await running.end() == 0
+
+
+async def test_a_killed_nsqlookupd_comes_back(tmp_path: Path) -> None:
+    """It is started again where it was, so that nsqds and consumers find it."""
+    async with up(tmp_path, "--processes") as running:
+        killed = running.pids["nsqlookupd"]
+        os.kill(killed, signal.SIGKILL)
+        await running.logged(rf"nsqlookupd is up, pid (?!{killed}$)")
+        host, _, port = running.tcp["nsqlookupd"].rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)):
+            pass
+        assert await running.end() == 0
+
+
+async def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
+    """kill -9 of `trionsq up` itself: its processes save everything and end."""
+    async with up(tmp_path, "--nsqd=2", "--processes") as running:
+        waiting = await publish(running, "nsqd-1", 10) | await publish(running, "nsqd-2", 10)
+        assert len(set(running.pids.values())) == 3
+        assert await running.end(signal.SIGKILL) == -signal.SIGKILL
+        await until_ended(running.pids)
+    async with up(tmp_path, "--nsqd=2") as second:
+        await consume(second, waiting)
+        assert await second.end() == 0
+
+
+async def test_a_second_signal_leaves_no_process(tmp_path: Path) -> None:
+    """A process that does not stop is killed at the second Ctrl-C; exit 1."""
+    async with up(tmp_path, "--processes") as running:
+        os.kill(running.pids["nsqd-1"], signal.SIGSTOP)
+        running.process.send_signal(signal.SIGINT)
+        await running.logged("stopping; a second signal cuts it short")
+        assert await running.end() == 1
+        assert running.fatal == ["cut short by a second signal"]
+        await until_ended(running.pids)
+
+
+@MODES
+async def test_a_port_in_use(mode: list[str], tmp_path: Path) -> None:
+    """One line names the part, the port and what to do; exit 1, nothing is left running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with up(tmp_path, *mode, ports=[f"--port={port}", "--lookupd-port=0"]) as running:
+            assert await running.process.wait() == 1
+    [line] = running.fatal
+    assert line.startswith(f"nsqd-1: listen (127.0.0.1:{port}) failed")
+    assert "choose other ports by --port" in line
+    assert "NSQLOOKUPD: stopping" in running.log[-2]
+
+
+@MODES
+async def test_a_locked_data_path(mode: list[str], tmp_path: Path) -> None:
+    """One line says so; exit 1, nothing is left running."""
+    (tmp_path / "data/nsqd-2").mkdir(parents=True)
+    with lock_folder(str(tmp_path / "data/nsqd-2")):
+        async with up(tmp_path, "--nsqd=2", *mode) as running:
+            assert await running.process.wait() == 1
+    [line] = running.fatal
+    assert line.startswith("nsqd-2: failed to lock data-path: cannot flock directory data/nsqd-2")
+    # The first nsqd, which had started, has ended in order, and its folder is free again.
+    assert not running.tcp
+    assert not [line for line in running.log if "Traceback" in line or "ERROR" in line]
+    lock_folder(str(tmp_path / "data/nsqd-1")).release()
+
+
+async def test_a_data_path_that_cannot_be_made(tmp_path: Path) -> None:
+    """A file in its place: one line, exit 1."""
+    (tmp_path / "data").write_text("")
+    async with up(tmp_path) as running:
+        assert await running.process.wait() == 1
+    [line] = running.fatal
+    assert line.startswith("nsqd-1: can't make its folder: ")
