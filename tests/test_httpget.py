@@ -156,3 +156,29 @@ async def test_the_whole_request_has_a_limit(script: bytes, autojump_clock: Mock
         with pytest.raises(httpget.GetTimeoutError):
             await httpget.get(URL, connect_timeout_s=2, request_timeout_s=5, dial=server.dial)
         assert trio.current_time() == 5
+
+
+async def test_a_post_carries_its_body() -> None:
+    """With its length, also if it is empty."""
+    for body in (b"{}", b""):
+        server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await httpget.post(URL, body, {"Content-Type": "a/b"}, dial=server.dial)
+        head, _, sent = (await server.heard()).partition(b"\r\n\r\n")
+        assert sent == body
+        assert head.splitlines() == [
+            b"POST /lookup?topic=t HTTP/1.1",
+            b"Host: example.test:4161",
+            b"Connection: close",
+            b"Content-Length: %d" % len(body),
+            b"Content-Type: a/b",
+        ]
+
+
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+async def test_no_error_shows_what_may_be_secret(scheme: str, autojump_clock: MockClock) -> None:
+    """The query and the password of a URL stay out of all texts."""
+    url = f"{scheme}://user:hush@example.test/auth?secret=hush"
+    for odd in (url, url + "\u00e9", url.replace("example", "")):
+        with pytest.raises(httpget.GetError) as raised:
+            await httpget.get(odd, dial=Server(b"", closes=False).dial)
+        assert "hush" not in str(raised.value)
