@@ -392,7 +392,7 @@ POST = "--post=http://127.0.0.1:1/"
         ((*BASE, "--post=ftp://a/"), 1, "not the URL of an HTTP server: ftp://a/"),
         ((*BASE, POST, "-n=0"), 1, "--n should be positive"),
         ((*BASE, POST, "--consumer-opt=no,1"), 2, "invalid value for flag -consumer-opt"),
-        (("--topic=t", "--nsqd-tcp-address=a", POST), 1, "a"),
+        (("--topic=t", "--nsqd-tcp-address=a", POST), 1, "'a' is not host:port"),
         ((*BASE, POST), 1, "127.0.0.1:1"),
         (("--nope",), 2, "flag provided but not defined: -nope"),
     ],
