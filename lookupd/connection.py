@@ -1,7 +1,7 @@
 """A session on a stream, bounded in what it holds and in how long it waits to be read.
 
 The protocol has no read time-out: a silent nsqd is hidden, not cut off, and TCP's keep-alive finds
-the dead ones.
+the dead ones. But whoever does not say what it speaks is no nsqd, and is cut off.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import trio
 
 from lookupd.session import Session
 
-__all__ = ["LINGER_S", "WRITE_STALL_S", "serve"]
+__all__ = ["LINGER_S", "MAGIC_S", "WRITE_STALL_S", "serve"]
 
 log = logging.getLogger("trionsq")
 
 # What one read brings is answered with less than twice its size, before the next read.
 _READ_NBYTES_MAX: Final = 16 * 1024
+MAGIC_S: Final = 60.0
+"""The magic, which nsqd sends at once, must be there within so long."""
 WRITE_STALL_S: Final = 30.0
 """A peer who does not take its answers for so long is given up."""
 LINGER_S: Final = 0.5
@@ -35,12 +37,11 @@ async def serve(
     On cancellation the connection is closed at once, and its producer is gone.
     """
     try:
+        with trio.fail_after(MAGIC_S):
+            while not session.begun:
+                await _converse(stream, session, now_ns)
         while not session.ended:
-            data = await stream.receive_some(_READ_NBYTES_MAX)
-            answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
-            if answers:
-                with trio.fail_after(WRITE_STALL_S):
-                    await stream.send_all(answers)
+            await _converse(stream, session, now_ns)
         with trio.move_on_after(LINGER_S):
             await stream.send_eof()
             while await stream.receive_some(_READ_NBYTES_MAX):
@@ -50,3 +51,13 @@ async def serve(
     finally:
         session.close()
         await trio.aclose_forcefully(stream)
+
+
+async def _converse(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    data = await stream.receive_some(_READ_NBYTES_MAX)
+    answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
+    if answers:
+        with trio.fail_after(WRITE_STALL_S):
+            await stream.send_all(answers)

@@ -78,6 +78,11 @@ class Session:
         return f"<Session {who} awaits {self._awaited.value}, {len(self._buffer)} bytes>"
 
     @property
+    def begun(self) -> bool:
+        """Whether the magic has come."""
+        return self._awaited is not _Awaited.MAGIC
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more is taken: the connection is to be closed."""
         return self._awaited is _Awaited.NOTHING

@@ -36,15 +36,41 @@ async def all_answers(stream: trio.abc.ReceiveStream) -> list[bytes]:
 async def test_a_silent_peer_is_kept(
     registry: Registry, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    """There is no read time-out, neither before the magic nor amid a command."""
+    """After the magic there is no read time-out, not even amid a command."""
     ours, theirs = memory_stream_pair()
     nursery.start_soon(serve, theirs, registry)
-    await trio.sleep(DAY_S)
     await ours.send_all(MAGIC + b"PI")
     await trio.sleep(DAY_S)
     await ours.send_all(b"NG\n")
     assert frames(bytes(await ours.receive_some())) == [b"OK"]
     await ours.aclose()
+
+
+async def test_half_open_connections_go_while_others_are_served(
+    registry: Registry, autojump_clock: MockClock
+) -> None:
+    """200 that never send the whole magic, some dripping it, are closed in a minute; nsqds stay."""
+    async with trio.open_nursery() as nursery:
+        nsqd, theirs = memory_stream_pair()
+        nursery.start_soon(serve, theirs, registry)
+        await nsqd.send_all(MAGIC + identify())
+        await nsqd.receive_some()
+        streams = []
+        for _ in range(200):
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(serve, theirs, registry)
+            streams.append(ours)
+        for place in range(3):
+            for ours in streams[place::2]:
+                await ours.send_all(MAGIC[place : place + 1])
+            await trio.sleep(19)
+            await nsqd.send_all(b"PING\n")
+            assert frames(bytes(await nsqd.receive_some())) == [b"OK"]
+        for ours in streams:
+            assert await ours.receive_some() == b""
+        assert trio.current_time() == connection.MAGIC_S
+        assert len(list(registry.nodes(0))) == 1
+        await nsqd.aclose()
 
 
 async def test_a_peer_that_takes_no_answers_is_given_up(

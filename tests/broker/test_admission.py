@@ -1,0 +1,202 @@
+"""Who is let in (trionsq.broker.admission): the connection rate of one address."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from trionsq.broker.admission import Admission, ConnectionRates, origin
+from trionsq.broker.options import NsqdOptions, OptionsError, validated
+from trionsq.testing import open_broker
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.testing.streams import memory_connection
+from trionsq.wire import commands
+from trionsq.wire.server import MAGIC_V2
+
+
+def test_a_burst_and_then_the_rate() -> None:
+    """As many as the burst at once, then one in each interval; what is refused costs nothing."""
+    rates = ConnectionRates(rate=2, burst=5)
+    assert [rates.admit(1, 0.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert not rates.admit(1, 0.4)
+    assert rates.admit(1, 0.5)
+    assert not rates.admit(1, 0.5)
+    assert [rates.admit(1, 100.0) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_one_address_does_not_hold_up_another() -> None:
+    """Each has a bucket of its own."""
+    rates = ConnectionRates(rate=1, burst=1)
+    assert rates.admit(1, 0.0)
+    assert not rates.admit(1, 0.0)
+    assert rates.admit(2, 0.0)
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(1, 10),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3000)), max_size=80),
+)
+def test_in_no_span_of_time_come_more_than_promised(
+    rate: int, burst: int, tries: list[tuple[int, int]]
+) -> None:
+    """At most burst + rate * span of one address, and one who keeps below is never refused."""
+    rates = ConnectionRates(rate, burst)
+    now_s = 0.0
+    admitted: dict[int, list[float]] = {}
+    tokens: dict[int, tuple[float, float]] = {}
+    for who, pause_ms in tries:
+        now_s += pause_ms / 1000
+        held, since_s = tokens.get(who, (float(burst), now_s))
+        held = min(float(burst), held + (now_s - since_s) * rate)
+        came = rates.admit(who, now_s)
+        if abs(held - 1) > 1e-3:
+            assert came == (held >= 1)
+        tokens[who] = (held - came, now_s)
+        if came:
+            admitted.setdefault(who, []).append(now_s)
+    for times in admitted.values():
+        for first, start_s in enumerate(times):
+            for last in range(first, len(times)):
+                assert last - first + 1 <= burst + rate * (times[last] - start_s) + 0.01
+
+
+def test_full_buckets_are_forgotten() -> None:
+    """Whoever has not come for a while costs no memory."""
+    rates = ConnectionRates(rate=1, burst=2)
+    for who in range(100):
+        rates.admit(who, 0.0)
+    assert len(rates) == 100
+    for number in range(60):
+        rates.admit(1000, 10.0 + number)
+    assert len(rates) == 1
+
+
+def test_a_flood_of_addresses_has_a_bound() -> None:
+    """With more addresses than the table holds, whoever was let in longest ago is forgotten."""
+    rates = ConnectionRates(rate=1, burst=1, origins_max=50)
+    for who in range(10_000):
+        assert rates.admit(who, 0.0)
+        assert len(rates) <= 50
+    assert not rates.admit(9_999, 0.0)
+    assert rates.admit(0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::1", "0.0.0.0", False),
+        ("::1", "0.0.0.1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("no address", "no address", True),
+        ("no address", "10.0.0.1", False),
+    ],
+)
+def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
+    """IPv4 each, however it is written; of IPv6 all that one host can choose from."""
+    assert (origin(one) == origin(other)) is same
+
+
+def test_without_a_rate_there_is_no_limit() -> None:
+    """The default costs nothing and refuses nobody."""
+    admission = Admission(0)
+    assert all(admission.admit("10.0.0.1", "10.0.0.1:1", 0.0) for _ in range(1000))
+    assert admission.refused == 0
+
+
+def test_the_burst_is_twice_the_rate_unless_given() -> None:
+    """--max-connection-burst=0."""
+    admission = Admission(0, rate=3)
+    assert sum(admission.admit("10.0.0.1", "10.0.0.1:1", 0.0) for _ in range(20)) == 6
+    admission = Admission(0, rate=3, burst=1)
+    assert sum(admission.admit("10.0.0.1", "10.0.0.1:1", 0.0) for _ in range(20)) == 1
+
+
+def test_whoever_finds_no_room_uses_up_no_rate() -> None:
+    """--max-connections comes first."""
+    admission = Admission(1, rate=1, burst=1)
+    admission.connections = 1
+    assert not admission.admit("10.0.0.1", "10.0.0.1:1", 0.0)
+    admission.connections = 0
+    assert admission.admit("10.0.0.1", "10.0.0.1:1", 0.0)
+    assert admission.refused_by == {"max_connections": 1, "max_connection_rate": 0}
+
+
+@pytest.mark.parametrize("name", ["max_connection_rate", "max_connection_burst"])
+def test_negative_limits_are_refused(name: str) -> None:
+    """At the start."""
+    with pytest.raises(OptionsError, match=r"must be >= 0"):
+        validated(NsqdOptions(**{name: -1}))  # type: ignore[arg-type]
+
+
+async def test_a_flood_of_one_address_is_closed_counted_and_logged_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others come in meanwhile, and the flooder too when it has calmed down."""
+    async with nsqd_in_memory(max_connection_rate=5, max_connection_burst=10) as broker:
+
+        def came(host: str) -> bool:
+            _, transport = memory_connection(host=host)
+            broker.accept(transport)
+            return not transport.is_closed
+
+        with caplog.at_level(logging.WARNING):
+            assert sum(came("10.0.0.1") for _ in range(1000)) == 10
+            assert came("10.0.0.2")
+            assert broker.admission.refused_by["max_connection_rate"] == 990
+            await trio.sleep(1)
+            assert sum(came("10.0.0.1") for _ in range(1000)) == 5
+        assert [
+            record.getMessage().count("--max-connection-rate") for record in caplog.records
+        ] == [
+            1,
+            1,
+        ]
+
+
+async def test_unix_sockets_and_http_have_no_rate(tmp_path: Path) -> None:
+    """Only TCP addresses have: who may connect to a unix socket, its permissions say."""
+    path = str(tmp_path / "nsqd.sock")
+    limits = {"max_connection_rate": 1, "max_connection_burst": 1}
+    publish = MAGIC_V2 + commands.publish("t", b"x")
+
+    async def goes(stream: trio.SocketStream, said: bytes) -> bool:
+        try:
+            await stream.send_all(said)
+            return bool(await stream.receive_some())
+        except trio.BrokenResourceError:
+            return False
+
+    async with open_broker(**limits, tcp_address=path) as nsqd:
+        with trio.fail_after(20):
+            for _ in range(20):
+                sock = trio.socket.socket(socket.AF_UNIX)
+                await sock.connect(path)
+                assert await goes(trio.SocketStream(sock), publish)
+                sock.close()
+            host, port = nsqd.http_address.split(":")
+            for _ in range(20):
+                async with await trio.open_tcp_stream(host, int(port)) as stream:
+                    assert await goes(stream, b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+    async with open_broker(**limits) as nsqd:
+        host, port = nsqd.tcp_address.split(":")
+        with trio.fail_after(20):
+            went = []
+            for _ in range(20):
+                async with await trio.open_tcp_stream(host, int(port)) as stream:
+                    went.append(await goes(stream, publish))
+            assert went[0]
+            assert not all(went)
+            assert went.count(False) == nsqd.broker.admission.refused
