@@ -10,7 +10,6 @@ from trionsq.broker.options import (
     NsqdOptions,
     OptionsError,
     default_node_id,
-    unbuilt_in_use,
     validated,
 )
 from trionsq.optionspec import default_of, table
@@ -126,9 +125,8 @@ def test_the_node_id_of_a_host_stays_the_same() -> None:
 
 
 def test_the_defaults_start() -> None:
-    """nsqd without any flag has options that are valid, unchanged, and wholly built."""
+    """nsqd without any flag has options that are valid, and unchanged."""
     assert validated(NsqdOptions()) == NsqdOptions()
-    assert list(unbuilt_in_use(NsqdOptions())) == []
 
 
 @pytest.mark.parametrize(
@@ -168,17 +166,10 @@ def test_the_defaults_start() -> None:
             "--e2e-processing-latency-window-time must be > 0",
         ),
         ({"mem_queue_size": -1}, "--mem-queue-size must be >= 0"),
-        ({"tls_cert": "a.pem", "tls_key": "a.key"}, "--tls-cert is not built yet"),
     ],
 )
 def test_a_bad_value_ends_the_start(changes: dict[str, Any], reason: str) -> None:
-    """Each rule has its own error text; a protection that we lack is an error, not a warning."""
+    """Each rule has its own error text."""
     with pytest.raises(OptionsError) as raised:
         validated(dataclasses.replace(NsqdOptions(), **changes))
     assert str(raised.value) == f"failed to instantiate nsqd - {reason}"
-
-
-def test_options_without_effect_are_named() -> None:
-    """An option whose feature is not built is reported when it is set to anything else."""
-    options = NsqdOptions(snappy=False, deflate=False)
-    assert list(unbuilt_in_use(options)) == ["deflate", "snappy"]

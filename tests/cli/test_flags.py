@@ -158,12 +158,12 @@ def test_older_forms_are_read_with_a_warning() -> None:
 
 
 def test_the_usage_names_every_flag_and_default() -> None:
-    """The help text lists each flag, and marks those that have no effect yet."""
+    """The help text lists each flag."""
     text = flags.usage(NsqdOptions, "nsqd")
     for _, spec in table(NsqdOptions):
         assert f"--{spec.flag}" in text
     assert "until a message in flight is requeued (default 1m0s)" in text
-    assert "offer snappy to clients (default true) (not built yet)" in text
+    assert "offer snappy to clients (default true)" in text
 
 
 @given(

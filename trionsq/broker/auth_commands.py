@@ -87,7 +87,7 @@ def _question(client: Client, secret: bytes) -> Question:
 
 def _tls_of(client: Client) -> tuple[bool, str]:
     """Whether the connection is encrypted, and the common name of its certificate."""
-    tls = getattr(client, "tls", None)
+    tls = client.tls
     return (False, "") if tls is None else (True, tls.common_name)
 
 

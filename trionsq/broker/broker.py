@@ -30,6 +30,7 @@ from trionsq.broker.timers import (
     run_queue_scan,
 )
 from trionsq.broker.topic import Topic
+from trionsq.broker.upgrade import server_tls
 from trionsq.core.backend import Backend
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.ids import IdSource
@@ -80,7 +81,9 @@ class Broker:
         client_failures: connections that ended by a defect of ours.
         loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
-        tcp_port, http_port: where it listens (-1 for a unix socket, 0 if it does not).
+        tls: its side of TLS, None without certificate.
+        tls_required: clients must begin with TLS.
+        tcp_port, http_port, https_port: where it listens (-1 for a unix socket, 0 if it does not).
     """
 
     def __init__(
@@ -90,6 +93,11 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
+        """Make it; it listens nowhere by itself.
+
+        Raises:
+            TlsConfigError: the certificate's files can't be used.
+        """
         self._random = random or Random()
         self.options = options
         self.options_changed: list[Callable[[NsqdOptions], None]] = []
@@ -109,6 +117,8 @@ class Broker:
         self.started_s = self.clock.now_ns() // SECOND_NS
         self.features = _features(options)
         self.limits = _limits(options)
+        self.tls = server_tls(options)
+        self.tls_required = options.tls_required != "false"
         self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
         self.requeue_on_disconnect = options.requeue_on_disconnect
         self.client_failures = 0
@@ -116,6 +126,7 @@ class Broker:
         self.unsaved: list[str] = []
         self.tcp_port = 0
         self.http_port = 0
+        self.https_port = 0
         self._scan = ScanQueue()
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
@@ -382,7 +393,6 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
 
 
 def _features(options: NsqdOptions) -> ServerFeatures:
-    # TLS and compression are not built, so they are off whatever the options say.
     return ServerFeatures(
         version=VERSION,
         max_rdy_count=options.max_rdy_count,
@@ -393,7 +403,10 @@ def _features(options: NsqdOptions) -> ServerFeatures:
         min_output_buffer_timeout_ms=options.min_output_buffer_timeout_ns // MILLISECOND_NS,
         max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ns // MILLISECOND_NS,
         max_output_buffer_size=options.max_output_buffer_size,
+        tls_v1=bool(options.tls_cert or options.tls_key),
+        deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
+        snappy=options.snappy,
         auth_required=bool(options.auth_http_address),
     )
 

@@ -18,6 +18,8 @@ from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
 from trionsq.transport import Transport
+from trionsq.upgrades.tls import TlsInfo
+from trionsq.upgrades.transport import BrokenStreamError
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated
@@ -90,6 +92,9 @@ class Client:
         consumer: the subscription's state, also before SUB.
         channel: subscribed to, None before SUB.
         auth: what AUTH has brought, None before.
+        transport: the connection, with what was laid over it.
+        tls: what was agreed on, None without TLS.
+        snappy, deflate: whether the connection is compressed so.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
         next_look_s: monotonic time at which `look_after` wants to be called, in seconds.
@@ -106,12 +111,12 @@ class Client:
         "_next_heartbeat_s",
         "_owes_answers",
         "_own_turn",
-        "_transport",
         "auth",
         "broker",
         "channel",
         "connected_s",
         "consumer",
+        "deflate",
         "host",
         "identity",
         "next_look_s",
@@ -119,13 +124,16 @@ class Client:
         "parser",
         "peer",
         "pub_counts",
+        "snappy",
+        "tls",
+        "transport",
     )
 
     def __init__(self, broker: Broker, transport: Transport) -> None:
         self.broker = broker
         self.peer = transport.peer
         self.host = transport.host
-        self.parser = ServerParser(broker.limits)
+        self.parser = ServerParser(broker.limits, broker.tls_required)
         self.output = Output(transport)
         self.identity = Negotiated.default(broker.features, transport.host)
         self._inbox = Inbox[Delivery | _Wake](_INBOX_DELIVERIES_MAX)
@@ -137,7 +145,9 @@ class Client:
         self.auth: ClientAuth | None = None
         self.pub_counts: Counter[str] = Counter()
         self.connected_s = broker.clock.now_ns() // 10**9
-        self._transport = transport
+        self.transport = transport
+        self.tls: TlsInfo | None = None
+        self.snappy = self.deflate = False
         self._cancel_scope = trio.CancelScope()
         self._commands_seen = 0
         self._owes_answers = False
@@ -166,17 +176,24 @@ class Client:
             self.broker.client_failures += 1
         finally:
             self._leave()
-            self._transport.close()
+            self.transport.close()
             self.broker.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
 
     async def _sibling(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
             await task()
+        except BrokenStreamError as error:
+            log.error("client(%s) - %s", self.peer, error)
         except OSError as error:
             log.debug("client(%s) - connection lost: %s", self.peer, error)
         finally:
             self._cancel_scope.cancel()
+
+    def use(self, transport: Transport) -> None:
+        """Go on with ``transport``, which lies over the one of now. Nothing is pending."""
+        self.output.use(transport)
+        self.transport = transport
 
     def close(self) -> None:
         """End the connection without a frame."""
@@ -191,7 +208,7 @@ class Client:
     # Reading
 
     async def _ioloop(self) -> None:
-        transport, parser, output = self._transport, self.parser, self.output
+        transport, parser, output = self.transport, self.parser, self.output
         reads = 0
         ask_again = False
         await transport.wait_readable()
@@ -212,6 +229,7 @@ class Client:
                 if output.pending:
                     await output.drain()
                 self._owes_answers = False
+                transport = self.transport  # IDENTIFY may have laid something over it
             reads += 1
             if len(data) == _READ_NBYTES_MAX:
                 if reads % _READS_MAX == 0:
@@ -266,9 +284,9 @@ class Client:
     async def close_at_end_of_input(self) -> None:
         """While a command waits: close when the peer has, unless it sends something more."""
         while not self.parser.buffered:
-            await self._transport.wait_readable()
+            await self.transport.wait_readable()
             try:
-                data = self._transport.receive_nowait(_READ_NBYTES_MAX)
+                data = self.transport.receive_nowait(_READ_NBYTES_MAX)
             except OSError:
                 data = b""
             if data == b"":
@@ -291,7 +309,7 @@ class Client:
         """
         log.error("client(%s) - %s", self.peer, _shown(error))
         self._leave()
-        transport = self._transport
+        transport = self.transport
         with trio.move_on_after(_LAST_WORDS_S):
             await self.output.drain()
             transport.end_sending()
@@ -390,6 +408,10 @@ class Client:
         if interval_ms is not None:
             self._next_heartbeat_s = now_s + interval_ms / 1e3
             self.next_look_s = now_s
+
+    def stop_heartbeats(self) -> None:
+        """Do not look after the client, until `restart_heartbeats`."""
+        self.next_look_s = _NEVER_S
 
     def look_after(self, now_s: float) -> None:
         """Send a heartbeat that is due; close a connection that is silent, or takes nothing.

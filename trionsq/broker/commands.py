@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.broker.upgrade import check_upgrade, is_upgrade, upgrade
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.identify import answer, negotiate
+from trionsq.wire.identify import Negotiated, answer, negotiate
 
 if TYPE_CHECKING:
     from trionsq.broker.client import Client
@@ -32,12 +33,23 @@ Handler: TypeAlias = "Callable[[Client, Any], Reply]"
 def _identify(client: Client, event: events.Identify) -> Reply:
     features = client.broker.features
     identity = negotiate(event.body, features, client.identity)
+    wants_upgrade = is_upgrade(identity)
+    if wants_upgrade:
+        check_upgrade(client, identity)
     client.identity = identity
     client.parser.heartbeats = identity.heartbeat_interval_ms is not None
     client.consumer.msg_timeout_s = identity.msg_timeout_ms / 1e3
     client.consumer.sample_rate = identity.sample_rate
     client.restart_heartbeats()
-    return frames.response(answer(identity, features))
+    reply = frames.response(answer(identity, features))
+    return _upgrade(client, identity, reply) if wants_upgrade else reply
+
+
+async def _upgrade(client: Client, wanted: Negotiated, answer: bytes) -> bytes:
+    client.stop_heartbeats()
+    reply = await upgrade(client, wanted, answer)
+    client.restart_heartbeats()
+    return reply
 
 
 def _auth(client: Client, event: events.Auth) -> Reply:

@@ -9,8 +9,6 @@ import hashlib
 import re
 import socket
 import zlib
-from collections.abc import Iterator
-from functools import partial
 
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.optionspec import (
@@ -24,7 +22,6 @@ from trionsq.optionspec import (
     STRING,
     STRINGS,
     choice,
-    default_of,
     option,
     table,
 )
@@ -32,8 +29,6 @@ from trionsq.optionspec import (
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
-UNBUILT = "not built yet"
-_unbuilt = partial(option, note=UNBUILT)
 
 
 class OptionsError(Exception):
@@ -74,7 +69,9 @@ class NsqdOptions:
     )
 
     # addresses
-    https_address: str = _unbuilt("https-address", "0.0.0.0:4152", STRING, "needs --tls-cert")
+    https_address: str = option(
+        "https-address", "0.0.0.0:4152", STRING, "only with --tls-cert; empty: none"
+    )
     http_address: str = option(
         "http-address", "0.0.0.0:4151", STRING, "<addr>:<port> or a unix socket's path; empty: none"
     )
@@ -192,21 +189,19 @@ class NsqdOptions:
     )
 
     # TLS and compression
-    tls_cert: str = _unbuilt("tls-cert", "", STRING, "path of the certificate")
-    tls_key: str = _unbuilt("tls-key", "", STRING, "path of its key")
-    tls_client_auth_policy: str = _unbuilt(
+    tls_cert: str = option("tls-cert", "", STRING, "path of the certificate")
+    tls_key: str = option("tls-key", "", STRING, "path of its key")
+    tls_client_auth_policy: str = option(
         "tls-client-auth-policy", "", STRING, "client certificates: require or require-verify"
     )
-    tls_root_ca_file: str = _unbuilt(
-        "tls-root-ca-file", "", STRING, "issuer of client certificates"
-    )
-    tls_required: str = _unbuilt("tls-required", "false", TLS_REQUIRED, "tcp-https: not for HTTP")
-    tls_min_version: str = _unbuilt(
+    tls_root_ca_file: str = option("tls-root-ca-file", "", STRING, "issuer of client certificates")
+    tls_required: str = option("tls-required", "false", TLS_REQUIRED, "tcp-https: not for HTTP")
+    tls_min_version: str = option(
         "tls-min-version", "tls1.0", TLS_MIN_VERSION, "tls1.0, tls1.1, tls1.2 or tls1.3"
     )
-    deflate: bool = _unbuilt("deflate", True, BOOL, "offer deflate to clients")
-    max_deflate_level: int = _unbuilt("max-deflate-level", 6, INT, "1..9")
-    snappy: bool = _unbuilt("snappy", True, BOOL, "offer snappy to clients")
+    deflate: bool = option("deflate", True, BOOL, "offer deflate to clients")
+    max_deflate_level: int = option("max-deflate-level", 6, INT, "1..9")
+    snappy: bool = option("snappy", True, BOOL, "offer snappy to clients")
 
     # ours
     requeue_on_disconnect: bool = option(
@@ -242,16 +237,6 @@ class NsqdOptions:
     )
 
 
-# To start without these would leave open what the operator asked to be closed.
-_PROTECTIVE = frozenset(
-    {
-        "tls_cert",
-        "tls_key",
-        "tls_client_auth_policy",
-        "tls_root_ca_file",
-        "tls_required",
-    }
-)
 _NOT_NEGATIVE = frozenset(
     {
         "mem_queue_size",
@@ -266,31 +251,21 @@ _NOT_NEGATIVE = frozenset(
 )
 
 
-def unbuilt_in_use(options: NsqdOptions) -> Iterator[str]:
-    """Yield the flag of each option that is set and has no effect in this version."""
-    for name, spec in table(options):
-        if spec.note == UNBUILT and getattr(options, name) != default_of(NsqdOptions, name):
-            yield spec.flag
-
-
 def validated(options: NsqdOptions) -> NsqdOptions:
     """Return the options as nsqd uses them: tls_required follows from tls_client_auth_policy.
 
     Raises:
-        OptionsError: a value out of range, or a protection asked for that is not built.
+        OptionsError: a value out of range, or TLS required without a certificate.
     """
     if options.tls_client_auth_policy and options.tls_required == "false":
         options = dataclasses.replace(options, tls_required="true")
     _check_ranges(options)
-    if options.tls_required != "false" and not (options.tls_cert and options.tls_key):
+    if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
         raise OptionsError("cannot require TLS client connections without TLS key and cert")
     for percentile in options.e2e_processing_latency_percentile:
         if not 0 < percentile <= 1:
             shown = re.sub(r"\.0$", "", str(percentile))
             raise OptionsError(f"invalid E2E processing latency percentile: {shown}")
-    for name, spec in table(options):
-        if name in _PROTECTIVE and getattr(options, name) != default_of(NsqdOptions, name):
-            raise OptionsError(f"--{spec.flag} is {UNBUILT}")
     return options
 
 

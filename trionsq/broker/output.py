@@ -30,6 +30,11 @@ class Output:
         self.pending = 0
         self.blocked_since_s: float | None = None
 
+    def use(self, transport: Transport) -> None:
+        """Write to ``transport`` from now on. Nothing is pending."""
+        assert not self.pending
+        self._transport = transport
+
     def __repr__(self) -> str:
         return f"<Output pending={self.pending}>"
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from trionsq import NSQ_VERSION
 from trionsq.broker.memory import MemoryFigures, memory_figures
 from trionsq.core.latency import quantiles
+from trionsq.upgrades.cipher_names import suite_name, version_name
 from trionsq.wire.auth import Grant
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def _latency(broker: Broker, channels: Iterable[Channel]) -> Latency:
 
 
 def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
-    identity, consumer = client.identity, client.consumer
+    identity, consumer, tls = client.identity, client.consumer, client.tls
     shown: _Shown = {
         "client_id": identity.client_id,
         "hostname": identity.hostname,
@@ -278,8 +279,8 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
         "requeue_count": consumer.requeue_count,
         "connect_ts": client.connected_s,
         "sample_rate": identity.sample_rate,
-        "deflate": identity.deflate,
-        "snappy": identity.snappy,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
         "user_agent": identity.user_agent,
     }
     if client.auth is not None:
@@ -289,11 +290,11 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
         shown["pub_counts"] = [published]
     return {
         **shown,
-        "tls": identity.tls_v1,
-        "tls_cipher_suite": "",
-        "tls_version": "",
+        "tls": tls is not None,
+        "tls_cipher_suite": suite_name(tls.cipher) if tls else "",
+        "tls_version": version_name(tls.version) if tls else "",
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": identity.tls_v1,
+        "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 

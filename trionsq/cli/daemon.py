@@ -28,6 +28,7 @@ from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import lock_folder
 from trionsq.storage.metadata import remove_drafts
 from trionsq.transport import SocketTransport
+from trionsq.upgrades.certificates import ServerTls
 
 __all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
 
@@ -48,18 +49,21 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         DataPathError: the data path can't be had.
         ListenError: an address can't be listened on.
         MetadataError: the data path's metadata can't be understood.
+        TlsConfigError: the certificate's files can't be used.
     """
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(lock_folder(options.data_path))
         disk = RealDisk(lock.path)
         remove_drafts(disk)
         sockets = stack.enter_context(ExitStack())
-        tcp = await _open(options.tcp_address, sockets)
-        http = await _open(options.http_address, sockets) if options.http_address else []
         background = ThreadBackground()
         broker = Broker(options, data_folder(options, disk, background))
+        tcp = await _open(options.tcp_address, sockets)
+        https = await _open(options.https_address if broker.tls else "", sockets)
+        http = await _open(options.http_address, sockets)
         broker.options_changed.append(lambda changed: set_level(changed.log_level))
         broker.tcp_port = _announce("TCP", tcp)
+        broker.https_port = _announce("HTTPS", https) if https else 0
         broker.http_port = _announce("HTTP", http) if http else 0
         tasks = await stack.enter_async_context(trio.open_nursery())
         await tasks.start(background.run)
@@ -67,8 +71,10 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
             await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
+        for sock in https:
+            await listeners.start(_serve_http, broker, sock, broker.tls)
         for sock in http:
-            await listeners.start(_serve_http, broker, sock)
+            await listeners.start(_serve_http, broker, sock, None)
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
@@ -88,12 +94,17 @@ async def _run_broker(
 
 
 async def _serve_http(
-    broker: Broker, sock: socket.socket, task_status: trio.TaskStatus[None]
+    broker: Broker,
+    sock: socket.socket,
+    tls: ServerTls | None,
+    task_status: trio.TaskStatus[None],
 ) -> None:
-    await serve_http(broker, sock, task_status=task_status)
+    await serve_http(broker, sock, tls=tls, task_status=task_status)
 
 
 async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
+    if not address:
+        return []
     return [opened.enter_context(sock) for sock in await open_sockets(address)]
 
 
@@ -111,7 +122,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     The code is 0 if all messages were saved, else 1.
 
     Raises:
-        DataPathError, ListenError, MetadataError: as `running_nsqd`.
+        DataPathError, ListenError, MetadataError, TlsConfigError: as `running_nsqd`.
     """
     tune_interpreter()
     code = 1

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import trio
 
-from trionsq.broker.options import NsqdOptions, OptionsError, unbuilt_in_use, validated
+from trionsq.broker.options import NsqdOptions, OptionsError, validated
 from trionsq.cli import limits, log
 from trionsq.cli.command import fatal, read_options
 from trionsq.cli.daemon import run_nsqd
 from trionsq.listener import ListenError
 from trionsq.storage.lock import DataPathError
 from trionsq.storage.metadata import MetadataError
+from trionsq.upgrades.certificates import TlsConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,15 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         fatal(options.log_prefix, str(error), options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    for flag in unbuilt_in_use(options):
-        logger.warning("--%s is not built yet and has no effect", flag)
     limits.raise_open_files_limit()
     # Raised after the groups: what is raised among them becomes a group itself.
     failure = ""
     code = 1
     try:
         code = trio.run(run_nsqd, options)
-    except* DataPathError as group:
+    except* (DataPathError, TlsConfigError) as group:
         failure = f"failed to instantiate nsqd - {_first(group)}"
     except* (ListenError, MetadataError) as group:
         failure = str(_first(group))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quart import Response
 from quart_trio import QuartTrio
 
 from trionsq.broker.broker import Broker
@@ -18,22 +19,35 @@ from trionsq.http.peek import Peeking
 from trionsq.http.publish import Publishing
 from trionsq.http.stats import Statistics
 from trionsq.web import app
+from trionsq.web.answers import tls_required
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
-from trionsq.web.health import Health
+from trionsq.web.health import OPEN_PATHS, Health
 
 __all__ = ["create_app"]
 
 
-def create_app(broker: Broker) -> QuartTrio:
-    """The HTTP API of ``broker``."""
+def create_app(broker: Broker, *, is_open: bool = True) -> QuartTrio:
+    """The HTTP API of ``broker``.
+
+    Args:
+        broker: is asked.
+        is_open: answer; otherwise tell that it is to be asked by HTTPS.
+    """
 
     def check(method: str) -> None:
         if broker.exiting and method != "GET":
             raise HttpError(503, "EXITING")
 
+    def ask_by_https(path: str) -> Response | None:
+        if is_open or path in OPEN_PATHS:
+            return None
+        return tls_required(broker.https_port)
+
     nbytes_max = max(broker.options.max_msg_size, broker.options.max_body_size)
-    return app.create_app(_endpoints(broker), body_nbytes_max=nbytes_max, check=check)
+    return app.create_app(
+        _endpoints(broker), body_nbytes_max=nbytes_max, check=check, before=ask_by_https
+    )
 
 
 def _endpoints(broker: Broker) -> Iterable[Endpoint]:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from quart import Response
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.options import UNBUILT
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.optionspec import LOG_LEVEL, table
 from trionsq.web.answers import empty, json_document, text
@@ -69,10 +68,8 @@ class Configuration:
             change(body.decode(errors="replace"))
         except (ValueError, RecursionError):
             raise HttpError(400, "INVALID_VALUE") from None
-        name, spec = self._rows[opt]
+        name, _ = self._rows[opt]
         log.info("HTTP: option %s is now %r", opt, getattr(self._broker.options, name))
-        if spec.note == UNBUILT:
-            log.warning("--%s is not built yet and has no effect", spec.flag)
         return await self.get(opt)
 
     def _shown(self, key: str) -> Any:

@@ -11,10 +11,13 @@ import socket
 import trio
 
 from trionsq.broker.broker import Broker
+from trionsq.broker.upgrade import HANDSHAKE_S
 from trionsq.http.app import create_app
 from trionsq.http.short import ShortConnection
 from trionsq.http.short_way import ShortWay, WaitLimits
-from trionsq.transport import SocketTransport
+from trionsq.transport import SocketTransport, Transport
+from trionsq.upgrades.certificates import ServerTls
+from trionsq.upgrades.tls import start_tls
 from trionsq.web import body, connection, serve
 from trionsq.web.serve import WebServer, serve_web
 
@@ -26,22 +29,40 @@ async def serve_http(
     sock: socket.socket,
     *,
     short_way: bool = True,
+    tls: ServerTls | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
     On cancellation idle connections end at once, the others after their answer or a second.
-    Without ``short_way`` the framework answers all.
+    Without ``short_way`` the framework answers all. With ``tls`` it is HTTPS; without, and with
+    --tls-required, requests are refused.
     """
-    await serve_web(HttpServer(broker, short_way=short_way), sock, task_status)
+    await serve_web(HttpServer(broker, short_way=short_way, tls=tls), sock, task_status)
 
 
 class HttpServer(WebServer):
     """Serves connections, each in a task that is started for it."""
 
-    def __init__(self, broker: Broker, *, short_way: bool = True) -> None:
-        front = _Front(ShortWay(broker, _wait_limits())) if short_way else None
-        super().__init__(create_app(broker), front)
+    def __init__(
+        self, broker: Broker, *, short_way: bool = True, tls: ServerTls | None = None
+    ) -> None:
+        is_open = tls is not None or broker.options.tls_required != "true"
+        front = _Front(ShortWay(broker, _wait_limits())) if short_way and is_open else None
+        super().__init__(create_app(broker, is_open=is_open), front)
+        self._tls = tls
+        self._clock = broker.clock
+
+    async def open(self, accepted: socket.socket) -> Transport:
+        transport = SocketTransport(accepted)
+        if self._tls is None:
+            return transport
+        upgraded: Transport | None = None
+        with trio.move_on_after(HANDSHAKE_S):
+            upgraded = await start_tls(transport, self._tls.engine(self._clock.now_s()))
+        if upgraded is None:
+            raise TimeoutError("TLS handshake timed out")
+        return upgraded
 
 
 class _Front:
@@ -52,8 +73,8 @@ class _Front:
         self.watch = way.watch
         self.end = way.end
 
-    async def serve(self, accepted: socket.socket) -> bytes | None:
-        return await ShortConnection(self._way, SocketTransport(accepted)).run()
+    async def serve(self, transport: Transport) -> bytes | None:
+        return await ShortConnection(self._way, transport).run()
 
 
 def _wait_limits() -> WaitLimits:

@@ -7,7 +7,17 @@ import re
 
 from quart import Response
 
-__all__ = ["empty", "error", "json_bytes", "json_document", "options", "plain", "redirect", "text"]
+__all__ = [
+    "empty",
+    "error",
+    "json_bytes",
+    "json_document",
+    "options",
+    "plain",
+    "redirect",
+    "text",
+    "tls_required",
+]
 
 _NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
 _TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
@@ -65,6 +75,12 @@ def error(status: int, code: str, allow: str | None = None) -> Response:
     if allow is not None:
         response.headers["Allow"] = allow
     return response
+
+
+def tls_required(https_port: int) -> Response:
+    """The refusal of a request that is to come by HTTPS, in the form that nsqd gives it."""
+    document = {"message": "TLS_REQUIRED", "https_port": https_port}
+    return _response(403, json.dumps(document).encode(), _JSON_TYPE, _NSQ_TYPE)
 
 
 def redirect(method: str, location: str) -> Response:

@@ -54,6 +54,7 @@ def create_app(
     *,
     body_nbytes_max: int = 0,
     check: Callable[[str], None] = lambda method: None,
+    before: Callable[[str], Response | None] = lambda path: None,
 ) -> QuartTrio:
     """An application that answers at ``endpoints``.
 
@@ -61,6 +62,8 @@ def create_app(
         endpoints: what there is.
         body_nbytes_max: the longest body that any of them reads.
         check: is given the method of each request; raises HttpError to refuse it.
+        before: is given the path of each request, also of one that there is not; its answer, if
+            it has one, takes the place of any other.
     """
     app = _App(__name__, static_folder=None)
     app.config[LIMIT_KEY] = body_nbytes_max
@@ -76,14 +79,20 @@ def create_app(
             provide_automatic_options=False,
             strict_slashes=True,
         )
-    _add_common_rules(app, check)
+    _add_common_rules(app, check, before)
     return app
 
 
-def _add_common_rules(app: QuartTrio, check: Callable[[str], None]) -> None:
+def _add_common_rules(
+    app: QuartTrio,
+    check: Callable[[str], None],
+    before: Callable[[str], Response | None],
+) -> None:
     # All are coroutines because quart would run plain functions in a thread.
     @app.before_request
     async def method_and_path() -> Response | None:
+        if (answer := before(request.path)) is not None:
+            return answer
         found = request.routing_exception
         # werkzeug looks through leading slashes, so it may have found something.
         lost = isinstance(found, NotFound | RequestRedirect)

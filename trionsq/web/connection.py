@@ -20,6 +20,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
+from trionsq.upgrades.stream import TransportStream
+
 __all__ = ["LINGER_S", "WRITE_STALL_S", "HttpConnection"]
 
 _READ_NBYTES_MAX: Final = 64 * 1024
@@ -84,7 +86,7 @@ class HttpConnection(TCPServer):
         app: AppWrapper,
         config: Config,
         context: WorkerContext,
-        stream: trio.SocketStream,
+        stream: trio.SocketStream | TransportStream,
         unread: bytes = b"",
     ) -> None:
         """``unread`` was read from the stream already, and comes first."""

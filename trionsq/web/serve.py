@@ -13,6 +13,8 @@ from hypercorn.utils import wrap_app
 from quart_trio import QuartTrio
 
 from trionsq.listener import accept_forever
+from trionsq.transport import SocketTransport, Transport
+from trionsq.upgrades.stream import TransportStream
 from trionsq.web.connection import HttpConnection
 
 __all__ = ["GRACE_S", "KEEP_ALIVE_S", "Front", "WebServer", "serve_web"]
@@ -35,7 +37,7 @@ class Front(Protocol):
     def end(self) -> None:
         """End idle connections now, the others after their answer."""
 
-    async def serve(self, accepted: socket.socket) -> bytes | None:
+    async def serve(self, transport: Transport) -> bytes | None:
         """Serve what is asked for.
 
         Returns:
@@ -72,12 +74,21 @@ class WebServer:
         if self._front is not None:
             self._front.end()
 
+    async def open(self, accepted: socket.socket) -> Transport:
+        """The transport of a connection; here its bytes as they are.
+
+        Raises:
+            OSError: it can't be had.
+        """
+        return SocketTransport(accepted)
+
     async def serve(self, accepted: socket.socket) -> None:
         """A connection's life. What goes wrong costs it alone."""
         try:
-            unread = await self._before_the_framework(accepted)
+            transport = await self.open(accepted)
+            unread = await self._before_the_framework(transport)
             if unread is not None:
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+                stream = _stream(transport, accepted)
                 await HttpConnection(self._app, self._config, self._context, stream, unread).run()
         except* OSError as errors:
             log.debug("HTTP: connection lost: %s", errors.exceptions[0])
@@ -88,8 +99,15 @@ class WebServer:
             trio.lowlevel.notify_closing(accepted)
             accepted.close()
 
-    async def _before_the_framework(self, accepted: socket.socket) -> bytes | None:
-        return b"" if self._front is None else await self._front.serve(accepted)
+    async def _before_the_framework(self, transport: Transport) -> bytes | None:
+        return b"" if self._front is None else await self._front.serve(transport)
+
+
+def _stream(transport: Transport, accepted: socket.socket) -> trio.SocketStream | TransportStream:
+    sock = trio.socket.from_stdlib_socket(accepted)
+    if isinstance(transport, SocketTransport):
+        return trio.SocketStream(sock)
+    return TransportStream(transport, sock)
 
 
 async def serve_web(

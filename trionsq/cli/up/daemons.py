@@ -9,7 +9,7 @@ from typing import Final
 
 from lookupd.daemon import running_nsqlookupd
 from lookupd.options import NsqlookupdOptions
-from trionsq.broker.options import NsqdOptions, unbuilt_in_use, validated
+from trionsq.broker.options import NsqdOptions, validated
 from trionsq.cli.command import read_options
 from trionsq.cli.daemon import running_nsqd
 from trionsq.cli.up.errors import UpError
@@ -37,8 +37,6 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
     options = validated(options)
     for warning in warnings:
         log.warning("%s", warning)
-    for flag in unbuilt_in_use(options):
-        log.warning("--%s is not built yet and has no effect", flag)
     async with running_nsqd(options) as broker:
         yield Ports(broker.tcp_port, broker.http_port)
     for line in broker.unsaved:
