@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsDocument, StatsFilter, info, statistics
+from trionsq.core.consumer import Consumer
 from trionsq.http.stats_text import stats_text
+from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transport import SocketTransport
+from trionsq.wire.bodies import ListBodies
 
 
 @asynccontextmanager
@@ -171,3 +177,30 @@ async def test_a_client_cannot_write_lines_of_its_own(broker: Broker) -> None:
     async with connected(broker, identify + pub("t", b"x")):
         text = stats_text(statistics(broker, StatsFilter()), broker.clock.now_ns())
     assert "\nTopics: None" not in text
+
+
+async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> None:
+    """In nanoseconds and in the order of the option; in text with a unit that suits."""
+    percentiles = (1.0, 0.5)
+    async with nsqd_in_memory(e2e_processing_latency_percentile=percentiles) as broker:
+        for body in (b"a", b"b"):
+            broker.topic("t").publish(ListBodies([body]))
+            await trio.sleep(1.5)
+        channel = broker.topic("t").channel("c")
+        broker.topic("t").channel("d")
+        consumer = Consumer(lambda delivery: True)
+        channel.core.add_consumer(consumer)
+        channel.core.set_ready(consumer, 10, broker.clock.now_s())
+        await trio.testing.wait_all_tasks_blocked()
+        channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())
+        document = statistics(broker, StatsFilter())
+        text = stats_text(document, broker.clock.now_ns())
+    expected = [{"quantile": 1, "value": 3_000_000_000}, {"quantile": 0.5, "value": 1_500_000_000}]
+    assert document["topics"] is not None
+    [topic] = document["topics"]
+    assert topic["e2e_processing_latency"] == {"count": 2, "percentiles": expected}
+    finished, idle = (one["e2e_processing_latency"] for one in topic["channels"])
+    assert finished == {"count": 2, "percentiles": expected}
+    assert (idle["count"], [each["value"] for each in idle["percentiles"] or ()]) == (0, [0, 0])
+    assert re.findall(r"e2e%: (.*)", text) == ["3.0s, 1.5s", "3.0s, 1.5s", "0.0ns, 0.0ns"]
+    assert '{"quantile": 1, ' in json.dumps(topic)
