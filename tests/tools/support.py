@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -60,6 +62,13 @@ async def running(
             process.kill()
         with trio.CancelScope(shield=True):
             await process.wait()
+
+
+def handles(process: trio.Process, signum: signal.Signals) -> bool:
+    """Whether the process does something of its own at this signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -12,7 +13,19 @@ import termios
 import pytest
 import trio
 
-from tests.tools.support import LIMIT_S, bodies, channel_stats, drain, run, running, until
+from tests.processes import running_nsqlookupd
+from tests.tools.support import (
+    LIMIT_S,
+    bodies,
+    channel_stats,
+    drain,
+    handles,
+    run,
+    running,
+    until,
+    until_true,
+)
+from trionsq import httpget
 from trionsq.client import Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 
@@ -96,6 +109,46 @@ async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> Non
         os.close(writing)
 
 
+async def test_a_second_signal_ends_it_at_once() -> None:
+    """While it waits for its output to take the rest of a line, another signal kills it."""
+    reading, writing = os.pipe()
+    try:
+        async with open_broker() as nsqd:
+            await _publish(nsqd, "t", [b"x" * 500_000])
+            flags = ("--topic=t", "--channel=c", f"--nsqd-tcp-address={nsqd.tcp_address}")
+            async with running("nsq_tail", *flags, stdout=writing) as process:
+                await until(lambda: _waiting_nbytes(reading) > 60_000)
+                process.send_signal(signal.SIGTERM)
+                await until(lambda: not handles(process, signal.SIGTERM))
+                process.send_signal(signal.SIGTERM)
+                with trio.fail_after(LIMIT_S):
+                    assert await process.wait() == -signal.SIGTERM
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+async def test_nsqds_are_found_through_nsqlookupd() -> None:
+    """With --lookupd-http-address it reads from every nsqd that has the topic."""
+    async with running_nsqlookupd() as lookupd:
+        at = (lookupd.tcp_address,)
+        async with (
+            open_broker(lookupd_tcp_address=at, broadcast_address="127.0.0.1") as one,
+            open_broker(lookupd_tcp_address=at, broadcast_address="127.0.0.1") as two,
+        ):
+            await _publish(one, "t", [b"one"])
+            await _publish(two, "t", [b"two"])
+
+            async def both_are_known() -> bool:
+                answer = await httpget.get(f"http://{lookupd.http_address}/lookup?topic=t")
+                return answer.status == 200 and len(json.loads(answer.body)["producers"]) == 2
+
+            await until_true(both_are_known)
+            address = f"--lookupd-http-address={lookupd.http_address}"
+            ended = await run("nsq_tail", "--topic=t", "--channel=c", address, "-n", "2")
+            assert (ended.code, sorted(ended.out.split())) == (0, [b"one", b"two"])
+
+
 async def test_a_message_is_not_given_up() -> None:
     """However often it was delivered before, a message is written rather than dropped."""
     async with open_broker() as nsqd:
@@ -155,11 +208,6 @@ async def test_nsqd_sees_who_reads() -> None:
         ),
         (("--topic=t!", "--nsqd-tcp-address=127.0.0.1:1"), 1, "not a valid name"),
         (("--topic=t", "--nsqd-tcp-address=127.0.0.1:1"), 1, "127.0.0.1:1"),
-        (
-            ("--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--consumer-opt=tls_v1"),
-            1,
-            "--consumer-opt: tls_v1 is not built yet",
-        ),
         (
             ("--topic=t", "--nsqd-tcp-address=a:1", "--consumer-opt=max_attempts,x"),
             2,
