@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from trionsq import httpget
 from trionsq.client import Config, Consumer, Producer
 from trionsq.storage.lock import lock_folder
 
@@ -163,6 +164,17 @@ async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path)
     async with up(tmp_path, "--nsqd=2", *mode) as second:
         await consume(second, waiting)
         assert await second.end(signal.SIGTERM) == 0
+
+
+@MODES
+async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> None:
+    """No task that nsqd shows is named by a function of ours."""
+    async with up(tmp_path, *mode) as running:
+        await publish(running, "nsqd-1", 1)
+        shown = (await httpget.get(f"http://{running.http['nsqd-1']}/debug/tasks")).body.decode()
+        names = [line.partition("  [")[0].strip() for line in shown.splitlines()]
+        assert "disk jobs" in names
+        assert not [name for name in names if re.match(r"trionsq\.|lookupd\.|__main__", name)]
 
 
 async def test_a_killed_nsqd_comes_back(tmp_path: Path) -> None:
