@@ -2,7 +2,9 @@
 
 - `common`: flags, addresses, client options, log lines, signals, progress
 - `fds`: standard input and output without blocking the loop
-- `to_nsq`, `nsq_tail`, `nsq_stat`: one module for each command, each with `main`
+- `forwarding`, `hostpool`, `request_times`: what nsq_to_http and nsq_to_nsq share
+- `to_nsq`, `nsq_tail`, `nsq_stat`, `nsq_to_file`, `nsq_to_http`, `nsq_to_nsq`: one module or package
+  for each command, each with `main`
 
 Spec: tools.
 """
