@@ -5,9 +5,11 @@ Spec: tcp-protocol, section 9.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,14 +17,15 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.auth_stub import EVERYTHING, GRANTED, AuthStub, authorized, granting, http
-from tests.broker.support import check_nobody_left, connect, publish
+from tests.broker.session import CancelAt, When
+from tests.broker.support import check_balances, check_nobody_left, connect, publish
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, statistics
 from trionsq.debug.tasks import task_tree
 from trionsq.debug.tasks_shown import text_pieces
 from trionsq.http.debug_names import task_name
-from trionsq.testing.conversation import Conversation
+from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
@@ -510,3 +513,48 @@ async def test_a_secret_is_nowhere_to_be_seen(
         assert secret not in repr((client, client.auth, client.parser, broker.auth_servers))
     assert "AUTH: asking http://auth1.test:80/auth failed" in caplog.text
     assert secret not in caplog.text
+
+
+# Cancellation
+
+
+async def _live(cancel_at: CancelAt) -> bool:
+    """AUTH, commands, a renewal, commands; closed at one await. Whether it came to the end."""
+    async with nsqd_in_memory(**TWO) as broker:
+        AuthStub(broker, http(500, b""), granting(ttl=1), http(500, b""), granting())
+        assert broker._connections is not None
+        talk, client, _ = connect(broker)
+        [cancel_at.root] = broker._connections.child_tasks
+        cancel_at.cancel = client.close
+        came_through = False
+        with suppress(UnexpectedFrame, trio.BrokenResourceError):
+            await talk.say(commands.auth("s"))
+            await talk.response(GRANTED)
+            await trio.sleep(1.5)
+            await talk.say(*COMMANDS.values())
+            for _ in COMMANDS:
+                await talk.response()
+            came_through = True
+        talk.close()
+        await trio.sleep(2)
+        check_nobody_left(broker)
+        check_balances(broker)
+        servers = broker.auth_servers
+        assert servers is not None
+        assert (servers.asking, servers.waiting) == (0, 0)
+        assert broker.client_failures == 0
+        return came_through
+
+
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_every_await_of_auth_can_be_cancelled(when: When) -> None:
+    """Whichever step the client is closed at, its turn is given back and nothing is left."""
+    outcomes = set()
+    for step in itertools.count(1):
+        cancel_at = CancelAt(step, when)
+        clock = MockClock(autojump_threshold=0)
+        outcomes.add(trio.run(_live, cancel_at, clock=clock, instruments=[cancel_at]))
+        if not cancel_at.has_fired:
+            break
+    assert step > 20
+    assert outcomes == {False, True}

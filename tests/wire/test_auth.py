@@ -270,7 +270,7 @@ def test_verdicts_that_are_remembered_are_bounded() -> None:
     for number in range(5000):
         assert got.may_publish(f"even{number}")
         assert not got.may_publish(f"odd{number}")
-    assert len(got._may_publish) <= 1024
+    assert len(got.verdicts) <= 1024
 
 
 def test_the_answer_to_auth_is_compact_json_as_go_writes_it() -> None:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 from urllib.parse import urlencode, urlsplit
 
-import re2
-
 __all__ = [
     "ANSWER_NBYTES_MAX",
     "Grant",
@@ -138,9 +136,10 @@ class Grant:
     Attributes:
         identity, identity_url: who it says the client is; may be empty.
         ttl_s: how long the grant holds, in seconds.
+        verdicts: what `may_publish` has found, by topic, for those who ask again and again.
     """
 
-    __slots__ = ("_authorizations", "_may_publish", "identity", "identity_url", "ttl_s")
+    __slots__ = ("_authorizations", "identity", "identity_url", "ttl_s", "verdicts")
 
     def __init__(
         self, identity: str, identity_url: str, ttl_s: int, authorizations: list[_Authorization]
@@ -149,7 +148,7 @@ class Grant:
         self.identity_url = identity_url
         self.ttl_s = ttl_s
         self._authorizations = authorizations
-        self._may_publish: dict[str, bool] = {}
+        self.verdicts: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"<Grant {self.identity!r} authorizations={len(self)} ttl={self.ttl_s}s>"
@@ -160,14 +159,14 @@ class Grant:
 
     def may_publish(self, topic: str) -> bool:
         """Whether an entry allows to publish there: one of its channels matches the empty name."""
-        verdict = self._may_publish.get(topic)
+        verdict = self.verdicts.get(topic)
         if verdict is None:
-            if len(self._may_publish) == _VERDICTS_MAX:
-                self._may_publish.clear()
+            if len(self.verdicts) == _VERDICTS_MAX:
+                self.verdicts.clear()
             verdict = any(
                 entry.publish and entry.matches(topic, "") for entry in self._authorizations
             )
-            self._may_publish[topic] = verdict
+            self.verdicts[topic] = verdict
         return verdict
 
     def may_subscribe(self, topic: str, channel: str) -> bool:
@@ -212,6 +211,10 @@ class _Patterns:
     """Compiles each pattern of an answer once, within the limits."""
 
     def __init__(self) -> None:
+        # Not above: 4 MiB of memory that an nsqd without auth servers does without.
+        import re2
+
+        self._re2 = re2
         self._compiled: dict[str, Pattern] = {}
         self._instructions = 0
         self._options = re2.Options()
@@ -227,8 +230,8 @@ class _Patterns:
         if len(self._compiled) == _PATTERNS_MAX:
             raise ValueError(f"more than {_PATTERNS_MAX} patterns")
         try:
-            pattern = re2.compile(text, self._options)
-        except re2.error:
+            pattern = self._re2.compile(text, self._options)
+        except self._re2.error:
             raise ValueError("a pattern does not compile") from None
         self._instructions += pattern.programsize
         if self._instructions > _INSTRUCTIONS_MAX:
