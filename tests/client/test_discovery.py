@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from tests.client.upgraded import authority
 from trionsq import httpget
 from trionsq.client import Config, DiscoveryError, LastLookupdError
 from trionsq.client.discovery import Discovery, addresses_of, lookup_url
@@ -28,6 +30,7 @@ class Lookupds:
         self.answers = answers
         self.asked: list[str] = []
         self.headers: Mapping[str, str] = {}
+        self.ssl_context: ssl.SSLContext | None = None
 
     async def get(
         self,
@@ -40,6 +43,7 @@ class Lookupds:
     ) -> httpget.Answer:
         self.asked.append(url)
         self.headers = headers
+        self.ssl_context = ssl_context
         if url not in self.answers:
             raise httpget.ConnectError("refused")
         return self.answers[url]
@@ -137,6 +141,26 @@ async def test_the_secret_goes_only_where_it_is_wanted() -> None:
         discovery.add("a:1")
         await discovery.poll()
         assert lookupds.headers.get("Authorization") == expected
+
+
+async def test_an_nsqlookupd_over_https(tmp_path: Path) -> None:
+    """Those are trusted who are trusted with nsqd; a file gone bad fails the poll, no more."""
+    plain = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
+    secured = Lookupds({lookup_url("https://a:1", "t"): answer(ANSWER)})
+    ca = tmp_path / "ca.pem"
+    authority().cert_pem.write_to_path(str(ca))
+    config = Config(tls_root_ca_file=str(ca))
+    discovery = Discovery("t", config, plain.get)
+    discovery.add("a:1")
+    await discovery.poll()
+    assert plain.ssl_context is None
+    discovery = Discovery("t", config, secured.get)
+    discovery.add("https://a:1")
+    await discovery.poll()
+    assert secured.ssl_context is config.ssl_context()
+    ca.unlink()
+    with pytest.raises(DiscoveryError, match="tls_root_ca_file"):
+        await discovery.poll()
 
 
 def test_the_last_one_stays() -> None:
