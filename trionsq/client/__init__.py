@@ -6,6 +6,7 @@
 - `handshake`, `tls`: how a connection begins: IDENTIFY, TLS, compression, AUTH
 - `connection` (on `transport`): one connection, its three tasks
 - `keeper`, `subscription`, `batches`: a consumer's connections, kept; what comes out of them
+- `handling`: the handler style
 - `flow` (by the decisions of `rdy` and `backoff`): how much a consumer takes from whom
 - `discovery`: nsqlookupd
 - `household`, `waiting`: tasks of an object, and cheap ways to wait for them

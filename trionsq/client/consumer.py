@@ -30,6 +30,7 @@ from trionsq.client.errors import (
     StoppedError,
 )
 from trionsq.client.flow import Flow
+from trionsq.client.handling import Handler, handle_all
 from trionsq.client.household import Household
 from trionsq.client.keeper import Keeper
 from trionsq.client.message import Batch, Message
@@ -41,7 +42,6 @@ __all__ = ["Consumer", "GiveUp", "Handler"]
 
 log = logging.getLogger("trionsq.client")
 
-Handler: TypeAlias = Callable[[Message], Awaitable[object]]
 GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
 
 _STOP_S: Final = 30.0
@@ -205,33 +205,8 @@ class Consumer:
         backs off, and the exception is logged. Unless ``message.auto_response`` is False, or the
         handler answered itself. Cancelling gives back what is being handled.
         """
-        turn = trio.Lock()
-        async with trio.open_nursery() as nursery:
-            for _ in range(concurrency):
-                nursery.start_soon(self._handle, handler, turn)
-
-    async def _handle(self, handler: Handler, turn: trio.Lock) -> None:
-        while True:
-            message = self._messages.take_nowait()
-            if message is None:
-                try:
-                    # One task waits, or the others would not see that a batch came.
-                    async with turn:
-                        message = await anext(self._messages)
-                except StopAsyncIteration:
-                    return
-            try:
-                await handler(message)
-            except Exception:
-                log.exception("%s:%s: a handler failed", self.topic, self.channel)
-                if message.auto_response:
-                    message.requeue()
-            except BaseException:
-                message.requeue(0, backoff=False)
-                raise
-            else:
-                if message.auto_response:
-                    message.finish()
+        name = f"{self.topic}:{self.channel}"
+        await handle_all(self._messages, handler, concurrency, name)
 
     async def next_batch(self) -> Batch:
         """The next batch. A checkpoint; cancelling loses nothing.
