@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trionsq.wire import auth
 from trionsq.wire.auth import Grant, Question, read_grant
+from trionsq.wire.events import Auth
 
 NAMES = st.text("abc_.-", min_size=1, max_size=6)
 PATTERNS = st.sampled_from(["", "a", "^a", "a$", "^a.*b$", "[bc]", "^(ab|c)+$", ".*", r"\.", "a?b"])
@@ -74,9 +75,10 @@ def test_a_post_has_lists_under_the_same_keys() -> None:
 
 
 def test_a_secret_is_not_shown() -> None:
-    """Neither a question nor a grant tells it to a log."""
-    question = Question(b"hush-hush", "127.0.0.1", False, "")
-    assert "hush" not in repr(question)
+    """Neither the command nor the question tells it to a log."""
+    secret = b"hush-hush"
+    shown = repr((Auth(secret), Question(secret, "127.0.0.1", False, "")))
+    assert "hush" not in shown
 
 
 @pytest.mark.parametrize(
