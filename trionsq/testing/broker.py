@@ -62,6 +62,7 @@ async def open_broker(
         given: dict[str, Any] = {
             "tcp_address": "127.0.0.1:0",
             "http_address": "127.0.0.1:0",
+            "https_address": "127.0.0.1:0",
             "data_path": str(folder),
         }
         valid = validated(NsqdOptions(**(given | options)))

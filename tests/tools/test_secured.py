@@ -1,0 +1,115 @@
+"""The tools, as processes, with an nsqd that wants TLS, a certificate and a secret."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.secured import SECRET, Papers, auth_server, make_papers
+from tests.tools.support import LIMIT_S, run, running, until
+from trionsq.testing import OpenBroker, open_broker
+
+LINES = [b"line %d" % number for number in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    """Certificates."""
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@asynccontextmanager
+async def locked_nsqd(papers: Papers) -> AsyncIterator[OpenBroker]:
+    """It lets in who has a certificate and the secret."""
+    async with (
+        auth_server() as server,
+        open_broker(
+            **papers.nsqd_options,
+            tls_client_auth_policy="require-verify",
+            auth_http_address=(server.address,),
+        ) as nsqd,
+    ):
+        yield nsqd
+
+
+def opts(flag: str, papers: Papers, *more: str) -> list[str]:
+    """What opens it."""
+    options = ("tls_v1", f"tls_root_ca_file,{papers.ca}", f"tls-cert,{papers.client}")
+    secret = f"auth_secret,{SECRET}"
+    return [f"--{flag}={option}" for option in (*options, secret, *more)]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+async def test_lines_through_two_locked_nsqds(
+    compression: str, papers: Papers, tmp_path: Path
+) -> None:
+    """to_nsq to one, nsq_to_nsq to the other, nsq_tail and nsq_to_file from there."""
+    producing = opts("producer-opt", papers, compression)
+    consuming = opts("consumer-opt", papers, compression)
+    count = ("-n", str(len(LINES)))
+    async with locked_nsqd(papers) as one, locked_nsqd(papers) as two:
+        to_one, to_two = (f"--nsqd-tcp-address={nsqd.tcp_address}" for nsqd in (one, two))
+        ended = await run("to_nsq", "--topic=t", to_one, *producing, stdin=b"\n".join(LINES))
+        assert (ended.code, ended.err) == (0, "")
+        destination = f"--destination-nsqd-tcp-address={two.tcp_address}"
+        flags = ("--topic=t", "--channel=c", to_one, destination, *consuming, *producing)
+        async with running("nsq_to_nsq", *flags) as copying:
+            tailing = ("--topic=t", "--channel=tail", to_two, *count, *consuming)
+            tailed = await run("nsq_tail", *tailing)
+            assert (tailed.code, sorted(tailed.out.splitlines())) == (0, sorted(LINES))
+            copying.terminate()
+            with trio.fail_after(LIMIT_S):
+                assert await copying.wait() == 0
+        filing = ("--topic=t", "--channel=tail", to_two, f"--output-dir={tmp_path}", *consuming)
+        # The channel has nothing left: it is the connection that is asked about.
+        async with running("nsq_to_file", *filing) as filer:
+            channel = two.broker.topic("t").channel("tail")
+            await until(lambda: bool(channel.clients))
+            filer.terminate()
+            with trio.fail_after(LIMIT_S):
+                assert await filer.wait() == 0
+
+
+TOOLS = {
+    "to_nsq": ("producer-opt", "--topic=t"),
+    "nsq_tail": ("consumer-opt", "--topic=t"),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+async def test_who_is_not_let_in(tool: str, papers: Papers) -> None:
+    """It ends with 1 and one line that says with whom and why; the secret is not in it."""
+    flag, *rest = TOOLS[tool]
+    wrong = f"--{flag}=auth_secret,wrong-secret"
+    cases = [
+        (opts(flag, papers)[:-1], "Auth Required"),
+        ([*opts(flag, papers), wrong], "Error authenticating E_UNAUTHORIZED"),
+        ([*opts(flag, papers), f"--{flag}=tls_root_ca_file,{papers.stranger}"], "not accepted"),
+        ([f"--{flag}=tls_v1", f"--{flag}=tls_insecure_skip_verify"], "certificate required"),
+    ]
+    async with locked_nsqd(papers) as nsqd:
+        for flags, reason in cases:
+            address = f"--nsqd-tcp-address={nsqd.tcp_address}"
+            ended = await run(tool, address, *rest, *flags, stdin=b"x\n")
+            last = ended.err.splitlines()[-1]
+            assert ended.code == 1
+            assert nsqd.tcp_address in last
+            assert reason in last
+            assert "wrong-secret" not in ended.err
+        assert not nsqd.broker.topics
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+async def test_a_bad_file(tool: str, tmp_path: Path) -> None:
+    """Is a wrong flag: the usage, and 2, before anything is connected to."""
+    flag, *rest = TOOLS[tool]
+    bad = f"--{flag}=tls_root_ca_file,{tmp_path}/none.pem"
+    ended = await run(tool, "--nsqd-tcp-address=127.0.0.1:1", *rest, f"--{flag}=tls_v1", bad)
+    assert ended.code == 2
+    first = ended.err.splitlines()[0]
+    assert first.startswith(f"invalid value for flag -{flag}: tls_root_ca_file: ")
+    assert "none.pem" in first
