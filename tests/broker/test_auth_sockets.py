@@ -179,3 +179,43 @@ async def test_a_403_with_a_port_sends_us_to_https(
     for request in requests:
         assert request.startswith(b"%b %b HTTP/1.1\r\n" % (method.upper().encode(), target))
     assert len(requests) == 2
+
+
+async def test_an_auth_server_hears_of_tls_and_its_certificate(tmp_path: Path) -> None:
+    """The question names who the client's certificate says it is."""
+    authority = trustme.CA()
+    paths = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(paths["ca"])
+    issued.cert_chain_pems[0].write_to_path(paths["cert"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    context = ssl.create_default_context(cafile=paths["ca"])
+    authority.issue_cert("client.test", common_name="ann").configure_cert(context)
+    requests = []
+
+    def answer(request: bytes) -> bytes:
+        requests.append(request)
+        return granting()
+
+    async with serving(answer) as port:
+        with trio.fail_after(LIMIT_S):
+            async with open_broker(
+                auth_http_address=(f"127.0.0.1:{port}",),
+                tls_cert=paths["cert"],
+                tls_key=paths["key"],
+                tls_client_auth_policy="require-verify",
+                tls_root_ca_file=paths["ca"],
+            ) as nsqd:
+                host, tcp_port = nsqd.tcp_address.split(":")
+                plain = await trio.open_tcp_stream(host, int(tcp_port))
+                wishes = {"feature_negotiation": True, "tls_v1": True}
+                await plain.send_all(MAGIC_V2 + commands.identify(wishes))
+                assert b'"auth_required":true' in await plain.receive_some(RECEIVE_NBYTES)
+                async with trio.SSLStream(
+                    plain, context, server_hostname=host, https_compatible=True
+                ) as client:
+                    await receive(client, frames.OK)
+                    await client.send_all(commands.auth("s"))
+                    await receive(client, frames.response(GRANTED))
+    [request] = requests
+    assert b"?common_name=ann&remote_ip=127.0.0.1&secret=s&tls=true " in request
