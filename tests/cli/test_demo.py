@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -23,7 +22,6 @@ async def run_demo(folder: Path, *flags: str, stop_at: str) -> tuple[int, list[s
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
         )
         try:
             assert process.stdout is not None

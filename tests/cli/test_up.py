@@ -81,12 +81,20 @@ async def up(folder: Path, *flags: str, ports: Sequence[str] | None = None) -> A
     log_path = folder / "up.log"
     with trio.fail_after(LIMIT_S), log_path.open("w") as log:
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "trionsq.cli.main", "up", "--data-path=data", *ports, *flags],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "trionsq.cli.main",
+                "up",
+                "--data-path=data",
+                *ports,
+                *flags,
+            ],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
         )
         running = Up(process, log_path)
         try:
@@ -145,7 +153,11 @@ async def until_ended(pids: dict[str, int]) -> None:
 
 @MODES
 async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path) -> None:
-    """What is published to either nsqd is consumed by discovery, also after Ctrl-C and a start."""
+    """What is published to either nsqd is consumed by discovery, also after Ctrl-C and a start.
+
+    Modules in the user's folder are not in the way.
+    """
+    (tmp_path / "logging.py").write_text("raise RuntimeError('not this one')")
     async with up(tmp_path, "--nsqd=2", *mode) as first:
         assert first.tcp.keys() == {"nsqlookupd", "nsqd-1", "nsqd-2"}
         flowed = await publish(first, "nsqd-1", 30) | await publish(first, "nsqd-2", 40)

@@ -83,7 +83,8 @@ class _Life:
         part = self._member.part
         process = await trio.lowlevel.open_process(
             [
-                *(sys.executable, "-m", "trionsq.cli.up.child"),
+                # -P: the user's folder may hold modules of the same names as ours.
+                *(sys.executable, "-P", "-m", "trionsq.cli.up.child"),
                 *(part.name, part.kind, *self._member.flags),
             ],
             stdin=subprocess.PIPE,
