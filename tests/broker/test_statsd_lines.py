@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trionsq.broker.memory import memory_figures
-from trionsq.broker.statistics import ChannelStats, Latency, StatsDocument, TopicStats
-from trionsq.broker.statsd_lines import counters, figures, lines, packed, prefix_of
+from trionsq.broker.statistics import ChannelStats, Latency, TopicStats
+from trionsq.broker.statsd_lines import (
+    Figure,
+    counters,
+    lines,
+    packed,
+    prefix_of,
+    process_figures,
+    topic_figures,
+)
 
 NO_LATENCY: Latency = {"count": 0, "percentiles": None}
 
@@ -42,23 +52,20 @@ def topic(name: str, *channels: ChannelStats, latency: Latency = NO_LATENCY) -> 
     }
 
 
-def document(*topics: TopicStats) -> StatsDocument:
-    return {
-        "version": "1.3.0",
-        "health": "OK",
-        "start_time": 0,
-        "topics": list(topics),
-        "producers": None,
-    }
-
-
 def told(
-    shown: StatsDocument, before: StatsDocument | None = None, *, exclude_ephemeral: bool = False
+    *shown: TopicStats, before: Sequence[TopicStats] = (), exclude_ephemeral: bool = False
 ) -> list[str]:
     """The lines, less the ends of lines."""
-    totals = counters(figures(before or document(), exclude_ephemeral=exclude_ephemeral))
-    of_now = figures(shown, exclude_ephemeral=exclude_ephemeral)
-    return [line.removesuffix("\n") for line in lines(of_now, totals, "p.")]
+
+    def figures(topics: Iterable[TopicStats]) -> list[Figure]:
+        return [
+            figure
+            for one in topics
+            for figure in topic_figures(one, exclude_ephemeral=exclude_ephemeral)
+        ]
+
+    text = lines(figures(shown), counters(figures(before)), "p.")
+    return [line.removesuffix("\n") for line in text]
 
 
 def test_names_types_and_order_of_all_figures() -> None:
@@ -71,10 +78,8 @@ def test_names_types_and_order_of_all_figures() -> None:
             {"quantile": 0.95, "value": 300},
         ],
     }
-    shown = document(
-        topic("a.b", channel("c#ephemeral", latency), channel("d"), latency=latency), topic("e")
-    )
-    assert told(shown) == [
+    busy = topic("a.b", channel("c#ephemeral", latency), channel("d"), latency=latency)
+    assert told(busy, topic("e")) == [
         "p.topic.a.b.message_count:30|c",
         "p.topic.a.b.message_bytes:400|c",
         "p.topic.a.b.depth:20|g",
@@ -110,14 +115,10 @@ def test_names_types_and_order_of_all_figures() -> None:
 
 def test_counters_tell_the_increase_and_gauges_what_is() -> None:
     """A counter that stood still is told as 0; a channel that is new begins at 0."""
-    before, now = (
-        document(topic("t", channel("c"))),
-        document(topic("t", channel("c"), channel("n"))),
-    )
-    of_topic = now["topics"][0] if now["topics"] else topic("")
-    of_topic["message_count"] += 5
-    of_topic["channels"][0]["timeout_count"] += 2
-    values = dict(line.split(":") for line in told(now, before))
+    before, now = topic("t", channel("c")), topic("t", channel("c"), channel("n"))
+    now["message_count"] += 5
+    now["channels"][0]["timeout_count"] += 2
+    values = dict(line.split(":") for line in told(now, before=[before]))
     assert values["p.topic.t.message_count"] == "5|c"
     assert values["p.topic.t.message_bytes"] == "0|c"
     assert values["p.topic.t.depth"] == "20|g"
@@ -128,23 +129,23 @@ def test_counters_tell_the_increase_and_gauges_what_is() -> None:
 
 def test_names_that_look_alike_are_counted_apart() -> None:
     """A topic ``t.channel.c`` and channel ``c`` of topic ``t`` share names, not totals."""
-    shown = document(topic("t", channel("c")), topic("t.channel.c"))
-    increases = [line for line in told(shown, shown) if line.endswith("|c")]
+    shown = [topic("t", channel("c")), topic("t.channel.c")]
+    increases = [line for line in told(*shown, before=shown) if line.endswith("|c")]
     assert [line.partition(":")[2] for line in increases] == ["0|c"] * 7
 
 
 def test_ephemeral_ones_can_be_left_out() -> None:
     """--statsd-exclude-ephemeral: topics with all their channels, and channels."""
-    shown = document(topic("e#ephemeral", channel("c")), topic("t", channel("f#ephemeral")))
-    names = {line.rpartition(".")[0] for line in told(shown, exclude_ephemeral=True)}
+    shown = [topic("e#ephemeral", channel("c")), topic("t", channel("f#ephemeral"))]
+    names = {line.rpartition(".")[0] for line in told(*shown, exclude_ephemeral=True)}
     assert names == {"p.topic.t"}
 
 
-def test_memory_comes_last() -> None:
-    """If the document has it: all are gauges but the runs of the collector."""
-    shown = document(topic("t"))
-    shown["memory"] = memory_figures()
-    names = [line.partition(":")[0] + line[-2:] for line in told(shown)][4:]
+def test_figures_of_the_process() -> None:
+    """All are gauges but the runs of the collector, of which the increase is told."""
+    shown = list(process_figures(memory_figures()))
+    text = list(lines(shown, counters(shown), "p."))
+    names = [line.partition(":")[0] + line[-3:-1] for line in text]
     assert names == [
         "p.mem.heap_objects|g",
         "p.mem.heap_idle_bytes|g",
@@ -156,7 +157,7 @@ def test_memory_comes_last() -> None:
         "p.mem.next_gc_bytes|g",
         "p.mem.gc_runs|c",
     ]
-    assert told(shown, shown)[-1] == "p.mem.gc_runs:0|c"
+    assert text[-1] == "p.mem.gc_runs:0|c\n"
 
 
 def test_the_prefix_names_the_host() -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "TopicStats",
     "info",
     "statistics",
+    "topic_stats",
 ]
 
 
@@ -197,7 +198,7 @@ def _topics(broker: Broker, asked: StatsFilter) -> list[TopicStats] | None:
     names = [asked.topic] if asked.topic else sorted(broker.topics)
     topics = (broker.topics[name] for name in names)
     return [
-        _topic_stats(broker, topic, asked)
+        topic_stats(broker, topic, asked)
         for topic in topics
         if not asked.channel or asked.channel in topic.channels
     ]
@@ -210,7 +211,8 @@ def _producers(broker: Broker, asked: StatsFilter) -> list[ClientStats] | None:
     return producers or None
 
 
-def _topic_stats(broker: Broker, topic: Topic, asked: StatsFilter) -> TopicStats:
+def topic_stats(broker: Broker, topic: Topic, asked: StatsFilter) -> TopicStats:
+    """One topic of the document of /stats; of its channels those asked for."""
     core = topic.core
     names = [asked.channel] if asked.channel else sorted(topic.channels)
     return {

@@ -15,21 +15,25 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import trio
 
-from trionsq.broker.statistics import StatsFilter, statistics
+from trionsq.broker.memory import memory_figures
+from trionsq.broker.statistics import StatsFilter, topic_stats
 from trionsq.broker.statsd_lines import (
     Counters,
+    Figure,
     Source,
     counters,
-    figures,
     lines,
     packed,
     prefix_of,
+    process_figures,
+    topic_figures,
 )
 from trionsq.durations import SECOND_NS
 from trionsq.listener import split_address
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker
+    from trionsq.broker.topic import Topic
 
 __all__ = ["DatagramSocket", "Statsd", "connect_udp", "statsd_prefix"]
 
@@ -133,7 +137,7 @@ class Statsd:
         # First: if there is no socket, the increase is part of the next push.
         target = await self.connect(options.statsd_address)
         try:
-            datagrams = self._datagrams()
+            datagrams = await self._datagrams()
             pause_s = max(0.0, until_s - trio.current_time()) / max(1, len(datagrams))
             for place, datagram in enumerate(datagrams):
                 if place:
@@ -145,20 +149,27 @@ class Statsd:
         finally:
             target.close()
 
-    def _datagrams(self) -> list[bytes]:
+    async def _datagrams(self) -> list[bytes]:
         broker, options = self._broker, self._broker.options
-        asked = StatsFilter(clients=False, memory=options.statsd_mem_stats)
-        document = statistics(broker, asked)
-        owners = _owners(broker)
+        shown: list[Figure] = []
+        owners: dict[Source, object] = {}
+        for name in sorted(broker.topics):
+            topic = broker.topics.get(name)
+            if topic is not None:
+                stats = topic_stats(broker, topic, StatsFilter(clients=False))
+                shown += topic_figures(stats, exclude_ephemeral=options.statsd_exclude_ephemeral)
+                owners |= _owners(topic)
+            # One of many channels takes its time: others get their turn after each.
+            await trio.lowlevel.checkpoint()
+        if options.statsd_mem_stats:
+            shown += process_figures(memory_figures())
         before = {
-            key: total
-            for key, total in self._before.items()
-            if owners.get(key[0]) is self._owners.get(key[0])
+            (source, key): total
+            for (source, key), total in self._before.items()
+            if owners.get(source) is self._owners.get(source)
         }
-        shown = list(figures(document, exclude_ephemeral=options.statsd_exclude_ephemeral))
         self._before, self._owners = counters(shown), owners
-        text = lines(shown, before, statsd_prefix(broker))
-        return packed(text, options.statsd_udp_packet_size)
+        return packed(lines(shown, before, statsd_prefix(broker)), options.statsd_udp_packet_size)
 
     def _say(self, error: object) -> None:
         """Count what went wrong; at most once a minute it is logged, with what was not."""
@@ -176,10 +187,8 @@ class Statsd:
         self._errors_logged = self.errors
 
 
-def _owners(broker: Broker) -> dict[Source, object]:
-    owners: dict[Source, object] = {Source(): broker}
-    for topic in broker.topics.values():
-        owners[Source(topic.name)] = topic.core
-        for channel in topic.channels.values():
-            owners[Source(topic.name, channel.name)] = channel.core
+def _owners(topic: Topic) -> dict[Source, object]:
+    channels = topic.channels.values()
+    owners: dict[Source, object] = {Source(topic.name, one.name): one.core for one in channels}
+    owners[Source(topic.name)] = topic.core
     return owners

@@ -1,4 +1,4 @@
-"""What statsd is told: names, values and types, from the document of /stats; and the datagrams.
+"""What statsd is told: names, values and types, from what /stats has; and the datagrams.
 
 Pure. Names are not escaped, so a topic ``a.channel.b`` looks like a channel of a topic ``a``, as
 with the original; increases are told apart all the same.
@@ -12,10 +12,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from trionsq.broker.statistics import ChannelStats, Latency, StatsDocument, TopicStats
+from trionsq.broker.memory import MemoryFigures
+from trionsq.broker.statistics import ChannelStats, Latency, TopicStats
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["Counters", "Figure", "Source", "counters", "figures", "lines", "packed", "prefix_of"]
+__all__ = [
+    "Counters",
+    "Figure",
+    "Source",
+    "counters",
+    "lines",
+    "packed",
+    "prefix_of",
+    "process_figures",
+    "topic_figures",
+]
 
 _GAUGES: Final = (
     "heap_objects",
@@ -66,20 +77,21 @@ def prefix_of(template: str, host: str, port: int) -> str:
     return prefix if prefix.endswith(".") else f"{prefix}."
 
 
-def figures(document: StatsDocument, *, exclude_ephemeral: bool) -> Iterator[Figure]:
-    """All figures of the document in nsqd's order; those of memory only if it has them."""
-    for topic in document["topics"] or ():
-        if exclude_ephemeral and is_ephemeral(topic["topic_name"]):
-            continue
-        yield from _of_topic(topic)
-        for channel in topic["channels"]:
-            if not (exclude_ephemeral and is_ephemeral(channel["channel_name"])):
-                yield from _of_channel(topic["topic_name"], channel)
-    if "memory" in document:
-        memory = document["memory"]
-        for key in _GAUGES:
-            yield Figure(Source(), key, memory[key], "g")
-        yield Figure(Source(), "gc_runs", memory["gc_total_runs"], "c")
+def topic_figures(topic: TopicStats, *, exclude_ephemeral: bool) -> Iterator[Figure]:
+    """All figures of a topic and its channels, in nsqd's order."""
+    if exclude_ephemeral and is_ephemeral(topic["topic_name"]):
+        return
+    yield from _of_topic(topic)
+    for channel in topic["channels"]:
+        if not (exclude_ephemeral and is_ephemeral(channel["channel_name"])):
+            yield from _of_channel(topic["topic_name"], channel)
+
+
+def process_figures(memory: MemoryFigures) -> Iterator[Figure]:
+    """The figures of the process, in nsqd's order."""
+    for key in _GAUGES:
+        yield Figure(Source(), key, memory[key], "g")
+    yield Figure(Source(), "gc_runs", memory["gc_total_runs"], "c")
 
 
 def _of_topic(topic: TopicStats) -> Iterator[Figure]:

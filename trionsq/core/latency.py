@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from math import ceil
-from struct import unpack
 from typing import Final
 
+from trionsq.core.column import Column
 from trionsq.core.delivery import Delivery
 
 __all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "quantiles"]
@@ -47,6 +47,16 @@ class _Half:
         self.exact.append((latency_ns, count))
         if len(self.exact) > EXACT_MAX:
             self._to_buckets()
+
+    def merge_into(self, merged: Counter[int]) -> None:
+        """Add how many messages had which latency."""
+        if self.buckets:
+            # It is inexact anyway, and buckets are the faster to merge.
+            self._to_buckets()
+            merged.update(self.buckets)
+        else:
+            for latency_ns, count in self.exact:
+                merged[latency_ns] += count
 
     def _to_buckets(self) -> None:
         """Count what is exact under the values in the middle of their buckets."""
@@ -98,8 +108,10 @@ class Latencies:
                     # A clock that was set back makes no negative latencies.
                     add(max(0, now_ns - delivery.batch.timestamp_ns), last - first)
                 else:
-                    for stamp_ns in _stamps_ns(delivery, ids[first:last]):
-                        add(max(0, now_ns - stamp_ns), 1)
+                    # Neighbours were often published together.
+                    for stamp, same in groupby(_stamps(stamps, delivery, ids[first:last])):
+                        stamp_ns = int.from_bytes(stamp, signed=True)
+                        add(max(0, now_ns - stamp_ns), len(list(same)))
             first = last
 
     def halves(self, now_s: float) -> list[_Half]:
@@ -109,19 +121,14 @@ class Latencies:
         return self._halves
 
 
-def _stamps_ns(delivery: Delivery, ids: Sequence[bytes]) -> Sequence[int]:
+def _stamps(stamps: Column, delivery: Delivery, ids: Sequence[bytes]) -> list[bytes]:
     """The timestamps of these messages, of a batch in which they differ."""
-    stamps = delivery.batch.stamps
-    assert stamps is not None
     place = delivery.ids.index(ids[0])
     if delivery.ids[place : place + len(ids)] == ids:  # as consumers mostly finish them
         first = delivery.first + place
-        cut = stamps.cut(first, first + len(ids))
-    else:
-        of_id = dict(zip(delivery.ids, stamps.cut(delivery.first, delivery.last), strict=True))
-        cut = [of_id[id_] for id_ in ids]
-    stamps_ns: tuple[int, ...] = unpack(f">{len(cut)}q", b"".join(cut))
-    return stamps_ns
+        return stamps.cut(first, first + len(ids))
+    of_id = dict(zip(delivery.ids, stamps.cut(delivery.first, delivery.last), strict=True))
+    return [of_id[id_] for id_ in ids]
 
 
 def quantiles(
@@ -137,9 +144,7 @@ def quantiles(
         for half in channel.halves(now_s):
             count += half.count
             longest_ns = max(longest_ns, half.longest_ns)
-            merged.update(half.buckets)
-            for latency_ns, messages in half.exact:
-                merged[latency_ns] += messages
+            half.merge_into(merged)
     return count, _values(merged, count, longest_ns, wanted)
 
 
