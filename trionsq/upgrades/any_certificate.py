@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from cryptography.x509.oid import NameOID
 from OpenSSL import SSL, crypto
 
 from trionsq.upgrades.tls import Engine, TlsInfo
@@ -17,6 +18,7 @@ from trionsq.upgrades.tls import Engine, TlsInfo
 __all__ = ["AnyCertificateEngine", "engine_maker"]
 
 _TAKE_NBYTES: Final = 256 * 1024
+_COMMON_NAME: Final = NameOID.COMMON_NAME
 _VERSIONS: Final = {
     ssl.TLSVersion.TLSv1_1: SSL.TLS1_1_VERSION,
     ssl.TLSVersion.TLSv1_2: SSL.TLS1_2_VERSION,
@@ -87,12 +89,20 @@ class AnyCertificateEngine:
 
     def info(self) -> TlsInfo:
         connection = self._connection
-        certificate = connection.get_peer_certificate()
         return TlsInfo(
             connection.get_protocol_version_name(),
             connection.get_cipher_name() or "",
-            (certificate.get_subject().CN or "") if certificate is not None else "",
+            _common_name(connection),
         )
+
+
+def _common_name(connection: SSL.Connection) -> str:
+    try:
+        certificate = connection.get_peer_certificate(as_cryptography=True)
+        names = certificate.subject.get_attributes_for_oid(_COMMON_NAME) if certificate else []
+    except ValueError:
+        return ""  # OpenSSL takes certificates that others do not
+    return str(names[0].value) if names else ""
 
 
 @contextlib.contextmanager

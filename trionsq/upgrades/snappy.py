@@ -85,7 +85,10 @@ class SnappyLayer:
                 continue
             if end > len(raw):
                 break
-            if kind != _STREAM_IDENTIFIER:
+            if kind == _STREAM_IDENTIFIER:
+                if raw[at:end] != _IDENTIFIER:
+                    raise BrokenStreamError("snappy: bad stream identifier")
+            else:
                 nbytes = _plain_nbytes(kind, raw, at, end)
                 if plain_nbytes and plain_nbytes + nbytes > nbytes_max:
                     self.has_more = True

@@ -87,25 +87,27 @@ class UpgradedTransport:
 
     def receive_nowait(self, nbytes_max: int) -> bytes | None:
         layer = self._layer
-        data: bytes | None = b""
-        if not layer.has_more:
-            if layer.at_end:
-                return b""
-            if self._received:
-                data, self._received = self._received, b""
-            else:
-                data = self._inner.receive_nowait(_RECEIVE_NBYTES)
-                if not data:
-                    return data
+        if layer.has_more and (plain := self._decode(b"", nbytes_max)):
+            return plain
+        if layer.at_end:
+            return b""
+        data: bytes | None = self._received
+        if data:
+            self._received = b""
+        else:
+            data = self._inner.receive_nowait(_RECEIVE_NBYTES)
+            if not data:
+                return data
+        plain = self._decode(data, nbytes_max)
+        return plain if plain or layer.at_end else None
+
+    def _decode(self, data: bytes, nbytes_max: int) -> bytes:
         try:
-            plain = layer.decode(data or b"", nbytes_max)
+            return self._layer.decode(data, nbytes_max)
         finally:
             # Also the alert that tells the peer what is wrong.
-            if answer := layer.answer():
+            if answer := self._layer.answer():
                 self._send_answer(answer)
-        if plain or layer.at_end:
-            return plain
-        return None
 
     def _send_answer(self, answer: bytes) -> None:
         self._unsent += answer

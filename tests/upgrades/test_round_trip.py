@@ -1,0 +1,116 @@
+"""What is sent through a layer comes out of the other end, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.upgrades.ends import STACKS, memory_pair, receive, send
+
+CAPACITY_NBYTES = 2**20
+
+# Long ones, which take several pieces, chunks and records, are made of short ones.
+messages = st.lists(
+    st.builds(
+        lambda part, times: part * times,
+        st.binary(min_size=1, max_size=40),
+        st.sampled_from([1, 1, 1, 7, 3000, 9000]),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@given(sent=messages, sizes=st.lists(st.integers(1, 200_000), min_size=1, max_size=8))
+def test_all_arrives_in_order(stack: str, sent: list[bytes], sizes: list[int]) -> None:
+    """Whatever a peer takes at once, and whatever one read gives: not a byte more, less or other.
+
+    The pipe takes a few bytes, then nothing, then some more: what was not taken is offered again.
+    """
+    inner, peer = memory_pair(sizes[0])
+    sender, receiver = STACKS[stack](inner, peer)
+    came = b""
+    turn = 0
+    for message in sent:
+        for _ in send(sender, message):
+            turn += 1
+            data, _ = receive(receiver, sizes[turn % len(sizes)])
+            came += data
+            inner.outgoing.capacity_nbytes = sizes[turn % len(sizes)]
+    data, is_end = receive(receiver)
+    assert (came + data, is_end) == (b"".join(sent), False)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_was_written_can_be_read_at_once(stack: str) -> None:
+    """Nothing is kept back for a better compression: a small message arrives without another."""
+    sender, receiver = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    for number in range(100):
+        assert sender.send_nowait(b"%d" % number) == len(b"%d" % number)
+        assert receive(receiver) == (b"%d" % number, False)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_peer_that_takes_nothing_gets_each_byte_once(stack: str) -> None:
+    """What is offered again is not sent again; what is held meanwhile does not grow."""
+    inner, peer = memory_pair(0)
+    sender, receiver = STACKS[stack](inner, peer)
+    message = bytes(range(256)) * 2000
+    for _ in range(50):
+        assert sender.send_nowait(message) == 0
+    held = len(sender._unsent)
+    assert 0 < held < 70_000
+    inner.outgoing.capacity_nbytes = CAPACITY_NBYTES
+    taken = sender.send_nowait(message)
+    assert taken == len(message)
+    assert receive(receiver) == (message, False)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_both_ways_at_once(stack: str) -> None:
+    """The directions do not mix."""
+    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    for _ in range(3):
+        one.send_nowait(b"from one" * 1000)
+        other.send_nowait(b"from other" * 1000)
+        assert receive(one) == (b"from other" * 1000, False)
+        assert receive(other) == (b"from one" * 1000, False)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_end_of_sending_is_the_end_for_the_peer(stack: str) -> None:
+    """What was sent before it is read first; the end is told as often as asked."""
+    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    one.send_nowait(b"last")
+    one.end_sending()
+    one.end_sending()
+    assert receive(other) == (b"last", True)
+    assert other.receive_nowait(100) == b""
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_ragged_end_is_an_end(stack: str) -> None:
+    """A peer that goes without the layer's own end: what it sent counts, and no error."""
+    inner, peer = memory_pair(CAPACITY_NBYTES)
+    one, other = STACKS[stack](inner, peer)
+    one.send_nowait(b"last")
+    inner.end_sending()
+    assert receive(other) == (b"last", True)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+async def test_whoever_waits_is_woken(stack: str) -> None:
+    """Also for what was read from below already, and for the layer's own end."""
+    inner, peer = memory_pair(CAPACITY_NBYTES)
+    one, other = STACKS[stack](inner, peer)
+    one.send_nowait(b"x" * 100_000)
+    one.end_sending()
+    came = b""
+    while True:
+        await other.wait_readable()
+        data = other.receive_nowait(1000)
+        if data == b"":
+            break
+        came += data or b""
+    assert came == b"x" * 100_000
