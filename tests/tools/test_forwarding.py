@@ -1,0 +1,97 @@
+"""Consumers to somewhere else until a signal, under a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import publish
+from tests.client.network import ADDRESS, Network
+from trionsq.client import Batch, Config, ConnectError, Consumer
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.tools.forwarding import UnderWay, forward
+from trionsq.transport import Transport
+
+BODIES = [b"%d" % number for number in range(5)]
+
+
+def consumer_of(network: Network) -> Consumer:
+    """Of topic t, channel c."""
+    return Consumer(
+        "t", "c", nsqd_tcp_addresses=[ADDRESS], config=Config(max_in_flight=5), dial=network.dial
+    )
+
+
+async def test_what_never_ends_is_not_waited_for(autojump_clock: MockClock) -> None:
+    """20 s after the signal it ends all the same, and gives back what has no answer."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", *BODIES)
+        under_way = UnderWay()
+
+        async def take(_: Consumer, batch: Batch) -> None:
+            batch[0].finish()
+            under_way.begin()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        begun_s = trio.current_time()
+        await forward([consumer_of(Network.of(broker))], take, under_way)
+        assert 20 <= trio.current_time() - begun_s < 26
+        core = broker.topic("t").channel("c").core
+        assert (core.depth, core.in_flight_count) == (len(BODIES) - 1, 0)
+
+
+async def test_the_last_that_is_under_way_ends_it(autojump_clock: MockClock) -> None:
+    """After the signal it waits for all that was begun, and no longer."""
+    async with nsqd_in_memory() as broker, trio.open_nursery() as nursery:
+        publish(broker, "t", *BODIES)
+        under_way = UnderWay()
+
+        async def work(batch: Batch, index: int) -> None:
+            await trio.sleep(index + 1)
+            batch[index].finish()
+            under_way.end()
+
+        async def take(_: Consumer, batch: Batch) -> None:
+            for index in range(len(batch)):
+                under_way.begin()
+                nursery.start_soon(work, batch, index)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        begun_s = trio.current_time()
+        await forward([consumer_of(Network.of(broker))], take, under_way)
+        assert 5 <= trio.current_time() - begun_s < 7
+        assert broker.topic("t").channel("c").core.held == 0
+
+
+async def _never_taken(_consumer: Consumer, _batch: Batch) -> None:
+    raise AssertionError("there is nothing to take")
+
+
+async def test_a_signal_while_it_connects(autojump_clock: MockClock) -> None:
+    """It ends at once."""
+
+    async def dial(_host: str, _port: int, _local: str) -> Transport:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    config = Config(dial_timeout_s=1000)
+    consumer = Consumer("t", "c", nsqd_tcp_addresses=[ADDRESS], config=config, dial=dial)
+
+    async def send_signal() -> None:
+        await wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_signal)
+        await forward([consumer], _never_taken, UnderWay())
+    assert trio.current_time() < 10
+
+
+async def test_no_nsqd_at_all() -> None:
+    """When the first connection can't be made, that is raised."""
+    with pytest.RaisesGroup(ConnectError, flatten_subgroups=True):
+        await forward([consumer_of(Network())], _never_taken, UnderWay())
