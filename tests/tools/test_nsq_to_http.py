@@ -145,6 +145,20 @@ async def test_connections_are_kept_and_few() -> None:
         assert server.connections <= 3
 
 
+async def test_cookies_are_not_kept() -> None:
+    """What one answer sets does not come with the next message."""
+
+    async def answer(_: Received) -> Answer:
+        return Answer(headers=(("Set-Cookie", "a=b"),))
+
+    async with (
+        receiver(answer) as server,
+        forwarding(MESSAGES, f"--post={server.url()}", "-n", "1") as nsqd,
+    ):
+        await until_finished(nsqd)
+        assert not any("cookie" in one.headers for one in server.received)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> None:
     """What is under way is waited for and finished; all else is given back, exit code 0."""

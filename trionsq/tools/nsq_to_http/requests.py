@@ -9,6 +9,7 @@ Spec: tools, nsq_to_http.
 from __future__ import annotations
 
 import ssl
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote_plus
@@ -54,6 +55,8 @@ class Requests:
                 keepalive_expiry=_IDLE_S,
             ),
             trust_env=False,
+            # Messages have nothing to do with each other.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
     async def __aenter__(self) -> Self:
