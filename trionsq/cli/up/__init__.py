@@ -1,6 +1,6 @@
 """``trionsq up``: a whole local cluster by one command.
 
-- `options`: the flags
+- `options`: the flags (`errors`: what goes wrong, in one line)
 - `parts`: what a cluster consists of: names, ports, flags of each part
 - `daemons`: how to run one of each kind
 - `cluster`: start in order, stop in order, signals, exit code
