@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -169,7 +170,7 @@ async def test_a_flood_of_one_address_is_closed_counted_and_logged_once(
 async def test_unix_sockets_and_http_have_no_rate(tmp_path: Path) -> None:
     """Only TCP addresses have: who may connect to a unix socket, its permissions say."""
     path = str(tmp_path / "nsqd.sock")
-    limits = {"max_connection_rate": 1, "max_connection_burst": 1}
+    limits: dict[str, Any] = {"max_connection_rate": 1, "max_connection_burst": 1}
     publish = MAGIC_V2 + commands.publish("t", b"x")
 
     async def goes(stream: trio.SocketStream, said: bytes) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -281,3 +283,20 @@ async def test_other_tasks_get_their_turn_while_a_page_is_made(broker: Broker) -
         nursery.cancel_scope.cancel()
     assert turns >= 5
     assert any(len(getattr(table, "rows", ())) == 500 for table in gathered)
+
+
+async def test_the_documentation_names_each_figure(broker: Broker) -> None:
+    """docs/metrics.md has all of nsqd's with their labels, and none that there is not."""
+    told = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(nsqd_\w+)` \|([^|]*)\|", told, re.MULTILINE)
+    broker.topic("t").channel("c")
+    found = {}
+    for figures in await metrics._gather(broker):
+        for metric in figures.metrics():
+            suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+            labels = {name for sample in metric.samples for name in sample.labels} - {"le"}
+            found[metric.name + suffix] = labels
+    assert {name for name, _ in rows} == found.keys()
+    for name, labels in rows:
+        if found[name]:  # it has a sample
+            assert set(labels.replace(" ", "").split(",")) - {""} == found[name], name
