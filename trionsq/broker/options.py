@@ -194,7 +194,9 @@ class NsqdOptions:
     tls_client_auth_policy: str = option(
         "tls-client-auth-policy", "", STRING, "client certificates: require or require-verify"
     )
-    tls_root_ca_file: str = option("tls-root-ca-file", "", STRING, "issuer of client certificates")
+    tls_root_ca_file: str = option(
+        "tls-root-ca-file", "", STRING, "issuer of client certificates and of auth servers'"
+    )
     tls_required: str = option("tls-required", "false", TLS_REQUIRED, "tcp-https: not for HTTP")
     tls_min_version: str = option(
         "tls-min-version", "tls1.0", TLS_MIN_VERSION, "tls1.0, tls1.1, tls1.2 or tls1.3"
