@@ -38,7 +38,7 @@ class _Half:
         self.count = 0
         self.longest_ns = 0
         self.exact: list[tuple[int, int]] = []
-        self.buckets: Counter[int] = Counter()
+        self.buckets: dict[int, int] = {}
 
     def add(self, latency_ns: int, count: int) -> None:
         self.count += count
@@ -61,11 +61,12 @@ class _Half:
     def _to_buckets(self) -> None:
         """Count what is exact under the values in the middle of their buckets."""
         buckets = self.buckets
+        get = buckets.get
         for latency_ns, count in self.exact:
             shift = latency_ns.bit_length() - _BITS
             if shift > 0:
                 latency_ns = (latency_ns >> shift << shift) + (1 << shift >> 1)
-            buckets[latency_ns] += count
+            buckets[latency_ns] = get(latency_ns, 0) + count
         self.exact.clear()
 
 
