@@ -9,9 +9,12 @@ from typing import Any
 from quart_trio import QuartTrio
 
 from tests.http.conftest import StartBroker
-from trionsq.broker.broker import Broker
+from trionsq import httpget
+from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
 from trionsq.http.app import create_app
+from trionsq.testing import open_broker
+from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 
 
@@ -58,9 +61,15 @@ async def test_it_is_not_ready_on_its_way_down(broker: Broker) -> None:
 
 async def test_it_is_not_ready_before_it_runs() -> None:
     """Until topics and channels are there again."""
-    from trionsq.broker.broker import data_folder
-    from trionsq.testing.background import InlineBackground
-
     options = NsqdOptions()
     broker = Broker(options, data_folder(options, SimulatedDisk(), InlineBackground()))
     assert broker.unready == "loading"
+
+
+async def test_a_real_nsqd_answers_on_its_http_port() -> None:
+    """Through the listener and the short way, which does not know these paths."""
+    async with open_broker() as nsqd:
+        for path, words in (("/live", b"live"), ("/ready", b"ready"), ("/metrics", b"nsqd_topics")):
+            answer = await httpget.get(f"http://{nsqd.http_address}{path}", {}, 5.0, 5.0, 10**6)
+            assert answer.status == 200
+            assert words in answer.body
