@@ -90,6 +90,30 @@ async def test_a_message_is_seen_all_along_its_way(broker: Broker) -> None:
     assert seen("nsqd_channel_timed_out_messages_total", **of_channel) == 0
 
 
+async def test_latencies_if_asked_for(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From publishing to FIN, in seconds, for each quantile; none before something is finished."""
+    options = NsqdOptions(e2e_processing_latency_percentile=(1.0, 0.5))
+    broker = await start_broker(options)
+    app = create_app(broker)
+    now_ns = 1_700_000_000 * 10**9
+    monkeypatch.setattr(broker.clock, "now_ns", lambda: now_ns)
+    broker.topic("t").channel("c")
+    name, of_channel = "nsqd_channel_e2e_latency_seconds", {"topic": "t", "channel": "c"}
+    publish(broker, "t", b"x")
+    consumer = Conversation.begin(broker)
+    await consumer.subscribe("t", "c", ready=1)
+    message = await consumer.message()
+    assert name not in (await scrape(app)).names
+    now_ns += 3 * 10**9
+    await consumer.say(commands.finish(message.message_id))
+    await trio.testing.wait_all_tasks_blocked()
+    seen = await scrape(app)
+    assert seen(name, quantile="0.5", **of_channel) == 3
+    assert seen(name, quantile="1", **of_channel) == 3
+
+
 async def test_paused_ones_and_drops_by_reason(broker: Broker) -> None:
     """A pause is 1; what was dropped on purpose tells why, at topics as at channels."""
     app = create_app(broker)

@@ -14,6 +14,7 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.topic import Topic
+from trionsq.core.latency import quantiles
 from trionsq.web.metrics import (
     Family,
     Figures,
@@ -30,6 +31,8 @@ __all__ = ["metrics_page"]
 
 # Topics and channels that are looked at before other tasks get their turn: about a millisecond.
 _LOOKS_MAX: Final = 100
+# Quantiles of a busy channel cost as much as so many looks.
+_QUANTILE_LOOKS: Final = 10
 
 _OLDEST: Final = "Age of the older of the next messages in memory and on disk, 0 if none waits."
 _TOPIC: Final = (
@@ -60,6 +63,10 @@ _TOPIC_DROPPED: Final = counter(
 _CHANNEL_DROPPED: Final = counter(
     "nsqd_channel_dropped_messages", "Messages given up on purpose, by reason."
 )
+_LATENCY: Final = gauge(
+    "nsqd_channel_e2e_latency_seconds",
+    "Quantiles of the time from publishing to FIN, over --e2e-processing-latency-window-time.",
+)
 _PROCESS: Final = (
     gauge("nsqd_connections", "TCP clients."),
     counter("nsqd_client_failures", "Connections ended by a defect of nsqd's."),
@@ -81,6 +88,7 @@ def metrics_page(broker: Broker) -> MetricsPage:
 async def _gather(broker: Broker) -> Sequence[Figures]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
+    latencies = Table([_LATENCY])
     looks = 0
     for topic in list(broker.topics.values()):
         now_ns = broker.clock.now_ns()
@@ -91,6 +99,7 @@ async def _gather(broker: Broker) -> Sequence[Figures]:
             both = {"topic": topic.name, "channel": channel.name}
             channels.rows.append((both, _channel(channel, now_ns)))
             _add_dropped(channels_dropped, both, channel.core.dropped)
+            looks += _add_latencies(latencies, both, broker, channel)
         looks += 1 + len(topic.channels)
         if looks >= _LOOKS_MAX:
             looks = 0
@@ -102,6 +111,7 @@ async def _gather(broker: Broker) -> Sequence[Figures]:
         topics_dropped,
         channels,
         channels_dropped,
+        latencies,
     ]
 
 
@@ -145,6 +155,19 @@ def _age_s(depth: int, oldest_ns: int | None, now_ns: int) -> float | None:
 def _add_dropped(table: Table, labels: Labels, dropped: Mapping[str, int]) -> None:
     for reason, count in dropped.items():
         table.rows.append(({**labels, "reason": reason.replace(" ", "_")}, [count]))
+
+
+def _add_latencies(table: Table, labels: Labels, broker: Broker, channel: Channel) -> int:
+    """Those asked for by --e2e-processing-latency-percentile; how many looks that cost."""
+    recorded = channel.core.latencies
+    if recorded is None:
+        return 0
+    wanted = broker.options.e2e_processing_latency_percentile
+    count, values_ns = quantiles([recorded], wanted, broker.clock.now_s())
+    if count:
+        for quantile, value_ns in zip(wanted, values_ns, strict=True):
+            table.rows.append(({**labels, "quantile": f"{quantile:g}"}, [value_ns / 1e9]))
+    return _QUANTILE_LOOKS
 
 
 def _process(broker: Broker) -> list[Figures]:
