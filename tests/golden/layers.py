@@ -115,11 +115,13 @@ class TransformedConnection:
 class TlsConnection:
     """TLS over a connection, the handshake done by ``start``."""
 
-    def __init__(self, inner: Connection, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, inner: Connection, context: ssl.SSLContext, hostname: str | None = None
+    ) -> None:
         self._inner = inner
         self._from_peer = ssl.MemoryBIO()
         self._to_peer = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._from_peer, self._to_peer)
+        self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_hostname=hostname)
 
     async def start(self) -> None:
         """Shake hands; raises ssl.SSLError, or trio.BrokenResourceError at an early end."""

@@ -117,7 +117,7 @@ def _errors() -> Iterator[None]:
     except SSL.SysCallError as error:
         raise ssl.SSLEOFError(*error.args) from error
     except SSL.Error as error:
-        raise ssl.SSLError(_text(error)) from error
+        raise ssl.SSLError(ssl.SSL_ERROR_SSL, _text(error)) from error
 
 
 def _text(error: SSL.Error) -> str:

@@ -159,7 +159,8 @@ class TlsLayer:
 
 def reason_of(error: OSError) -> str:
     """What went wrong, in OpenSSL's words and without its line numbers."""
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    # An SSLError that was not made by the ssl module has no reason.
+    reason = getattr(error, "reason", None) or error.strerror
     return reason.lower().replace("_", " ") if reason else str(error)
 
 
