@@ -25,6 +25,7 @@ from tests.golden.needs import tcp_needs
 from tests.golden.replay_tcp import replay_tcp_case
 from tests.golden.transcripts import Request, Server, TcpCase
 from tests.processes import other_binary
+from tests.upgrades.ends import write_pair
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.cli.flags import parse
@@ -35,7 +36,7 @@ from trionsq.wire.bodies import ListBodies
 SEEDS = range(5)
 LOG_LINES_MAX = 30
 # What these need has no counterpart here.
-NEEDS_SOCKETS = frozenset({"auth", "tls", "disk"})
+NEEDS_SOCKETS = frozenset({"auth", "disk"})
 
 
 class MemoryPeer:
@@ -151,9 +152,13 @@ class LogTail(logging.Handler):
 
 
 @asynccontextmanager
-async def broker_as_wanted(wanted: Server, log: deque[str]) -> AsyncIterator[BrokerUnderTest]:
-    """A broker with the flags of a case."""
+async def broker_as_wanted(
+    wanted: Server, log: deque[str], certificate: Mapping[str, str]
+) -> AsyncIterator[BrokerUnderTest]:
+    """A broker with the flags of a case, and with the certificate if it wants one."""
     values: dict[str, Any] = dict(parse(NsqdOptions, wanted.args).values)
+    if wanted.tls:
+        values |= certificate
     async with nsqd_in_memory(**values) as broker:
         yield BrokerUnderTest(broker, log)
         assert broker.client_failures == 0, "a connection ended by a defect"
@@ -177,7 +182,7 @@ def replays_of(job: Job) -> Iterator[Replay]:
         yield Replay(job, f"{job.case.name}/{number}")
 
 
-async def replay_all(jobs: list[Job], log: deque[str]) -> Outcomes:
+async def replay_all(jobs: list[Job], log: deque[str], certificate: Mapping[str, str]) -> Outcomes:
     """Replay the jobs; the cases that share a broker run at the same time."""
     outcomes = Outcomes()
     groups: dict[object, list[Replay]] = {}
@@ -189,7 +194,7 @@ async def replay_all(jobs: list[Job], log: deque[str]) -> Outcomes:
             groups.setdefault(key, []).append(replay)
     for group in groups.values():
         async with (
-            broker_as_wanted(group[0].job.case.server, log) as server,
+            broker_as_wanted(group[0].job.case.server, log, certificate) as server,
             trio.open_nursery() as nursery,
         ):
             for replay in group:
@@ -215,7 +220,9 @@ def _in_process(job: Job) -> bool:
 
 
 @pytest.fixture(scope="module")
-def memory_outcomes(request: pytest.FixtureRequest) -> Outcomes:
+def memory_outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Outcomes:
     """How every selected TCP case went against a broker in memory."""
     items: list[Any] = request.session.items
     jobs = [
@@ -223,6 +230,7 @@ def memory_outcomes(request: pytest.FixtureRequest) -> Outcomes:
         for item in items
         if "memory_outcomes" in getattr(item, "fixturenames", ())
     ]
+    folder = tmp_path_factory.mktemp("certificate")
     handler = LogTail()
     logger = logging.getLogger("trionsq")
     logger.addHandler(handler)
@@ -231,6 +239,7 @@ def memory_outcomes(request: pytest.FixtureRequest) -> Outcomes:
             replay_all,
             [job for job in jobs if _in_process(job)],
             handler.lines,
+            dict(zip(("tls_cert", "tls_key"), write_pair(folder), strict=True)),
             clock=MockClock(autojump_threshold=0),
         )
     finally:
