@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.upgrades.ends import STACKS, memory_pair, receive, send
+from trionsq.upgrades.deflate import DeflateLayer
+from trionsq.upgrades.transport import UpgradedTransport
 
 CAPACITY_NBYTES = 2**20
 
@@ -114,3 +117,24 @@ async def test_whoever_waits_is_woken(stack: str) -> None:
             break
         came += data or b""
     assert came == b"x" * 100_000
+
+
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if not stack.endswith("snappy")])
+async def test_the_end_of_a_layer_wakes_too(stack: str) -> None:
+    """A peer may end its stream and keep the connection; snappy has no end of its own."""
+    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    one.send_nowait(b"last")
+    one._inner.send_nowait(one._layer.finish())
+    assert other.receive_nowait(100) == b"last"
+    with trio.fail_after(1):
+        await other.wait_readable()
+    assert other.receive_nowait(100) == b""
+
+
+async def test_what_was_read_before_comes_first() -> None:
+    """It wakes whoever waits, though nothing more arrives from below."""
+    inner, _ = memory_pair(CAPACITY_NBYTES)
+    upgraded = UpgradedTransport(inner, DeflateLayer(6), DeflateLayer(6).encode(b"early"))
+    with trio.fail_after(1):
+        await upgraded.wait_readable()
+    assert upgraded.receive_nowait(100) == b"early"
