@@ -15,12 +15,19 @@ BATCH_MESSAGES = 100
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a program is asked to do, as its command line says it."""
+    """What a program is asked to do, as its command line says it.
+
+    ``ca``: whom to trust with TLS, "" for none of it. ``compression``: "", snappy or deflate.
+    ``secret``: for AUTH, "" for none.
+    """
 
     host: str
     port: int
     topic: str
     count: int
+    ca: str = ""
+    compression: str = ""
+    secret: str = ""
 
     @property
     def bodies(self) -> list[bytes]:
@@ -41,10 +48,15 @@ class Order:
 
 
 def read_order(arguments: Sequence[str]) -> Order:
-    """The order in ``host:port topic count``."""
-    address, topic, count = arguments
+    """The order in ``host:port topic count [ca=path] [compression=name] [secret=text]``."""
+    address, topic, count, *options = arguments
     host, _, port = address.rpartition(":")
-    return Order(host, int(port), topic, int(count))
+    return Order(host, int(port), topic, int(count), **dict(word.split("=") for word in options))
+
+
+def await_start() -> None:
+    """Wait for a line on stdin: who started this may first look at the connection that reads."""
+    sys.stdin.readline()
 
 
 def give_account(order: Order, received: Counter[bytes]) -> None:

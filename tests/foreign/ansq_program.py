@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 
 import ansq
-from ansq.tcp.types import NSQResponseSchema
+from ansq.tcp.connection import NSQConnection
+from ansq.tcp.types import ConnectionFeatures, ConnectionOptions, NSQResponseSchema
 from ansq.tcp.writer import Writer
 
-from tests.foreign.accounting import Order, give_account, read_order
+from tests.foreign.accounting import Order, await_start, give_account, read_order
 
 UNDER_WAY_MAX = 200
 MAX_IN_FLIGHT = 500
@@ -18,11 +19,10 @@ MAX_IN_FLIGHT = 500
 
 async def main(order: Order) -> None:
     """Publish everything while a reader consumes it, then give the account."""
-    address = f"{order.host}:{order.port}"
-    writer = await ansq.create_writer(nsqd_tcp_addresses=[address])
-    reader = await ansq.open_connection(order.host, order.port)
+    writer, reader = await open_both(order)
     await reader.subscribe(order.topic, "ansq", MAX_IN_FLIGHT)
     received: Counter[bytes] = Counter()
+    await asyncio.to_thread(await_start)
     publishing = asyncio.create_task(publish_all(order, writer))
     async for message in reader.messages():
         received[message.body] += 1
@@ -38,7 +38,29 @@ async def main(order: Order) -> None:
     give_account(order, received)
 
 
-async def publish_all(order: Order, writer: Writer) -> None:
+async def open_both(order: Order) -> tuple[Writer | NSQConnection, NSQConnection]:
+    """A writer, which knows nothing of AUTH: with a secret it is a connection too; and a reader."""
+    features = ConnectionFeatures(
+        tls_v1=bool(order.ca),
+        snappy=order.compression == "snappy",
+        deflate=order.compression == "deflate",
+    )
+    options = ConnectionOptions(features=features)
+
+    async def connect() -> NSQConnection:
+        connection = await ansq.open_connection(order.host, order.port, connection_options=options)
+        if order.secret:
+            await connection.auth(order.secret)
+        return connection
+
+    if order.secret:
+        return await connect(), await connect()
+    address = f"{order.host}:{order.port}"
+    writer = await ansq.create_writer(nsqd_tcp_addresses=[address], connection_options=options)
+    return writer, await connect()
+
+
+async def publish_all(order: Order, writer: Writer | NSQConnection) -> None:
     """Publish with a bounded number of commands under way; raises what nsqd refused."""
     singles = order.singles
     for first in range(0, len(singles), UNDER_WAY_MAX):

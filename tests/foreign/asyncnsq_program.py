@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncnsq  # type: ignore[import-untyped]
 
-from tests.foreign.accounting import Order, give_account, read_order
+from tests.foreign.accounting import Order, await_start, give_account, read_order
 
 UNDER_WAY_MAX = 200
 MAX_IN_FLIGHT = 500
@@ -18,10 +18,16 @@ MAX_IN_FLIGHT = 500
 async def main(order: Order) -> None:
     """Publish everything while a reader consumes it, then give the account."""
     address = f"{order.host}:{order.port}"
-    writer = await asyncnsq.create_writer(order.host, order.port)
-    reader = await asyncnsq.create_reader([address], max_in_flight=MAX_IN_FLIGHT)
+    options: dict[str, Any] = {"tls_v1": bool(order.ca)}  # whom it trusts can't be said
+    if order.compression:
+        options[order.compression] = True
+    if order.secret:
+        options["auth_secret"] = order.secret
+    writer = await asyncnsq.create_writer(order.host, order.port, **options)
+    reader = await asyncnsq.create_reader([address], max_in_flight=MAX_IN_FLIGHT, **options)
     await reader.subscribe(order.topic, "asyncnsq")
     received: Counter[bytes] = Counter()
+    await asyncio.to_thread(await_start)
     publishing = asyncio.create_task(publish_all(order, writer))
     async for message in reader.messages():
         received[message.body] += 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections import Counter
 from typing import Any
 
+import gevent  # type: ignore[import-untyped]
 import gnsq  # type: ignore[import-untyped]
 from gevent.event import Event  # type: ignore[import-untyped]
 from gevent.pool import Pool  # type: ignore[import-untyped]
 
-from tests.foreign.accounting import Order, give_account, read_order
+from tests.foreign.accounting import Order, await_start, give_account, read_order
 
 UNDER_WAY_MAX = 200
 MAX_IN_FLIGHT = 500
@@ -38,16 +40,31 @@ def main(order: Order) -> None:
         nsqd_tcp_addresses=[address],
         message_handler=handle,
         max_in_flight=MAX_IN_FLIGHT,
+        **options_of(order),
     )
     consumer.on_finish.connect(on_finish, weak=False)
     consumer.start(block=False)
-    producer = gnsq.Producer([address])
-    producer.start()
-    publish_all(order, producer)
+    gevent.get_hub().threadpool.apply(await_start)
+    if order.ca or order.compression:
+        publish_over_a_client(order)
+    else:
+        publish_all(order, gnsq.Producer([address], **options_of(order)))
     all_finished.wait()
     close_after_the_last_finish(consumer)
-    producer.close()
     give_account(order, received)
+
+
+def options_of(order: Order) -> dict[str, Any]:
+    """What the order says about TLS, compression and AUTH, in this client's words."""
+    options: dict[str, Any] = {}
+    if order.ca:
+        options["tls_v1"] = True
+        options["tls_options"] = {"ca_certs": order.ca, "cert_reqs": ssl.CERT_REQUIRED}
+    if order.compression:
+        options[order.compression] = True
+    if order.secret:
+        options["auth_secret"] = order.secret.encode()
+    return options
 
 
 def close_after_the_last_finish(consumer: Any) -> None:
@@ -66,12 +83,41 @@ def close_after_the_last_finish(consumer: Any) -> None:
 
 def publish_all(order: Order, producer: Any) -> None:
     """Publish with a bounded number of commands under way; raises what nsqd refused."""
+    producer.start()
     pool = Pool(UNDER_WAY_MAX)
     answers = [pool.spawn(producer.publish, order.topic, body) for body in order.singles]
     for answer in answers:
         answer.get()
     for batch in order.batches:
         producer.multipublish(order.topic, batch)
+    producer.close()
+
+
+def publish_over_a_client(order: Order) -> None:
+    """The same without its Producer, which takes the OK of an upgrade for one of a publish."""
+    client = gnsq.NsqdTCPClient(order.host, order.port, **options_of(order))
+    client.connect()
+    client.identify()
+    singles = order.singles
+    for first in range(0, len(singles), UNDER_WAY_MAX):
+        under_way = singles[first:][:UNDER_WAY_MAX]
+        for body in under_way:
+            client.publish(order.topic, body)
+        for _ in under_way:
+            await_ok(client)
+    for batch in order.batches:
+        client.multipublish(order.topic, batch)
+        await_ok(client)
+    client.close_stream()
+
+
+def await_ok(client: Any) -> None:
+    """Read the next answer; raises RuntimeError unless it is OK."""
+    answer: object = b"_heartbeat_"
+    while answer == b"_heartbeat_":  # read_response has answered it
+        _, answer = client.read_response()
+    if answer != b"OK":
+        raise RuntimeError(f"refused: {answer!r}")
 
 
 if __name__ == "__main__":

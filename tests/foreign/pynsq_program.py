@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import nsq  # type: ignore[import-untyped]
 
-from tests.foreign.accounting import Order, give_account, read_order
+from tests.foreign.accounting import Order, await_start, give_account, read_order
 
 UNDER_WAY_MAX = 200
 MAX_IN_FLIGHT = 500
@@ -34,12 +35,27 @@ async def main(order: Order) -> None:
         message_handler=handle,
         nsqd_tcp_addresses=[address],
         max_in_flight=MAX_IN_FLIGHT,
+        **options_of(order),
     )
-    writer = nsq.Writer([address])
+    await asyncio.to_thread(await_start)
+    writer = nsq.Writer([address], **options_of(order))
     await publish_all(order, writer)
     await all_there.wait()
     await close_after_the_last_finish(reader)
     give_account(order, received)
+
+
+def options_of(order: Order) -> dict[str, Any]:
+    """What the order says about TLS, compression and AUTH, in this client's words."""
+    options: dict[str, Any] = {}
+    if order.ca:
+        options["tls_v1"] = True
+        options["tls_options"] = {"ca_certs": order.ca, "cert_reqs": ssl.CERT_REQUIRED}
+    if order.compression:
+        options[order.compression] = True
+    if order.secret:
+        options["auth_secret"] = order.secret
+    return options
 
 
 async def close_after_the_last_finish(reader: Any) -> None:

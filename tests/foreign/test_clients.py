@@ -6,63 +6,75 @@ TRIONSQ_TEST_NSQD=/path/to/nsqd runs them against that one instead.
 from __future__ import annotations
 
 import json
-import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import trio
 
-from tests.golden.sockets import ProcessUnderTest
-from tests.golden.transcripts import Request
-from tests.processes import NsqdProcess, running_nsqd
+from tests.foreign.matrix import CANNOT, CLIENTS, FEATURES, cells, table
+from tests.foreign.programs import ROOT, channel_stats, complete, run_program
+from tests.processes import running_nsqd
+from tests.secured import SECRET, Papers, auth_server, make_papers
 
 MESSAGES = 100_000
-LIMIT_S = 90.0
+MESSAGES_SECURED = 5000
 ROOM_FOR_ALL = f"--mem-queue-size={MESSAGES}"
 """A publisher may be far ahead of its reader: no message is to wait for, or need, a disk."""
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+NOTHING = dict.fromkeys(
+    ("depth", "in_flight_count", "deferred_count", "requeue_count", "timeout_count"), 0
+)
 
 
-@pytest.mark.parametrize("client", ["pynsq", "gnsq", "ansq", "asyncnsq"])
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_every_message_is_accounted_for(client: str, tmp_path: Path) -> None:
     """A client publishes 100,000 messages by PUB and MPUB and consumes each exactly once;
     afterwards the broker holds none of them, in flight or waiting."""
     async with running_nsqd(tmp_path, [ROOM_FOR_ALL]) as nsqd:
-        account = await run_program(client, nsqd)
-        channel = await only_channel_stats(nsqd)
-    assert account == {
-        "published": MESSAGES,
-        "received": MESSAGES,
-        "missing": 0,
-        "strange": 0,
-        "again": 0,
-    }
-    kept = ("depth", "in_flight_count", "deferred_count", "requeue_count", "timeout_count")
-    assert {name: channel[name] for name in kept} == dict.fromkeys(kept, 0)
+        code, out, err, _ = await run_program(client, nsqd, MESSAGES, tmp_path)
+        assert code == 0, f"{err[-4000:]}\n{nsqd.log_tail()}"
+        channel = await channel_stats(nsqd)
+    assert json.loads(out) == complete(MESSAGES)
+    assert {name: channel[name] for name in NOTHING} == NOTHING
     assert channel["message_count"] == MESSAGES
 
 
-async def run_program(client: str, nsqd: NsqdProcess) -> dict[str, int]:
-    """Run the client's program to its end within LIMIT_S and return its account."""
-    module = f"tests.foreign.{client}_program"
-    command = [sys.executable, "-m", module, nsqd.tcp_address, "foreign", str(MESSAGES)]
-    with trio.move_on_after(LIMIT_S) as limit:
-        done = await trio.run_process(
-            command, cwd=ROOT, check=False, capture_stdout=True, capture_stderr=True
-        )
-    assert not limit.cancelled_caught, f"not done in {LIMIT_S} s\n{nsqd.log_tail()}"
-    complaints = done.stderr.decode(errors="replace")
-    assert done.returncode == 0, f"{complaints[-4000:]}\n{nsqd.log_tail()}"
-    account: dict[str, int] = json.loads(done.stdout)
-    return account
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    """Certificates."""
+    return make_papers(tmp_path_factory.mktemp("papers"))
 
 
-async def only_channel_stats(nsqd: NsqdProcess) -> dict[str, int]:
-    """The statistics of the one channel there is."""
-    request = Request("GET", "/stats?format=json&include_mem=false", {}, b"")
-    answer = await ProcessUnderTest(nsqd, {}).http(request)
-    (topic,) = json.loads(answer.body)["topics"]
-    (channel,) = topic["channels"]
-    assert isinstance(channel, dict)
-    return channel
+@pytest.mark.parametrize(("client", "feature"), cells())
+async def test_each_feature(client: str, feature: str, papers: Papers, tmp_path: Path) -> None:
+    """It is in force when the messages pass, each exactly once. A client that can't do it says so
+    itself; once it can, this fails, and the table is to be changed."""
+    asked = FEATURES[feature]
+    flags, options = [ROOM_FOR_ALL], []
+    if asked.tls:
+        flags += [*papers.nsqd_flags, "--tls-required=tcp-https"]
+        options.append(f"ca={papers.ca}")
+    if asked.compression:
+        options.append(f"compression={asked.compression}")
+    async with auth_server() as server:
+        if asked.auth:
+            flags.append(f"--auth-http-address={server.address}")
+            options.append(f"secret={SECRET}")
+        async with running_nsqd(tmp_path, flags) as nsqd:
+            code, out, err, shown = await run_program(
+                client, nsqd, MESSAGES_SECURED, tmp_path, options
+            )
+            log = nsqd.log_tail()
+    if (client, feature) in CANNOT:
+        assert code != 0
+        assert CANNOT[client, feature] in err
+        return
+    assert code == 0, f"{err[-4000:]}\n{log}"
+    assert json.loads(out) == complete(MESSAGES_SECURED)
+    assert {name: shown.get(name, False) for name in asked.shown} == asked.shown
+
+
+def test_the_documentation_tells_what_is_run() -> None:
+    """The table there is the one that these tests go through, with the versions installed."""
+    text = (ROOT / "docs" / "interoperation.md").read_text(encoding="utf-8")
+    assert table() in text
+    assert {name: version(name) for name in CLIENTS} == CLIENTS
