@@ -8,6 +8,7 @@ from benchmarks.disk import run_beside, run_start
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC, Bench, MeasureError, run_load
 from benchmarks.rows import Row, Run
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, Server, ServerError
+from benchmarks.upgraded import run_upgraded
 
 # Enough to be sure of the rate on any server, and what the floor may stream in 3 s.
 FLOOR_MOST = 12_000_000
@@ -31,6 +32,8 @@ def run_row(bench: Bench, row: Row, kind: str, messages: int) -> Run:
         return run_start(bench, row, kind, messages)
     if row.procedure == "beside":
         return run_beside(bench, row, kind, messages)
+    if row.procedure == "upgraded":
+        return run_upgraded(bench, row, kind, messages)
     if row.procedure == "client":
         return run_client(bench, row, kind, messages)
     with bench.kinds.start(kind, _server_options(row, kind, messages)) as server:

@@ -45,7 +45,8 @@ class Row:
     output_buffer_size -1. `channels` 0 leaves the topic without one. `procedure` is what `disk`
     does around the load ("start", "beside"; "client" is that of `client`), `backlog` the messages
     behind the slow channel. `http` has the load go to the HTTP port. `client` is a program of
-    `clients`, `beside` others, or the generator's "reader", that get the same load.
+    `clients`, `beside` others, or the generator's "reader", that get the same load. `layer` is what
+    lies over the connection where the procedure is "upgraded".
     """
 
     name: str
@@ -71,6 +72,7 @@ class Row:
     http: bool = False
     client: str = ""
     beside: tuple[str, ...] = ()
+    layer: str = ""
 
 
 def _rate(run: Run) -> float:
@@ -156,6 +158,22 @@ def _client(name: str, title: str, metrics: tuple[Metric, ...], **fields: Any) -
 def _our_client(way: str, title: str, target: float | None) -> Row:
     metric = Metric("of-reader", "of C reader", _of_reader, target, absolute=True)
     return _client(f"client-{way}", title, (metric,), client=way, beside=("reader",), pilot=100_000)
+
+
+def _upgraded(layer: str, scenario: str) -> Row:
+    doing = "MPUB 200 x 200 B" if scenario == "publish" else "consume at RDY 2500"
+    return Row(
+        f"{layer}-{'mpub' if scenario == 'publish' else scenario}",
+        f"{doing} over {layer}, 1 connection of a Python client",
+        scenario,
+        {},
+        (Metric("rate", "msg/s", _rate), Metric("cpu", "us/msg", _cost, more_is_better=False)),
+        most=400_000,
+        pilot=20_000,
+        procedure="upgraded",
+        layer=layer,
+        floor=False,
+    )
 
 
 def _foreign_client(name: str) -> Row:
@@ -341,6 +359,11 @@ ROWS: tuple[Row, ...] = (
         backlog=5_000_000,
         quick_backlog=100_000,
         floor=False,
+    ),
+    *(
+        _upgraded(layer, scenario)
+        for scenario in ("publish", "consume")
+        for layer in ("tls", "snappy", "deflate")
     ),
     _our_client("batches", "our consumer.batches() at RDY 2500", 0.3),
     _our_client("messages", "our consumer, message by message, at RDY 2500", None),

@@ -16,6 +16,7 @@ from trionsq.upgrades.transport import BrokenStreamError, UpgradedTransport
 __all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls"]
 
 _RECEIVE_NBYTES: Final = 64 * 1024
+_RECORD_NBYTES_MAX: Final = 16 * 1024
 # A handshake that needs more is none.
 _HANDSHAKE_NBYTES_MAX: Final = 1024 * 1024
 
@@ -131,7 +132,8 @@ class TlsLayer:
         self.has_more = False
         try:
             while nbytes_max > 0:
-                record = engine.read(nbytes_max)
+                # No more than a record has: a buffer of that size is made for each.
+                record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
                 if not record:
                     self.at_end = True
                     break
