@@ -14,7 +14,7 @@ from trionsq.transport import Transport
 
 __all__ = ["BrokenStreamError", "Layer", "UpgradedTransport"]
 
-_RECEIVE_NBYTES: Final = 64 * 1024
+_RECEIVE_NBYTES: Final = 128 * 1024
 # Encoded at once. What the peer has not taken of it is held here; the rest stays with the caller.
 _PIECE_NBYTES: Final = 64 * 1024
 # Of answers to the peer's own messages (TLS has such), that it does not take.
