@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,6 +74,63 @@ async def test_lines_through_two_locked_nsqds(
             filer.terminate()
             with trio.fail_after(LIMIT_S):
                 assert await filer.wait() == 0
+
+
+@asynccontextmanager
+async def https_nsqlookupd(
+    papers: Papers, nsqd: OpenBroker, asked: list[bytes]
+) -> AsyncIterator[str]:
+    """The URL of one that knows the topic t and the nsqd; it notes what it is asked."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(papers.cert, papers.key)
+    host, port = nsqd.tcp_address.split(":")
+    producers = [{"broadcast_address": host, "tcp_port": int(port)}]
+    body = json.dumps({"topics": ["t"], "producers": producers, "channels": []}).encode()
+    kind = b"X-NSQ-Content-Type: nsq; version=1.0"
+    answer = b"HTTP/1.1 200 OK\r\n%b\r\nContent-Length: %d\r\n\r\n%b" % (kind, len(body), body)
+
+    async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        request = b""
+        try:
+            while b"\r\n\r\n" not in request:
+                request += await stream.receive_some() or b"\r\n\r\n"
+            asked.append(request)
+            await stream.send_all(answer)
+            await stream.aclose()
+        except trio.BrokenResourceError:
+            await trio.aclose_forcefully(stream)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
+        secured = trio.SSLListener(listener, context, https_compatible=True)
+        nursery.start_soon(trio.serve_listeners, serve, [secured])
+        yield f"https://127.0.0.1:{port}"
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_nsqlookupd_over_https(papers: Papers, tmp_path: Path) -> None:
+    """It is trusted as nsqd is, by the topics' discovery too; the secret goes with /lookup."""
+    consuming = opts("consumer-opt", papers)
+    asked: list[bytes] = []
+    async with (
+        locked_nsqd(papers) as nsqd,
+        https_nsqlookupd(papers, nsqd, asked) as url,
+    ):
+        flags = (f"--lookupd-http-address={url}", f"--output-dir={tmp_path}", *consuming)
+        async with running(
+            "nsq_to_file", "--topic-pattern=t", "--topic-refresh=50ms", *flags
+        ) as filer:
+            await until(lambda: any(topic.channels for topic in nsqd.broker.topics.values()))
+            filer.terminate()
+            with trio.fail_after(LIMIT_S):
+                assert await filer.wait() == 0
+    topics, lookup = (
+        next(request for request in asked if request.startswith(b"GET " + path))
+        for path in (b"/topics", b"/lookup?topic=t")
+    )
+    assert b"bearer" not in topics.lower()
+    assert f"authorization: Bearer {SECRET}".encode().lower() in lookup.lower()
 
 
 TOOLS = {

@@ -274,6 +274,7 @@ class Tool:
                     {"Accept": "application/vnd.nsq; version=1.0"},
                     self._options.http_client_connect_timeout_ns / durations.SECOND_NS,
                     self._options.http_client_request_timeout_ns / durations.SECOND_NS,
+                    ssl_context=self._config.ssl_context() if base.startswith("https:") else None,
                 )
                 found.update(_topics_of(answer))
             except (httpget.GetError, ValueError) as error:
