@@ -39,9 +39,10 @@ class _App(QuartTrio):
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
         if scope["type"] == "http":
-            # No answer depends on the host, and quart fails on some names.
+            # quart fails on some names. What was given is kept, by a name that no client can send.
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
-            scope["headers"] = [(b"host", b"localhost"), *others]
+            given = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
+            scope["headers"] = [(b"host", b"localhost"), *given, *others]
             if not scope["path"].startswith("/"):
                 # A proxy's request names the host too; quart fails on some of what may come here.
                 rest = scope["path"].partition("://")[2]
@@ -163,7 +164,7 @@ def _respelled(given: list[str], rule: str) -> str | None:
     for part, right in zip(given, wanted, strict=True):
         if right.startswith("<"):
             parts.append(quote(part))
-        elif part.lower() == right:
+        elif part.lower() == right.lower():
             parts.append(right)
         else:
             return None

@@ -1,0 +1,103 @@
+"""What there is: topics, channels, nodes, counter. Spec: nsqadmin, section 3."""
+
+from __future__ import annotations
+
+import time
+
+from quart import Response
+
+from admin.api.common import answer, upstream
+from admin.cluster import merge
+from admin.cluster.queries import Found
+from admin.cluster.shapes import NodeStats, Producer
+from admin.dashboard import Dashboard
+from admin.upstream import UpstreamError
+from trionsq.web.answers import plain
+from trionsq.web.errors import HttpError
+from trionsq.web.query import flag, query
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """The endpoints that change nothing."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._cluster = dashboard.cluster
+
+    async def ping(self) -> Response:
+        """GET /ping."""
+        return plain(200, "OK")
+
+    async def topics(self) -> Response:
+        """GET /api/topics: names; with inactive=true those without producers."""
+        with upstream():
+            if flag(query(), b"inactive", False):
+                inactive = await self._cluster.inactive_topics()
+                return answer(inactive.warnings, topics=inactive.value)
+            topics = await self._cluster.topics()
+        return answer(topics.warnings, topics=topics.value or None)
+
+    async def topic(self, topic: str) -> Response:
+        """GET /api/topics/:topic."""
+        with upstream():
+            producers = await self._cluster.producers(topic)
+            stats = await self._cluster.stats(producers.value, topic=topic)
+        entries = merge.topics_on_nodes(_pairs(producers, stats))
+        shown = merge.topic_object(topic, [each for each in entries if each["topic_name"] == topic])
+        return answer([*producers.warnings, *stats.warnings], **shown)
+
+    async def channel(self, topic: str, channel: str) -> Response:
+        """GET /api/topics/:topic/:channel."""
+        with upstream():
+            producers = await self._cluster.producers(topic)
+            stats = await self._cluster.stats(
+                producers.value, topic=topic, channel=channel, clients=True
+            )
+        entries = merge.topics_on_nodes(_pairs(producers, stats), now_ns=time.time_ns())
+        found = [
+            each
+            for entry in entries
+            if entry["topic_name"] == topic
+            for each in entry["channels"]
+            if each["channel_name"] == channel
+        ]
+        shown = merge.channel_object(topic, channel, found) if found else {}
+        return answer([*producers.warnings, *stats.warnings], **shown)
+
+    async def nodes(self) -> Response:
+        """GET /api/nodes."""
+        with upstream():
+            nodes = await self._cluster.nodes()
+        return answer(nodes.warnings, nodes=[merge.node_entry(node) for node in nodes.value])
+
+    async def node(self, node: str) -> Response:
+        """GET /api/nodes/:node, named by address and port of HTTP."""
+        with upstream():
+            nodes = await self._cluster.nodes()
+            named = [producer for producer in nodes.value if producer.node == node]
+            if not named:
+                raise HttpError(404, "NODE_NOT_FOUND")
+            stats = await self._cluster.stats(named[:1], clients=True)
+        found = Found(named[:1], nodes.warnings)
+        entries = merge.topics_on_nodes(_pairs(found, stats), now_ns=time.time_ns())
+        shown = merge.node_object(node, entries)
+        return answer([*nodes.warnings, *stats.warnings], **shown)
+
+    async def counter(self) -> Response:
+        """GET /api/counter."""
+        with upstream():
+            nodes = await self._cluster.nodes()
+            stats = await self._cluster.stats(nodes.value)
+        shown = merge.counter(_pairs(nodes, stats))
+        return answer([*nodes.warnings, *stats.warnings], stats=shown)
+
+
+def _pairs(
+    producers: Found[list[Producer]], stats: Found[dict[str, NodeStats | UpstreamError]]
+) -> list[tuple[Producer, NodeStats]]:
+    """Each node that answered, and what it said."""
+    by_node = {producer.node: producer for producer in producers.value}
+    return [
+        (by_node[node], said) for node, said in stats.value.items() if isinstance(said, NodeStats)
+    ]

@@ -1,0 +1,39 @@
+"""The application: every path of the dashboard, below the base path.
+
+Spec: nsqadmin, section 2. A part has a function ``endpoints(dashboard)``; it is named in `_PARTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from quart_trio import QuartTrio
+
+from admin import api, assets, compression, pages
+from admin.dashboard import Dashboard
+from trionsq.web.app import Endpoint, create_app
+
+__all__ = ["BODY_NBYTES_MAX", "create_admin_app"]
+
+BODY_NBYTES_MAX: Final = 1024 * 1024
+"""The longest request body that is read."""
+
+_PARTS: Final[tuple[Callable[[Dashboard], Iterable[Endpoint]], ...]] = (
+    api.endpoints,
+    assets.endpoints,
+    pages.endpoints,
+)
+
+
+def create_admin_app(dashboard: Dashboard) -> QuartTrio:
+    """All that is shown and answered of ``dashboard``."""
+    endpoints = [
+        (method, dashboard.path(path), function)
+        for part in _PARTS
+        for method, path, function in part(dashboard)
+    ]
+    app = create_app(endpoints, body_nbytes_max=BODY_NBYTES_MAX)
+    # Hooks of other parts are added here; what is registered first sees the answer last.
+    app.after_request(compression.compressed)
+    return app

@@ -1,0 +1,39 @@
+"""The command ``nsqadmin``: options, log, and its life until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import trio
+
+from admin.daemon import run_nsqadmin
+from admin.options import NsqadminOptions, OptionsError
+from trionsq.cli import limits, log
+from trionsq.cli.command import fatal, read_options
+from trionsq.listener import ListenError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv* (default: the process's), and return its exit code.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 when it cannot start.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    options, warnings = read_options(NsqadminOptions, "nsqadmin", words)
+    logger = log.configure(options.log_prefix, options.log_level, form=options.log_format)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    limits.raise_open_files_limit()
+    try:
+        return trio.run(run_nsqadmin, options)
+    except (ListenError, OptionsError) as error:
+        text = f"failed to instantiate nsqadmin - {error}"
+        fatal(options.log_prefix, text, options.log_format)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

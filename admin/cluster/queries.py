@@ -1,0 +1,304 @@
+"""What the cluster says: all nodes asked at once, their answers made one.
+
+Nodes are known from nsqlookupds (--lookupd-http-address), or are those that the options name
+(--nsqd-http-address). A node that does not answer costs a warning; only if nobody answers there
+is nothing to say. Spec: nsqadmin, sections 1 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import urlencode
+
+import trio
+
+from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer
+from admin.cluster.versions import version_key
+from admin.options import NsqadminOptions
+from admin.upstream import Upstream, UpstreamError
+
+__all__ = ["AllFailed", "Cluster", "Found", "url_of"]
+
+T = TypeVar("T")
+
+
+class AllFailed(Exception):
+    """Nobody answered; ``str()`` is as NSQ 1.3 words it.
+
+    Attributes:
+        errors: of each that was asked.
+    """
+
+    def __init__(self, whom: str, errors: Sequence[UpstreamError]) -> None:
+        super().__init__(f"failed to query any {whom}: " + "\n".join(map(str, errors)))
+        self.errors = errors
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """What was found, and what those said who failed."""
+
+    value: T
+    warnings: list[str]
+
+
+def url_of(address: str, path: str, **query: str) -> str:
+    """``http://address/path?query``."""
+    return f"http://{address}{path}" + (f"?{urlencode(query)}" if query else "")
+
+
+class Cluster:
+    """Asks the nodes of a cluster.
+
+    Attributes:
+        lookupd_addresses: host:port of nsqlookupds; /config may change them.
+        nsqd_addresses: host:port of nsqds, if there is no nsqlookupd.
+    """
+
+    def __init__(self, upstream: Upstream, options: NsqadminOptions) -> None:
+        self.upstream = upstream
+        self.lookupd_addresses: tuple[str, ...] = options.lookupd_http_address
+        self.nsqd_addresses: tuple[str, ...] = options.nsqd_http_address
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether nsqds are asked without an nsqlookupd."""
+        return bool(self.nsqd_addresses)
+
+    async def topics(self) -> Found[list[str]]:
+        """All topics, sorted.
+
+        Raises:
+            AllFailed: nobody answered.
+        """
+        if self.is_direct:
+            found = await self._direct()
+            return Found(_union(_topics_of(stats) for _, stats in found.value), found.warnings)
+        answers = await self._ask_lookupds("/topics", Named)
+        return Found(_union(named.topics or () for _, named in answers.value), answers.warnings)
+
+    async def inactive_topics(self) -> Found[dict[str, list[str]]]:
+        """Topics that nsqlookupds know without any producer, with their channels; sorted.
+
+        Raises:
+            AllFailed: nobody answered.
+        """
+        if self.is_direct:
+            return Found({}, [])
+        topics, nodes = await self.topics(), await self.nodes()
+        active = {name for node in nodes.value for name in _visible_topics(node)}
+        names = [name for name in topics.value if name not in active]
+        warnings = [*topics.warnings, *nodes.warnings]
+        channels: dict[str, list[str]] = {}
+
+        async def ask(name: str) -> None:
+            try:
+                found = await self._ask_lookupds("/channels", Named, topic=name)
+            except AllFailed as failure:
+                warnings.extend(map(str, failure.errors))
+                return
+            warnings.extend(found.warnings)
+            channels[name] = _union(named.channels or () for _, named in found.value)
+
+        await _each(names, ask)
+        known = {name: channels[name] for name in names if name in channels}
+        return Found(known, list(dict.fromkeys(warnings)))
+
+    async def nodes(self) -> Found[list[Producer]]:
+        """All nsqds, sorted by host name and address, with ``out_of_date`` set.
+
+        Raises:
+            AllFailed: nobody answered.
+        """
+        if self.is_direct:
+            direct = await self._direct()
+            found = Found([producer for producer, _ in direct.value], direct.warnings)
+        else:
+            answers = await self._ask_lookupds("/nodes", NodeList)
+            lists = [(address, nodes.producers or []) for address, nodes in answers.value]
+            found = Found(_joined(lists), answers.warnings)
+        _mark_old(found.value)
+        found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
+        return found
+
+    async def producers(self, topic: str) -> Found[list[Producer]]:
+        """The nsqds that have a topic; maybe none.
+
+        Raises:
+            AllFailed: nobody answered; also if no nsqlookupd knows the topic.
+        """
+        if self.is_direct:
+            direct = await self._direct(topic)
+            having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
+            return Found(having, direct.warnings)
+        answers = await self._ask_lookupds("/lookup", Lookup, topic=topic)
+        lists = [(address, lookup.producers or []) for address, lookup in answers.value]
+        return Found(_joined(lists), answers.warnings)
+
+    async def stats(
+        self,
+        producers: Sequence[Producer],
+        *,
+        topic: str = "",
+        channel: str = "",
+        clients: bool = False,
+        timeout_s: float | None = None,
+    ) -> Found[dict[str, NodeStats | UpstreamError]]:
+        """What nsqds say of themselves, by ``Producer.node``; errors stay in their places.
+
+        Args:
+            producers: are asked.
+            topic: only this one.
+            channel: of ``topic``, only this one.
+            clients: with their consumers.
+            timeout_s: of a request; default: --http-client-request-timeout.
+
+        Raises:
+            AllFailed: none of them answered, or there are none.
+        """
+        found = await self.each_stats(
+            producers, topic=topic, channel=channel, clients=clients, timeout_s=timeout_s
+        )
+        errors = [each for each in found.values() if isinstance(each, UpstreamError)]
+        if len(errors) == len(found):
+            raise AllFailed("nsqd", errors)
+        return Found(found, list(map(str, errors)))
+
+    async def each_stats(
+        self,
+        producers: Sequence[Producer],
+        *,
+        topic: str = "",
+        channel: str = "",
+        clients: bool = False,
+        timeout_s: float | None = None,
+    ) -> dict[str, NodeStats | UpstreamError]:
+        """As `stats`, but nothing is raised."""
+        query = {"format": "json", "include_mem": "false"}
+        query["include_clients"] = "true" if clients else "false"
+        query |= {"topic": topic} if topic else {}
+        query |= {"channel": channel} if channel else {}
+
+        async def ask(producer: Producer) -> NodeStats:
+            url = url_of(producer.node, "/stats", **query)
+            return await self.upstream.get_json(url, NodeStats, timeout_s=timeout_s)
+
+        return await _answers({node.node: node for node in producers}, ask)
+
+    async def info(self, node: str) -> Info:
+        """What the nsqd at host:port says of itself. Raises UpstreamError."""
+        return await self.upstream.get_json(url_of(node, "/info"), Info)
+
+    async def _ask_lookupds(
+        self, path: str, kind: type[T], **query: str
+    ) -> Found[list[tuple[str, T]]]:
+        async def ask(address: str) -> T:
+            return await self.upstream.get_json(url_of(address, path, **query), kind)
+
+        addresses = {address: address for address in self.lookupd_addresses}
+        return _sorted_out("nsqlookupd", await _answers(addresses, ask))
+
+    async def _direct(self, topic: str = "") -> Found[list[tuple[Producer, NodeStats]]]:
+        """The nsqds of the options and their topics (or that one)."""
+        query = {"format": "json", "include_mem": "false", "include_clients": "false"}
+        query |= {"topic": topic} if topic else {}
+
+        async def ask(address: str) -> tuple[Producer, NodeStats]:
+            info = await self.info(address)
+            stats = await self.upstream.get_json(url_of(address, "/stats", **query), NodeStats)
+            return _direct_producer(info, stats), stats
+
+        addresses = {address: address for address in self.nsqd_addresses}
+        answers = _sorted_out("nsqd", await _answers(addresses, ask))
+        return Found([pair for _, pair in answers.value], answers.warnings)
+
+
+async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) -> None:
+    """All at once; what is really under way is bounded by `Upstream`."""
+    async with trio.open_nursery() as nursery:
+        for item in items:
+            nursery.start_soon(function, item)
+
+
+K = TypeVar("K")
+
+
+async def _answers(
+    asked: Mapping[str, K], ask: Callable[[K], Awaitable[T]]
+) -> dict[str, T | UpstreamError]:
+    """What each answered, in the order of ``asked``."""
+    found: dict[str, T | UpstreamError] = {}
+
+    async def note(name: str) -> None:
+        try:
+            found[name] = await ask(asked[name])
+        except UpstreamError as error:
+            found[name] = error
+
+    await _each(asked, note)
+    return {name: found[name] for name in asked}
+
+
+def _sorted_out(whom: str, answers: Mapping[str, T | UpstreamError]) -> Found[list[tuple[str, T]]]:
+    good, errors = list[tuple[str, T]](), list[UpstreamError]()
+    for name, answer in answers.items():
+        if isinstance(answer, UpstreamError):
+            errors.append(answer)
+        else:
+            good.append((name, answer))
+    if not good:
+        raise AllFailed(whom, errors)
+    return Found(good, list(map(str, errors)))
+
+
+def _union(lists: Iterable[Iterable[str]]) -> list[str]:
+    return sorted({name for names in lists for name in names})
+
+
+def _topics_of(stats: NodeStats) -> list[str]:
+    return [topic.topic_name for topic in stats.topics or ()]
+
+
+def _visible_topics(node: Producer) -> list[str]:
+    """Those of its topics that are not tombstoned."""
+    hidden = node.tombstones or []
+    return [
+        name
+        for number, name in enumerate(node.topics or ())
+        if number >= len(hidden) or not hidden[number]
+    ]
+
+
+def _joined(lists: Iterable[tuple[str, Sequence[Producer]]]) -> list[Producer]:
+    """Each node once, with the address under which each nsqlookupd knows it."""
+    nodes: dict[str, Producer] = {}
+    for lookupd, producers in lists:
+        for producer in producers:
+            node = nodes.setdefault(producer.tcp_node, producer)
+            if node is producer:
+                node.remote_addresses, node.out_of_date = [], False
+            assert node.remote_addresses is not None
+            node.remote_addresses.append(f"{lookupd}/{producer.remote_address}")
+    return list(nodes.values())
+
+
+def _direct_producer(info: Info, stats: NodeStats) -> Producer:
+    topics = sorted(_topics_of(stats))
+    return Producer(
+        hostname=info.hostname,
+        broadcast_address=info.broadcast_address,
+        tcp_port=info.tcp_port,
+        http_port=info.http_port,
+        version=info.version,
+        topics=topics,
+        tombstones=[False] * len(topics),
+    )
+
+
+def _mark_old(nodes: Iterable[Producer]) -> None:
+    keys = {id(node): version_key(node.version) for node in nodes}
+    newest = max(keys.values(), default=())
+    for node in nodes:
+        node.out_of_date = keys[id(node)] < newest

@@ -1,0 +1,161 @@
+"""What nsqd and nsqlookupd answer, as far as it is used. Spec: nsqd-http, section 5; nsqlookupd.
+
+Keys that we do not know are passed over, keys that are missing have their defaults; a value of
+another type is an error of the node that sent it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = [
+    "ChannelStats",
+    "ClientStats",
+    "Info",
+    "Latency",
+    "Lookup",
+    "Named",
+    "NodeList",
+    "NodeStats",
+    "Producer",
+    "TopicStats",
+]
+
+
+class Latency(Struct):
+    """Quantiles of the time from publish to FIN; ``value`` of each in nanoseconds."""
+
+    count: int = 0
+    percentiles: list[dict[str, float]] | None = None
+
+
+class ClientStats(Struct):
+    """A consumer; ``connect_ts`` in seconds since 1970."""
+
+    client_id: str = ""
+    hostname: str = ""
+    version: str = ""
+    remote_address: str = ""
+    state: int = 0
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    connect_ts: int = 0
+    sample_rate: int = 0
+    deflate: bool = False
+    snappy: bool = False
+    user_agent: str = ""
+    authed: bool = False
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    tls: bool = False
+    tls_cipher_suite: str = ""
+    tls_version: str = ""
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+
+
+class ChannelStats(Struct):
+    """A channel on one node. ``clients`` is None if they were not asked for."""
+
+    channel_name: str
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    message_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    client_count: int = 0
+    clients: list[ClientStats] | None = None
+    paused: bool = False
+    e2e_processing_latency: Latency | None = None
+
+
+class TopicStats(Struct):
+    """A topic on one node."""
+
+    topic_name: str
+    channels: list[ChannelStats] | None = None
+    depth: int = 0
+    backend_depth: int = 0
+    message_count: int = 0
+    message_bytes: int = 0
+    paused: bool = False
+    e2e_processing_latency: Latency | None = None
+
+
+class NodeStats(Struct):
+    """nsqd's /stats; ``start_time`` in seconds since 1970."""
+
+    version: str = ""
+    health: str = ""
+    start_time: int = 0
+    topics: list[TopicStats] | None = None
+
+
+class Info(Struct):
+    """nsqd's /info."""
+
+    version: str = ""
+    broadcast_address: str = ""
+    hostname: str = ""
+    http_port: int = 0
+    tcp_port: int = 0
+    start_time: int = 0
+
+
+class Producer(Struct):
+    """An nsqd, as nsqlookupd's /nodes and /lookup show it, or as its own /info does.
+
+    ``tombstones`` goes with ``topics``, item by item. What is below it is ours, never a node's:
+    ``remote_addresses`` has an item ``nsqlookupd/remote address`` for each nsqlookupd that knows
+    the node (None if none was asked); ``out_of_date`` tells that another node is newer.
+    """
+
+    remote_address: str = ""
+    hostname: str = ""
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
+    topics: list[str] | None = None
+    tombstones: list[bool] | None = None
+    remote_addresses: list[str] | None = None
+    out_of_date: bool = False
+
+    @property
+    def node(self) -> str:
+        """``broadcast_address:http_port``: where it is asked, and its name on all pages."""
+        return _join(self.broadcast_address, self.http_port)
+
+    @property
+    def tcp_node(self) -> str:
+        """``broadcast_address:tcp_port``: what nsqlookupds tell nodes apart by."""
+        return _join(self.broadcast_address, self.tcp_port)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class NodeList(Struct):
+    """nsqlookupd's /nodes."""
+
+    producers: list[Producer] | None = None
+
+
+class Lookup(Struct):
+    """nsqlookupd's /lookup."""
+
+    channels: list[str] | None = None
+    producers: list[Producer] | None = None
+
+
+class Named(Struct):
+    """nsqlookupd's /topics and /channels."""
+
+    topics: list[str] | None = None
+    channels: list[str] | None = None

@@ -1,0 +1,118 @@
+"""The life of one nsqadmin: sockets, HTTP, and the way down.
+
+Tasks: the HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is kept. On the way
+down streams end, HTTP requests under way get a second, then notifications that wait get one.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import trio
+
+from admin.app import create_admin_app
+from admin.dashboard import Dashboard
+from admin.notify import Notifier
+from admin.options import NsqadminOptions, OptionsError, validated
+from admin.upstream import Upstream
+from trionsq.listener import ListenError, bound_address, open_sockets, split_address
+from trionsq.web.serve import WebServer, serve_web
+
+__all__ = ["open_dashboard", "run_nsqadmin", "running_nsqadmin"]
+
+log = logging.getLogger("trionsq")
+
+
+@asynccontextmanager
+async def open_dashboard(options: NsqadminOptions) -> AsyncIterator[Dashboard]:
+    """A dashboard without a socket, whose tasks run inside the context.
+
+    Raises:
+        OptionsError: the options are no good.
+    """
+    options = validated(options)
+    await _resolve("lookupd", options.lookupd_http_address)
+    await _resolve("nsqd", options.nsqd_http_address)
+    async with Upstream(options) as upstream, trio.open_nursery() as nursery:
+        dashboard = Dashboard(options, upstream)
+        if options.notification_http_endpoint:
+            dashboard.notify = Notifier(options)
+            dashboard.observers.append(dashboard.notify.note)
+            dashboard.tasks.append(dashboard.notify.run)
+        for task in dashboard.tasks:
+            nursery.start_soon(task)
+        try:
+            yield dashboard
+        finally:
+            dashboard.stopping.set()
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]:
+    """An nsqadmin that serves inside the context.
+
+    Raises:
+        ListenError: an address can't be listened on.
+        OptionsError: the options are no good.
+    """
+    with ExitStack() as sockets:
+        async with open_dashboard(options) as dashboard:
+            http = await _open(options.http_address, sockets)
+            dashboard.http_port = _announce(http)
+            app = create_admin_app(dashboard)
+            async with trio.open_nursery() as nursery:
+                for sock in http:
+                    await nursery.start(serve_web, WebServer(app), sock)
+                sockets.pop_all()  # each listener closes its own from now on
+                try:
+                    yield dashboard
+                finally:
+                    log.info("NSQADMIN: stopping")
+                    dashboard.stopping.set()
+                    nursery.cancel_scope.cancel()
+
+
+async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
+    """Raises OptionsError unless all can be looked up."""
+    for address in addresses:
+        target = split_address(address)
+        try:
+            if target is None:
+                raise ValueError("it is not host:port")
+            await trio.socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:  # UnicodeError, of odd names, is a ValueError
+            reason = f"failed to resolve --{kind}-http-address ({address}) - {error}"
+            raise OptionsError(reason) from None
+
+
+async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
+    if not address:
+        raise ListenError(address, "no address")
+    return [opened.enter_context(sock) for sock in await open_sockets(address)]
+
+
+def _announce(sockets: list[socket.socket]) -> int:
+    port = 0
+    for sock in sockets:
+        shown, port = bound_address(sock)
+        log.info("HTTP: listening on %s", shown)
+    return port
+
+
+async def run_nsqadmin(options: NsqadminOptions) -> int:
+    """Run until SIGINT or SIGTERM, and return the exit code, 0.
+
+    Raises:
+        ListenError: an address can't be listened on.
+        OptionsError: the options are no good.
+    """
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with running_nsqadmin(options):
+            await anext(signals)
+    log.info("NSQADMIN: bye")
+    return 0

@@ -1,0 +1,74 @@
+"""What all parts of a dashboard share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import trio
+
+from admin.acl import HeaderAccess
+from admin.cluster.queries import Cluster
+from admin.operations import Done, Operations
+from admin.options import NsqadminOptions
+from admin.upstream import Upstream
+
+if TYPE_CHECKING:
+    from admin.notify import Notifier
+
+__all__ = ["Access", "Dashboard", "Role"]
+
+Role = Literal["viewer", "operator", "admin"]
+
+
+class Access(Protocol):
+    """Who may do what. Asked within a request."""
+
+    def allows(self, role: Role) -> bool:
+        """Whether the sender of the request that is being answered has that role."""
+
+    def user(self) -> str:
+        """The sender's name; "" if there is none."""
+
+
+@dataclass
+class Dashboard:
+    """One nsqadmin, inside a trio run.
+
+    Attributes:
+        options: as started, `admin.options.validated`.
+        upstream: asks nodes.
+        cluster: asks all of them.
+        access: who may do what.
+        observers: are told of each thing that a user did; they must not wait.
+        operations: what users do.
+        tasks: run as long as the dashboard, each in a task of its own.
+        stopping: set when it ends; streams end then.
+        http_port: where it listens; -1: on a unix socket.
+    """
+
+    options: NsqadminOptions
+    upstream: Upstream
+    cluster: Cluster = field(init=False)
+    access: Access = field(init=False)
+    operations: Operations = field(init=False)
+    notify: Notifier | None = None
+    observers: list[Callable[[Done], None]] = field(default_factory=list)
+    tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    stopping: trio.Event = field(default_factory=trio.Event)
+    http_port: int = 0
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.upstream, self.options)
+        self.access = HeaderAccess(self.options)
+        self.operations = Operations(self)
+
+    @property
+    def base_path(self) -> str:
+        """What begins every path: "" or ``/some/path``."""
+        return "" if self.options.base_path == "/" else self.options.base_path
+
+    def path(self, path: str) -> str:
+        """The path of a page below the base path: ``/`` and a rest, quoted already."""
+        return (self.base_path + path).rstrip("/") or "/"

@@ -1,0 +1,116 @@
+"""Tells --notification-http-endpoint what users do. Spec: nsqadmin, section 4."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Final
+
+import httpx2
+import trio
+
+from admin.operations import Done
+from admin.options import NsqadminOptions
+from trionsq import NSQ_VERSION
+from trionsq.durations import SECOND_NS
+from trionsq.httpget import shown_url
+from trionsq.web.answers import json_bytes
+
+__all__ = ["QUEUE_MAX", "Notifier", "notification"]
+
+log = logging.getLogger("trionsq")
+
+QUEUE_MAX: Final = 1000
+"""Notifications that wait at most; what comes then is dropped, and said so in the log."""
+# At the end, those that wait get so long.
+_LAST_S: Final = 1.0
+
+
+class Notifier:
+    """POSTs what was done, in its order, in a task of its own.
+
+    Attributes:
+        dropped: because too many waited.
+    """
+
+    def __init__(self, options: NsqadminOptions) -> None:
+        self._url = options.notification_http_endpoint
+        self._timeout_s = options.http_client_request_timeout_ns / SECOND_NS
+        self._via = socket.gethostname()
+        self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_MAX)
+        self.dropped = 0
+
+    def note(self, done: Done) -> None:
+        """Have ``done`` told; an observer, see `admin.dashboard`."""
+        try:
+            self._send.send_nowait(notification(done, self._via))
+        except trio.WouldBlock:
+            self.dropped += 1
+            log.error("NOTIFY: %s is not told, too many wait already", done.action)
+        except trio.BrokenResourceError:
+            log.error("NOTIFY: %s is not told, nsqadmin is stopping", done.action)
+
+    async def run(self) -> None:
+        """Send until cancelled; then what waits gets a second."""
+        async with httpx2.AsyncClient(
+            headers={
+                "Content-Type": "application/json",
+                "User-Agent": f"nsqadmin v{NSQ_VERSION}",
+            },
+            timeout=httpx2.Timeout(None),
+            limits=httpx2.Limits(max_connections=1),
+            trust_env=False,
+        ) as client:
+            current: list[bytes] = []
+            try:
+                while True:
+                    current.append(await self._receive.receive())
+                    await self._post(client, current[0])
+                    current.clear()
+            finally:
+                with trio.move_on_after(_LAST_S, shield=True) as last:
+                    await self._flush(client, current)
+                if last.cancelled_caught:
+                    log.error("NOTIFY: stopped before all was told")
+
+    async def _flush(self, client: httpx2.AsyncClient, current: list[bytes]) -> None:
+        """Send what was under way (once more, it may come twice) and what waits."""
+        for body in current:
+            await self._post(client, body)
+        while True:
+            try:
+                body = self._receive.receive_nowait()
+            except trio.WouldBlock:
+                return
+            await self._post(client, body)
+
+    async def _post(self, client: httpx2.AsyncClient, body: bytes) -> None:
+        try:
+            with trio.fail_after(self._timeout_s):
+                async with client.stream("POST", self._url, content=body) as answer:
+                    status = answer.status_code
+        except trio.TooSlowError:
+            why = f"no answer within {self._timeout_s:g} s"
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+        else:
+            if 200 <= status < 300:
+                return
+            why = f"got status code {status}"
+        log.error("NOTIFY: POST %s failed: %s", shown_url(self._url), why)
+
+
+def notification(done: Done, via: str) -> bytes:
+    """The JSON of a notification; ``via`` is the name of this host."""
+    optional = {"channel": done.channel, "node": done.node, "user": done.user}
+    present = {name: value for name, value in optional.items() if value}
+    names = ("action", "topic", "channel", "node", "timestamp", "user")
+    values = {"action": done.action, "topic": done.topic, "timestamp": int(done.time_s), **present}
+    head = {name: values[name] for name in names if name in values}
+    tail = {
+        "remote_ip": done.remote_ip,
+        "user_agent": done.user_agent,
+        "url": done.url,
+        "via": via,
+    }
+    return json_bytes({**head, **tail})

@@ -1,0 +1,186 @@
+"""The options of nsqadmin. Spec: options.
+
+Field names are the flags with underscores; durations are nanoseconds and end in ``_ns``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from urllib.parse import urlsplit
+
+from trionsq.durations import MINUTE_NS, SECOND_NS
+from trionsq.optionspec import (
+    BOOL,
+    DEBUG_FROM,
+    DURATION,
+    INT,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    STRING,
+    STRINGS,
+    option,
+)
+
+__all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
+
+
+class OptionsError(Exception):
+    """The options don't go together; ``str()`` is the text of the FATAL log line."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NsqadminOptions:
+    """Every option of nsqadmin 1.3, and ours."""
+
+    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
+    config: str = option("config", "", STRING, "path of the config file", key=None)
+    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
+    log_prefix: str = option("log-prefix", "[nsqadmin] ", STRING, "begins each log line")
+    verbose: bool = option(
+        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
+    )
+    http_address: str = option(
+        "http-address", "0.0.0.0:4171", STRING, "host:port (or unix socket path) of the pages"
+    )
+    base_path: str = option("base-path", "/", STRING, "begins the path of every page")
+    dev_static_dir: str = option(
+        "dev-static-dir", "", STRING, "serve the static files from this folder, for development"
+    )
+    lookupd_http_address: tuple[str, ...] = option(
+        "lookupd-http-address",
+        (),
+        STRINGS,
+        "host:port of an nsqlookupd",
+        key="nsqlookupd_http_addresses",
+    )
+    nsqd_http_address: tuple[str, ...] = option(
+        "nsqd-http-address",
+        (),
+        STRINGS,
+        "host:port of an nsqd, where there is no nsqlookupd",
+        key="nsqd_http_addresses",
+    )
+
+    # Graphite
+    graphite_url: str = option("graphite-url", "", STRING, "Graphite, which turns its graphs on")
+    proxy_graphite: bool = option(
+        "proxy-graphite", False, BOOL, "fetch Graphite's images rather than link to them"
+    )
+    statsd_counter_format: str = option(
+        "statsd-counter-format", "stats.counters.%s.count", STRING, "of counters, %s is the key"
+    )
+    statsd_gauge_format: str = option(
+        "statsd-gauge-format", "stats.gauges.%s", STRING, "of gauges, %s is the key"
+    )
+    statsd_prefix: str = option(
+        "statsd-prefix", "nsq.%s", STRING, "as nsqd's option, %s is the host"
+    )
+    statsd_interval_ns: int = option(
+        "statsd-interval", MINUTE_NS, DURATION, "as nsqd's option: between two figures"
+    )
+
+    # who may do what, and who is told
+    notification_http_endpoint: str = option(
+        "notification-http-endpoint", "", STRING, "URL that is told by POST what users do"
+    )
+    allow_config_from_cidr: str = option(
+        "allow-config-from-cidr",
+        "127.0.0.1/8",
+        STRING,
+        'addresses that may ask for /config; "": all',
+    )
+    acl_http_header: str = option(
+        "acl-http-header", "X-Forwarded-User", STRING, "header in which a proxy names the user"
+    )
+    admin_user: tuple[str, ...] = option(
+        "admin-user", (), STRINGS, "user that may change things; none: all", key="admin_users"
+    )
+
+    # to nsqd and nsqlookupd
+    http_client_connect_timeout_ns: int = option(
+        "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "to connect to a node"
+    )
+    http_client_request_timeout_ns: int = option(
+        "http-client-request-timeout", 5 * SECOND_NS, DURATION, "for a whole request to a node"
+    )
+    http_client_tls_insecure_skip_verify: bool = option(
+        "http-client-tls-insecure-skip-verify", False, BOOL, "take any certificate of a node"
+    )
+    http_client_tls_root_ca_file: str = option(
+        "http-client-tls-root-ca-file", "", STRING, "who signs the nodes' certificates (PEM)"
+    )
+    http_client_tls_cert: str = option(
+        "http-client-tls-cert", "", STRING, "our certificate for nodes (PEM)"
+    )
+    http_client_tls_key: str = option("http-client-tls-key", "", STRING, "its key (PEM)")
+
+    # ours
+    http_client_max_requests: int = option(
+        "http-client-max-requests", 16, INT, "requests to nodes under way at once, at most"
+    )
+    log_format: str = option(
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+    )
+    debug_from: str = option(
+        "debug-from",
+        "loopback",
+        DEBUG_FROM,
+        "who may ask for the /debug/pprof pages: loopback (this machine), any or none",
+    )
+
+
+def validated(options: NsqadminOptions) -> NsqadminOptions:
+    """The options with ``base_path`` in its right form: ``/`` or ``/some/path``.
+
+    Raises:
+        OptionsError: they don't go together, or one of them makes no sense.
+    """
+    lookupds, nsqds = options.lookupd_http_address, options.nsqd_http_address
+    if not lookupds and not nsqds:
+        raise OptionsError("--nsqd-http-address or --lookupd-http-address required")
+    if lookupds and nsqds:
+        raise OptionsError("use --nsqd-http-address or --lookupd-http-address not both")
+    cert, key = options.http_client_tls_cert, options.http_client_tls_key
+    if cert and not key:
+        raise OptionsError("--http-client-tls-key must be specified with --http-client-tls-cert")
+    if key and not cert:
+        raise OptionsError("--http-client-tls-cert must be specified with --http-client-tls-key")
+    if options.http_client_max_requests < 1:
+        raise OptionsError("--http-client-max-requests must be at least 1")
+    config_network(options)
+    _check_graphite(options.graphite_url)
+    path = posixpath.normpath("/" + options.base_path.strip("/"))
+    return dataclasses.replace(options, base_path=path)
+
+
+def config_network(options: NsqadminOptions) -> IPv4Network | IPv6Network | None:
+    """Who may ask for /config; None: everybody.
+
+    Raises:
+        OptionsError: it is no network.
+    """
+    text = options.allow_config_from_cidr
+    if not text:
+        return None
+    try:
+        if "/" not in text:
+            raise ValueError("there is no / in it")
+        return ip_network(text, strict=False)
+    except ValueError as error:
+        reason = f"failed to parse --allow-config-from-cidr ({text}) - {error}"
+        raise OptionsError(reason) from None
+
+
+def _check_graphite(url: str) -> None:
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        # Not the URL itself, there may be a password in it.
+        raise OptionsError("failed to parse --graphite-url - it is no http:// or https:// URL")

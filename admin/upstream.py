@@ -1,0 +1,287 @@
+"""Requests to nsqd and nsqlookupd: few at once, each bounded in time and size, kept connections.
+
+Spec: nsqadmin, sections 1 and 3 (texts of errors).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+import httpx2
+import msgspec
+import trio
+
+from admin.options import NsqadminOptions, OptionsError
+from trionsq import NSQ_VERSION
+from trionsq.durations import SECOND_NS
+from trionsq.httpget import shown_url
+
+__all__ = ["NBYTES_MAX", "Answer", "Upstream", "UpstreamError", "json_of", "node_of"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("trionsq")
+
+NBYTES_MAX: Final = 64 * 1024 * 1024
+"""The longest answer that is read: /stats of some 100,000 clients."""
+
+_HEADERS: Final = {
+    "Accept": "application/vnd.nsq; version=1.0",
+    "User-Agent": f"nsqadmin v{NSQ_VERSION}",
+}
+# An idle connection is kept so long: longer than it takes until the next poll.
+_IDLE_S: Final = 45.0
+# Of an unexpected answer, so much is shown.
+_SHOWN_NBYTES: Final = 1024
+# Nodes that are remembered to want HTTPS.
+_SECURED_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a foreign server said; ``headers`` by name in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class UpstreamError(Exception):
+    """A node gave no answer, or none that makes sense; ``str()`` is as NSQ 1.3 words it.
+
+    Attributes:
+        node: ``host:port`` that was asked.
+        status: of its answer, None if there was none.
+    """
+
+    def __init__(self, node: str, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.node = node
+        self.status = status
+
+
+class Upstream:
+    """Asks nodes; to be used by ``async with``.
+
+    Attributes:
+        under_way: requests that wait for an answer now, never more than
+            --http-client-max-requests.
+    """
+
+    def __init__(self, options: NsqadminOptions) -> None:
+        """Raises OptionsError if a file of the TLS options can't be used."""
+        self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
+        most = options.http_client_max_requests
+        self._limit = trio.CapacityLimiter(most)
+        # By host:port of HTTP, the URL of nodes that want HTTPS.
+        self._secured: dict[str, str] = {}
+        connect_s = options.http_client_connect_timeout_ns / SECOND_NS
+        self._client = httpx2.AsyncClient(
+            headers=_HEADERS,
+            verify=_tls_context(options),
+            timeout=httpx2.Timeout(None, connect=connect_s),
+            limits=httpx2.Limits(max_keepalive_connections=4 * most, keepalive_expiry=_IDLE_S),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    @property
+    def under_way(self) -> int:
+        """See the class."""
+        return int(self._limit.borrowed_tokens)
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(exc_type, exc, traceback)
+
+    async def get_json(self, url: str, kind: type[T], *, timeout_s: float | None = None) -> T:
+        """The JSON that is at ``url`` (``http://host:port/path?query``), as ``kind``.
+
+        Args:
+            url: asked for by GET.
+            kind: a msgspec type.
+            timeout_s: for the whole request; default: --http-client-request-timeout.
+
+        Raises:
+            UpstreamError: no answer in time, another status than 200, or not of that type.
+        """
+        body = await self._ask("GET", url, timeout_s)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            node = node_of(url)
+            raise UpstreamError(node, f"{node} answered no {kind.__name__}: {error}", 200) from None
+
+    async def get_text(self, url: str, *, timeout_s: float | None = None) -> str:
+        """The text that is at ``url``; else as `get_json`."""
+        return (await self._ask("GET", url, timeout_s)).decode(errors="replace")
+
+    async def get_bytes(self, url: str, *, timeout_s: float | None = None) -> bytes:
+        """The bytes that are at ``url``; else as `get_json`."""
+        return await self._ask("GET", url, timeout_s)
+
+    async def get_foreign(self, url: str) -> Answer:
+        """What is at ``url``, whatever its status: of a server that is no part of NSQ.
+
+        A user and a password in the URL are sent.
+
+        Raises:
+            UpstreamError: no answer in time.
+        """
+        async with self._limit:
+            with trio.move_on_after(self._request_timeout_s):
+                answer, body = await self._exchange("GET", url, None, {"Accept": "*/*"})
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                return Answer(answer.status_code, headers, body)
+        raise UpstreamError(node_of(url), f"no answer within {self._request_timeout_s:g} s")
+
+    async def post(self, url: str, body: bytes = b"", *, timeout_s: float | None = None) -> bytes:
+        """POST ``body`` to ``url`` and return the answer; else as `get_json`."""
+        return await self._ask("POST", url, timeout_s, body)
+
+    async def _ask(
+        self, method: str, url: str, timeout_s: float | None, body: bytes | None = None
+    ) -> bytes:
+        timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
+        node = node_of(url)
+        async with self._limit:
+            with trio.move_on_after(timeout_s):
+                return await self._ask_by_https_too(method, url, node, body)
+        raise UpstreamError(node, f'{method.title()} "{url}": no answer within {timeout_s:g} s')
+
+    async def _ask_by_https_too(
+        self, method: str, url: str, node: str, body: bytes | None
+    ) -> bytes:
+        secured = self._secured.get(node)
+        if secured is not None:
+            try:
+                return await self._ask_once(method, _moved(url, secured), body)
+            except UpstreamError:
+                # It may have been started anew, without TLS.
+                self._secured.pop(node, None)
+        try:
+            return await self._ask_once(method, url, body)
+        except _TlsRequiredError as error:
+            secured = f"https://{_host_of(url)}:{error.https_port}"
+            answer = await self._ask_once(method, _moved(url, secured), body)
+        if len(self._secured) >= _SECURED_MAX:
+            self._secured.clear()
+        self._secured[node] = secured
+        return answer
+
+    async def _ask_once(self, method: str, url: str, body: bytes | None) -> bytes:
+        node = node_of(url)
+        answer, content = await self._exchange(method, url, body, {})
+        if answer.status_code == 200:
+            return content
+        text = f"got response {answer.status_code} {answer.reason_phrase} {_quoted(content)}"
+        https_port = _https_port(answer.status_code, url, content)
+        if https_port is not None:
+            raise _TlsRequiredError(node, text, https_port)
+        raise UpstreamError(node, text, answer.status_code)
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[httpx2.Response, bytes]:
+        node = node_of(url)
+        try:
+            request = self._client.build_request(method, url, content=body, headers=headers)
+            answer = await self._client.send(request, stream=True)
+            try:
+                return answer, await _read(answer, node)
+            finally:
+                await answer.aclose()
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            text = f'{method.title()} "{shown_url(url)}": {_why(error)}'
+            raise UpstreamError(node, text) from error
+
+
+class _TlsRequiredError(UpstreamError):
+    def __init__(self, node: str, text: str, https_port: int) -> None:
+        super().__init__(node, text, 403)
+        self.https_port = https_port
+
+
+def node_of(url: str) -> str:
+    """The ``host:port`` of a URL."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _host_of(url: str) -> str:
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
+def _moved(url: str, to: str) -> str:
+    """The same path and query at another scheme and port."""
+    parts, target = urlsplit(url), urlsplit(to)
+    return SplitResult(target.scheme, target.netloc, parts.path, parts.query, "").geturl()
+
+
+async def _read(answer: httpx2.Response, node: str) -> bytes:
+    content = bytearray()
+    async for piece in answer.aiter_bytes():
+        content += piece
+        if len(content) > NBYTES_MAX:
+            raise UpstreamError(node, f"{node} answered more than {NBYTES_MAX} bytes")
+    return bytes(content)
+
+
+def _https_port(status: int, url: str, content: bytes) -> int | None:
+    if status != 403 or not url.startswith("http:"):
+        return None
+    try:
+        port = json.loads(content).get("https_port")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536:
+        return port
+    return None
+
+
+def _quoted(content: bytes) -> str:
+    return json.dumps(content[:_SHOWN_NBYTES].decode(errors="replace"), ensure_ascii=False)
+
+
+def _why(error: Exception) -> str:
+    """What the error, or else what is behind it, says."""
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
+    return str(cause) if cause is not None else type(error).__name__
+
+
+def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.http_client_tls_root_ca_file or None)
+        if options.http_client_tls_insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if options.http_client_tls_cert:
+            context.load_cert_chain(options.http_client_tls_cert, options.http_client_tls_key)
+    except (OSError, ValueError) as error:
+        raise OptionsError(f"failed to build the TLS config of requests - {error}") from error
+    return context
+
+
+def json_of(content: bytes) -> Any:
+    """Any JSON; raises ValueError."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
