@@ -10,8 +10,17 @@ import pytest
 import trio
 
 from tests.secured import SECRET, Papers, auth_server, make_papers
-from trionsq.client import AuthError, AuthRequiredError, Config, Consumer, Producer, UpgradeError
+from trionsq.client import (
+    AuthError,
+    AuthRequiredError,
+    Config,
+    Connection,
+    Consumer,
+    Producer,
+    UpgradeError,
+)
 from trionsq.testing import open_broker
+from trionsq.wire import commands
 
 COUNT = 5000
 LIMIT_S = 60
@@ -101,3 +110,21 @@ async def test_secrets() -> None:
                 with pytest.raises(error, match=reason):
                     await producer.publish("t", b"x")
     assert [query["secret"] for query in server.asked] == [["wrong"]]
+
+
+@pytest.mark.parametrize("compression", ["", "deflate", "snappy"])
+@pytest.mark.parametrize("tls", [False, True])
+async def test_the_end_loses_no_answer(tls: bool, compression: str, papers: Papers) -> None:
+    """What was sent before the end is answered after it, whatever layers have their own ends."""
+    config = Config(tls_v1=tls, tls_root_ca_file=papers.ca)
+    config = config.parse(*[compression] if compression else [])
+    async with open_broker(**papers.nsqd_options) as nsqd, trio.open_nursery() as nursery:
+        connection = await Connection.open(nsqd.tcp_address, config)
+        await nursery.start(connection.run)
+        body = b"x" * 5000
+        replies = [connection.request(commands.publish("t", body)) for _ in range(300)]
+        connection.end()
+        with trio.fail_after(LIMIT_S):
+            await connection.ended.wait()
+            assert [await reply.wait() for reply in replies] == [b"OK"] * 300
+        assert connection.failure is None
