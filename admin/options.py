@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Final
 from urllib.parse import urlsplit
 
 from trionsq.durations import MINUTE_NS, SECOND_NS
@@ -24,6 +25,9 @@ from trionsq.optionspec import (
 )
 
 __all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
+
+
+_HISTORY_MAX_NS: Final = 168 * 60 * MINUTE_NS
 
 
 class OptionsError(Exception):
@@ -120,6 +124,12 @@ class NsqadminOptions:
     http_client_max_requests: int = option(
         "http-client-max-requests", 16, INT, "requests to nodes under way at once, at most"
     )
+    poll_interval_ns: int = option(
+        "poll-interval", 5 * SECOND_NS, DURATION, "between two polls while somebody looks"
+    )
+    history_ns: int = option(
+        "history", 60 * MINUTE_NS, DURATION, "of rates and depths that charts show"
+    )
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )
@@ -149,6 +159,10 @@ def validated(options: NsqadminOptions) -> NsqadminOptions:
         raise OptionsError("--http-client-tls-cert must be specified with --http-client-tls-key")
     if options.http_client_max_requests < 1:
         raise OptionsError("--http-client-max-requests must be at least 1")
+    if options.poll_interval_ns < SECOND_NS:
+        raise OptionsError("--poll-interval must be at least 1s")
+    if not options.poll_interval_ns <= options.history_ns <= _HISTORY_MAX_NS:
+        raise OptionsError("--history must be between --poll-interval and 168h")
     config_network(options)
     _check_graphite(options.graphite_url)
     path = posixpath.normpath("/" + options.base_path.strip("/"))

@@ -1,0 +1,180 @@
+"""The answers of one poll become its snapshot, node by node, a millisecond at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from admin.watch.answers import ChannelFigures, NodeFigures, TopicFigures
+from admin.watch.counters import Counters, Rates
+from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
+
+__all__ = ["Ages", "Gathering"]
+
+Ages = Mapping[tuple[str, str], float]
+"""Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
+
+# Topics and channels that are added before other tasks get their turn: about a millisecond.
+_ADDED_MAX: Final = 200
+
+
+class Gathering:
+    """A snapshot in the making."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._added = 0
+
+    def add_silent(self, row: NodeRow) -> None:
+        """A node that did not answer: it has a row, and nothing else changes."""
+        self.snapshot.nodes[row.node] = row
+
+    async def add(
+        self, row: NodeRow, stats: NodeFigures, counters: Counters, now_s: float, ages: Ages | None
+    ) -> None:
+        """Add what a node answered at ``now_s`` (of the clock of ``counters``).
+
+        ``ages`` is None if the node does not tell them.
+        """
+        snapshot = self.snapshot
+        snapshot.nodes[row.node] = row
+        row.up, row.health, row.start_time = True, stats.health, stats.start_time
+        row.version = stats.version or row.version
+        row.nodes = 1
+        counters.begin(now_s, stats.start_time)
+        for topic in stats.topics or ():
+            self._add_topic(row, topic, counters, ages)
+            if self._added >= _ADDED_MAX:
+                self._added = 0
+                await trio.lowlevel.checkpoint()
+        counters.end()
+        if row.rate_in is None and counters.known:
+            row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = 0.0
+        _add_sums(snapshot.total, row)
+        snapshot.total.nodes += 1
+
+    async def finish(self) -> Snapshot:
+        """All nodes were added: what is known only then."""
+        for rows in (self.snapshot.nodes, self.snapshot.topics, self.snapshot.channels):
+            for number, row in enumerate(rows.values()):
+                _settle_age(row)
+                if number % _ADDED_MAX == 0:
+                    await trio.lowlevel.checkpoint()
+        _settle_age(self.snapshot.total)
+        return self.snapshot
+
+    def _add_topic(
+        self, node: NodeRow, found: TopicFigures, counters: Counters, ages: Ages | None
+    ) -> None:
+        name = found.topic_name
+        row = self.snapshot.topics.get(name)
+        if row is None:
+            row = self.snapshot.topics[name] = TopicRow(topic=name)
+        row.nodes += 1
+        row.depth += found.depth
+        row.backend_depth += found.backend_depth
+        row.messages += found.message_count
+        row.nbytes += found.message_bytes
+        row.paused = row.paused or found.paused
+        age = _age_s(found.depth, ages, (name, ""))
+        _add_age(row, age)
+        _add_age(node, age)
+        node.topics += 1
+        node.depth += found.depth
+        node.backend_depth += found.backend_depth
+        node.messages += found.message_count
+        rates = counters.rates((name, ""), found.message_count, found.depth)
+        if rates is not None:
+            row.rate_in = (row.rate_in or 0.0) + rates[0]
+            node.rate_in = (node.rate_in or 0.0) + rates[0]
+            # What leaves them is counted at their channels.
+            _add_rates(row, _NOTHING)
+            _add_rates(node, _NOTHING)
+        for channel in found.channels or ():
+            self._add_channel(node, row, channel, counters, ages)
+        self._added += 1
+
+    def _add_channel(
+        self,
+        node: NodeRow,
+        topic: TopicRow,
+        found: ChannelFigures,
+        counters: Counters,
+        ages: Ages | None,
+    ) -> None:
+        key = (topic.topic, found.channel_name)
+        row = self.snapshot.channels.get(key)
+        if row is None:
+            row = ChannelRow(topic=topic.topic, channel=found.channel_name)
+            self.snapshot.channels[key] = row
+            topic.channels += 1
+        row.nodes += 1
+        row.depth += found.depth
+        row.backend_depth += found.backend_depth
+        row.messages += found.message_count
+        row.paused = row.paused or found.paused
+        age = _age_s(found.depth, ages, key)
+        topic.channels_depth += found.depth
+        node.channels += 1
+        node.depth += found.depth
+        node.backend_depth += found.backend_depth
+        held = found.depth + found.in_flight_count + found.deferred_count
+        rates = counters.rates(
+            key, found.message_count, held, found.requeue_count, found.timeout_count
+        )
+        if rates is not None:
+            row.rate_in = (row.rate_in or 0.0) + rates[0]
+        for each in (row, topic, node):
+            each.in_flight += found.in_flight_count
+            each.deferred += found.deferred_count
+            each.requeues += found.requeue_count
+            each.timeouts += found.timeout_count
+            each.clients += found.client_count
+            if age:
+                _add_age(each, age)
+            if rates is not None:
+                _add_rates(each, rates)
+        self._added += 1
+
+
+_NOTHING: Final[Rates] = (0.0, 0.0, 0.0, 0.0)
+
+
+def _add_rates(row: Row, rates: Rates) -> None:
+    """All but the rate in."""
+    row.rate_out = (row.rate_out or 0.0) + rates[1]
+    row.rate_requeue = (row.rate_requeue or 0.0) + rates[2]
+    row.rate_timeout = (row.rate_timeout or 0.0) + rates[3]
+
+
+def _age_s(depth: int, ages: Ages | None, key: tuple[str, str]) -> float | None:
+    """None: something waits, and nobody tells for how long."""
+    if not depth:
+        return 0.0
+    return None if ages is None else ages.get(key)
+
+
+def _add_age(row: Row, age_s: float | None) -> None:
+    if age_s:
+        row.oldest_age_s = max(row.oldest_age_s or 0.0, age_s)
+
+
+def _settle_age(row: Row) -> None:
+    """A zero that came from nodes where nothing waits tells nothing of those where it does."""
+    waiting = row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
+    if not row.oldest_age_s:
+        row.oldest_age_s = None if waiting else 0.0
+
+
+def _add_sums(total: Row, row: Row) -> None:
+    for name in ("depth", "backend_depth", "in_flight", "deferred", "messages", "requeues"):
+        setattr(total, name, getattr(total, name) + getattr(row, name))
+    total.timeouts += row.timeouts
+    total.clients += row.clients
+    for name in ("rate_in", "rate_out", "rate_requeue", "rate_timeout"):
+        if (rate := getattr(row, name)) is not None:
+            setattr(total, name, (getattr(total, name) or 0.0) + rate)
+    if row.oldest_age_s is not None:
+        total.oldest_age_s = max(total.oldest_age_s or 0.0, row.oldest_age_s)

@@ -1,0 +1,196 @@
+"""Is anything wrong? What a snapshot shows that somebody should look at.
+
+The limits are here, and docs/nsqadmin.md tells them. They are meant to be quiet: what is usual in
+a healthy cluster (a backlog that shrinks, one timeout now and then) is no problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import quote
+
+from admin.watch.history import History, channel_key
+from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
+
+__all__ = [
+    "AGE_CRITICAL_S",
+    "AGE_WARNING_S",
+    "GROWING_MIN",
+    "GROWING_S",
+    "GROWING_SHARE",
+    "REQUEUE_RATE_MIN",
+    "REQUEUE_SHARE",
+    "TIMEOUT_RATE_MIN",
+    "TIMEOUT_SHARE",
+    "Problem",
+    "Severity",
+    "problems",
+]
+
+Severity = Literal["critical", "warning", "notice"]
+
+GROWING_S: Final = 300.0
+"""A backlog grows if each third of so many seconds had more of it than the third before."""
+GROWING_MIN: Final = 100
+"""... and it has become larger by so many messages at least,"""
+GROWING_SHARE: Final = 0.1
+"""... and by so much of what it was."""
+AGE_WARNING_S: Final = 300.0
+"""The oldest message of a channel waits so long."""
+AGE_CRITICAL_S: Final = 3600.0
+TIMEOUT_RATE_MIN: Final = 0.1
+"""Timeouts per second of a channel that are no accident,"""
+TIMEOUT_SHARE: Final = 0.01
+"""... if they are more than so much of the messages that leave it."""
+REQUEUE_RATE_MIN: Final = 0.5
+"""The same for requeues."""
+REQUEUE_SHARE: Final = 0.1
+
+_RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
+# Of the points of GROWING_S, the share that must be known.
+_KNOWN_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        severity: critical: messages are lost, refused or stuck, or will be soon; warning: somebody
+            should look today; notice: good to know.
+        what: one sentence.
+        where: the node, the topic, or ``topic / channel``; "" for the cluster.
+        link: path of the page that shows it, below the base path.
+        kind: the rule that found it.
+        weight: messages at stake; among equals the larger comes first.
+    """
+
+    severity: Severity
+    what: str
+    where: str
+    link: str
+    kind: str
+    weight: float = 0.0
+
+
+def problems(snapshot: Snapshot, history: History) -> list[Problem]:
+    """What is wrong, the worst first."""
+    found = [
+        Problem("warning", f"{warning[:300]}.", "", "/nodes", "lookup")
+        for warning in snapshot.warnings
+    ]
+    for node in snapshot.nodes.values():
+        found += _of_node(node, snapshot.taken_s)
+    for topic in snapshot.topics.values():
+        if topic.depth:
+            found += _of_topic(topic)
+    for channel in snapshot.channels.values():
+        if channel.depth or channel.rate_timeout or channel.rate_requeue:
+            found += _of_channel(channel, history)
+    found.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
+    return found
+
+
+def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
+    link = f"/nodes/{quote(row.node, safe='')}"
+    if not row.up:
+        since = (
+            f" for {_span(now_s - row.answered_s)}"
+            if row.answered_s is not None
+            else " since nsqadmin looks"
+        )
+        what = f"{row.node} has not answered{since}: {row.error}."
+        yield Problem("critical", what, row.node, link, "node-silent", math.inf)
+        return
+    if row.health != "OK":
+        what = f"{row.node} says that it is not healthy: {row.health[:300] or 'no reason given'}."
+        yield Problem("critical", what, row.node, link, "node-unhealthy", math.inf)
+    if not row.registered:
+        what = f"{row.node} answers, but no nsqlookupd tells of it: consumers won't find it."
+        yield Problem("warning", what, row.node, link, "node-unregistered")
+    if row.out_of_date:
+        what = f"{row.node} runs version {row.version}, others a newer one."
+        yield Problem("notice", what, row.node, link, "node-old")
+
+
+def _of_topic(row: TopicRow) -> Iterator[Problem]:
+    link = f"/topics/{quote(row.topic, safe='')}"
+    if row.paused:
+        what = f"{_messages(row.depth)} held back, for the topic is paused."
+        yield Problem("notice", what, row.topic, link, "topic-paused", row.depth)
+    elif not row.channels:
+        what = f"{_messages(row.depth)} waiting, and there is no channel that takes them."
+        yield Problem("notice", what, row.topic, link, "topic-without-channel", row.depth)
+
+
+def _of_channel(row: ChannelRow, history: History) -> Iterator[Problem]:
+    where = f"{row.topic} / {row.channel}"
+    link = f"/topics/{quote(row.topic, safe='')}/{quote(row.channel, safe='')}"
+
+    def problem(severity: Severity, what: str, kind: str) -> Problem:
+        return Problem(severity, what, where, link, kind, row.depth)
+
+    if row.depth and row.paused:
+        what = f"{_messages(row.depth)} held back, for the channel is paused."
+        yield problem("notice", what, "channel-paused")
+    elif row.depth and not row.clients:
+        what = f"{_messages(row.depth)} waiting, and nobody consumes them."
+        yield problem("warning", what, "channel-without-consumer")
+    elif row.depth:
+        if (grown := _growth(row, history)) is not None:
+            what = (
+                f"The backlog has grown by {grown:,} to {row.depth:,} messages in"
+                f" {_span(GROWING_S)}: {_consumers(row.clients)} can't keep up."
+            )
+            yield problem("warning", what, "channel-growing")
+        if (age_s := row.oldest_age_s or 0.0) >= AGE_WARNING_S:
+            severity: Severity = "critical" if age_s >= AGE_CRITICAL_S else "warning"
+            what = f"The oldest of {_messages(row.depth, '')} has waited for {_span(age_s)}."
+            yield problem(severity, what, "channel-old-message")
+    left = row.rate_out or 0.0
+    timeouts, requeues = row.rate_timeout or 0.0, row.rate_requeue or 0.0
+    if timeouts >= TIMEOUT_RATE_MIN and timeouts > TIMEOUT_SHARE * left:
+        what = f"{timeouts:,.1f} messages a second time out; {left:,.1f} are finished."
+        yield problem("warning", what, "channel-timeouts")
+    if requeues >= REQUEUE_RATE_MIN and requeues > REQUEUE_SHARE * left:
+        what = f"{requeues:,.1f} messages a second are requeued; {left:,.1f} are finished."
+        yield problem("warning", what, "channel-requeues")
+
+
+def _growth(row: ChannelRow, history: History) -> int | None:
+    """By how many messages the backlog grew in GROWING_S; None if that is no trend."""
+    if row.depth < GROWING_MIN:
+        return None
+    depths = history.last_depths(channel_key(row.topic, row.channel), GROWING_S)
+    known = [depth for depth in depths if not math.isnan(depth)]
+    if len(known) < max(3, _KNOWN_SHARE * len(depths)):
+        return None
+    third = len(known) // 3
+    parts = known[:third], known[third:-third], known[-third:]
+    first, second, last = (sum(part) / len(part) for part in parts)
+    grown = row.depth - round(known[0])
+    large = grown >= max(GROWING_MIN, GROWING_SHARE * known[0])
+    return grown if first < second < last and large else None
+
+
+def _messages(count: int, are: str | None = None) -> str:
+    """``1 message is`` or ``1,234 messages are``; ``are`` in its place."""
+    verb = (" is" if count == 1 else " are") if are is None else are
+    return f"{count:,} message{'' if count == 1 else 's'}{verb}"
+
+
+def _consumers(count: int) -> str:
+    return "its one consumer" if count == 1 else f"its {count:,} consumers"
+
+
+_UNITS: Final[Sequence[tuple[float, str]]] = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def _span(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= 2 * size or (seconds >= size and unit == "min"):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
