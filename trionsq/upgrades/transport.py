@@ -16,7 +16,7 @@ __all__ = ["BrokenStreamError", "Layer", "UpgradedTransport"]
 
 _RECEIVE_NBYTES: Final = 128 * 1024
 # Encoded at once. What the peer has not taken of it is held here; the rest stays with the caller.
-_PIECE_NBYTES: Final = 64 * 1024
+_PIECE_NBYTES: Final = 128 * 1024
 # Of answers to the peer's own messages (TLS has such), that it does not take.
 _UNSENT_NBYTES_MAX: Final = 256 * 1024
 
@@ -69,8 +69,8 @@ class UpgradedTransport:
         self._inner = inner
         self._layer = layer
         self._received = received
-        # Encoded, not taken by the inner transport; it begins with what `_ahead` bytes of the
-        # caller's data became, which are not reported as taken yet.
+        # Encoded, not taken by the inner transport; in it are `_ahead` bytes of the caller's data
+        # that are not reported as taken yet.
         self._unsent = b""
         self._ahead = 0
 
@@ -115,8 +115,8 @@ class UpgradedTransport:
             raise ConnectionAbortedError("the peer asks for answers and takes none")
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        if self._unsent and not self._flush():
-            return 0
+        if (before := len(self._unsent)) and not self._flush():
+            return self._part_taken(before)
         done, self._ahead = self._ahead, 0
         nbytes = len(data)
         view = data if nbytes <= _PIECE_NBYTES else memoryview(data)
@@ -128,6 +128,16 @@ class UpgradedTransport:
                 break
             done += len(piece)
         return done
+
+    def _part_taken(self, before: int) -> int:
+        """Tell of progress: the part of the caller's bytes that left with the encoded ones.
+
+        Never of all of them while something is held: the caller is to come again.
+        """
+        taken = self._ahead * (before - len(self._unsent)) // before
+        taken = min(max(taken, int(len(self._unsent) < before)), max(self._ahead - 1, 0))
+        self._ahead -= taken
+        return taken
 
     def _flush(self) -> bool:
         """Send what is encoded; whether all of it was taken."""
