@@ -12,6 +12,7 @@ from quart_trio import QuartTrio
 
 from admin import api, assets, compression, pages
 from admin.dashboard import Dashboard
+from admin.watch import events
 from trionsq.web.app import Endpoint, create_app
 
 __all__ = ["BODY_NBYTES_MAX", "create_admin_app"]
@@ -23,6 +24,7 @@ _PARTS: Final[tuple[Callable[[Dashboard], Iterable[Endpoint]], ...]] = (
     api.endpoints,
     assets.endpoints,
     pages.endpoints,
+    events.endpoints,
 )
 
 

@@ -13,6 +13,7 @@ from admin.cluster.queries import Cluster
 from admin.operations import Done, Operations
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream
+from admin.watch.poller import Poller
 
 if TYPE_CHECKING:
     from admin.notify import Notifier
@@ -40,6 +41,7 @@ class Dashboard:
         options: as started, `admin.options.validated`.
         upstream: asks nodes.
         cluster: asks all of them.
+        poller: looks at all of them, while somebody looks at it.
         access: who may do what.
         observers: are told of each thing that a user did; they must not wait.
         operations: what users do.
@@ -51,6 +53,7 @@ class Dashboard:
     options: NsqadminOptions
     upstream: Upstream
     cluster: Cluster = field(init=False)
+    poller: Poller = field(init=False)
     access: Access = field(init=False)
     operations: Operations = field(init=False)
     notify: Notifier | None = None
@@ -61,6 +64,8 @@ class Dashboard:
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.upstream, self.options)
+        self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
+        self.tasks.append(self.poller.run)
         self.access = HeaderAccess(self.options)
         self.operations = Operations(self)
 

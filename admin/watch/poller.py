@@ -103,9 +103,10 @@ class Poller:
         cluster: Cluster,
         options: NsqadminOptions,
         *,
+        stopping: trio.Event | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``wall`` is the clock that pages show, in seconds since 1970."""
+        """``stopping`` ends the wait for changes; ``wall`` is in seconds since 1970."""
         self.interval_s = options.poll_interval_ns / SECOND_NS
         self.history = History(options.history_ns / SECOND_NS, self.interval_s)
         self.snapshot: Snapshot | None = None
@@ -126,6 +127,7 @@ class Poller:
         self._looked = trio.Event()
         self._published = trio.Event()
         self._published_s = -math.inf
+        self._stopping = stopping or trio.Event()
         self._ended = False
 
     @property
@@ -180,6 +182,7 @@ class Poller:
         """Poll until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_in_time)
                 while True:
                     await self._until_watched()
                     began_s = trio.current_time()
@@ -191,8 +194,16 @@ class Poller:
                     rest_until_s = trio.current_time() + _REST_SHARE * self.interval_s
                     await trio.sleep_until(max(began_s + self.interval_s, rest_until_s))
         finally:
-            self._ended = True
-            self._published.set()
+            self._end()
+
+    async def _end_in_time(self) -> None:
+        """Viewers go before the connections that they are on are closed."""
+        await self._stopping.wait()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._published.set()
 
     async def _until_watched(self) -> None:
         while not self._viewers and (

@@ -1,0 +1,159 @@
+"""GET /events: server-sent events, one stream for each browser.
+
+An event ``tick`` comes after each poll, with its sequence as id and the totals as JSON. Pages take
+it as the sign to fetch their live part again. ``?after=N`` (or Last-Event-ID, when a browser
+connects again) leaves out what the page has already. Streams end at shutdown and after `LIFE_S`,
+so that who has lost the right to look is asked again; a reader that is slow gets fewer ticks, and
+one that takes nothing is closed as any connection is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import trio
+from quart import Response, request
+from quart.wrappers.response import ResponseBody
+
+from admin.watch.poller import Poller, WatchEndedError
+from admin.watch.snapshot import Snapshot
+from trionsq.web.answers import error
+from trionsq.web.app import Endpoint
+
+if TYPE_CHECKING:
+    from admin.dashboard import Dashboard
+
+__all__ = ["KEEP_ALIVE_S", "LIFE_S", "STREAMS_MAX", "Events", "TickStream", "endpoints", "tick"]
+
+STREAMS_MAX: Final = 256
+"""Streams at once; who comes then is told 503, and the page does without."""
+KEEP_ALIVE_S: Final = 15.0
+"""After so long without an event a comment is sent, so that proxies keep the connection."""
+LIFE_S: Final = 900.0
+"""A stream ends after so long; browsers connect again by themselves."""
+
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx would hold events back
+}
+_COMMENT: Final = b":\n\n"
+
+
+def endpoints(dashboard: Dashboard) -> list[Endpoint]:
+    """What is served of a dashboard."""
+    return [("GET", "/events", Events(dashboard.poller).stream)]
+
+
+class Events:
+    """The streams of one dashboard."""
+
+    def __init__(self, poller: Poller, *, streams_max: int = STREAMS_MAX) -> None:
+        self.poller = poller
+        self.streams_max = streams_max
+        self.streams = 0
+        self._tick = (0, b"")
+
+    async def stream(self) -> Response:
+        """GET /events."""
+        if self.streams >= self.streams_max:
+            refused = error(503, "TOO_MANY_STREAMS")
+            refused.headers["Retry-After"] = "30"
+            return refused
+        given = request.headers.get("Last-Event-ID") or request.args.get("after", "")
+        after = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else 0
+        response = Response(TickStream(self, after), 200, headers=_HEADERS)
+        response.content_type = "text/event-stream; charset=utf-8"
+        return response
+
+    def tick(self, snapshot: Snapshot) -> bytes:
+        """The event of a snapshot, made once for all streams."""
+        if self._tick[0] != snapshot.sequence:
+            self._tick = snapshot.sequence, tick(snapshot)
+        return self._tick[1]
+
+
+def tick(snapshot: Snapshot) -> bytes:
+    """The event that tells of ``snapshot``."""
+    total = snapshot.total
+    found = Counter(problem.severity for problem in snapshot.problems)
+    document = {
+        "sequence": snapshot.sequence,
+        "taken": round(snapshot.taken_s, 3),
+        "depth": total.depth,
+        "in_flight": total.in_flight,
+        "deferred": total.deferred,
+        "messages": total.messages,
+        "clients": total.clients,
+        "rate_in": _rounded(total.rate_in),
+        "rate_out": _rounded(total.rate_out),
+        "nodes": len(snapshot.nodes),
+        "nodes_up": total.nodes,
+        "topics": len(snapshot.topics),
+        "channels": len(snapshot.channels),
+        "problems": {name: found[name] for name in ("critical", "warning", "notice")},
+    }
+    text = json.dumps(document, separators=(",", ":"))
+    return f"event: tick\nid: {snapshot.sequence}\ndata: {text}\n\n".encode()
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 2)
+
+
+class TickStream(ResponseBody):
+    """The body of one stream: an async context manager, and an iterator inside it."""
+
+    def __init__(self, events: Events, after: int) -> None:
+        self._events = events
+        self._poller = events.poller
+        self._after = after
+        self._open = ExitStack()
+        self._ends_s = 0.0
+        self._greeted = False
+
+    async def __aenter__(self) -> Self:
+        if self._events.streams < self._events.streams_max:
+            self._events.streams += 1
+            self._open.callback(self._leave)
+            self._open.enter_context(self._poller.watch())
+            self._ends_s = trio.current_time() + LIFE_S
+        snapshot = self._poller.snapshot
+        if snapshot is None or self._after > snapshot.sequence:
+            # A number of an nsqadmin that was here before.
+            self._after = 0
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if trio.current_time() >= self._ends_s:
+            raise StopAsyncIteration
+        if not self._greeted:
+            # The headers go out with the first byte, and only then a browser says "connected".
+            self._greeted = True
+            return _COMMENT
+        with trio.move_on_after(KEEP_ALIVE_S):
+            try:
+                snapshot = await self._poller.changed(self._after)
+            except WatchEndedError:
+                raise StopAsyncIteration from None
+            self._after = snapshot.sequence
+            return self._events.tick(snapshot)
+        return _COMMENT
+
+    def _leave(self) -> None:
+        self._events.streams -= 1
