@@ -14,6 +14,7 @@ from tests.fuzz.mutate import cut
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.steady import TOPIC, SteadyPair, Talk
 from tests.fuzz.tcp_cases import tcp_case
+from tests.fuzz.upgraded import upgraded
 from tests.fuzz.watch import MIB, bounded_growth, no_traces, without_groups
 from trionsq.broker.broker import Broker
 from trionsq.testing.memory import nsqd_in_memory
@@ -22,6 +23,8 @@ from trionsq.testing.streams import MemoryStream, memory_connection
 _CAPACITIES: Final = (200, 4096, 65536)
 # So many connections are open at any time, and are looked after together.
 _TOGETHER: Final = 20
+# The share of cases that ask for snappy or deflate.
+_UPGRADED: Final = 0.25
 _CLEAN_EVERY: Final = 500
 _GROWTH_NBYTES_MAX: Final = 150 * MIB
 
@@ -53,6 +56,8 @@ def _leave(random: Random, stream: MemoryStream) -> None:
 async def _some(broker: Broker, seed: int, numbers: range) -> None:
     for number in numbers:
         random, data = tcp_case(seed, number)
+        if random.random() < _UPGRADED:
+            data = upgraded(random, data)
         stream, transport = memory_connection(random.choice(_CAPACITIES))
         broker.connect(transport)
         await _speak(random, data, stream)
