@@ -127,7 +127,7 @@ class Poller:
         self._looked = trio.Event()
         self._published = trio.Event()
         self._published_s = -math.inf
-        self._stopping = stopping or trio.Event()
+        self._stopping = trio.Event() if stopping is None else stopping
         self._ended = False
 
     @property
