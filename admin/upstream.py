@@ -259,11 +259,16 @@ def _quoted(content: bytes) -> str:
 
 
 def _why(error: Exception) -> str:
-    """What the error, or else what is behind it, says."""
-    cause: BaseException | None = error
-    while cause is not None and not str(cause):
-        cause = cause.__cause__ or cause.__context__
-    return str(cause) if cause is not None else type(error).__name__
+    """What the operating system says, if that is behind the error, else what the error says."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        group = isinstance(cause, BaseExceptionGroup)
+        causes.append(cause.exceptions[-1] if group else cause)
+    for cause in reversed(causes):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    said = [str(each) for each in causes if str(each)]
+    return said[0] if said else type(error).__name__
 
 
 def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:

@@ -1,8 +1,8 @@
 """Real daemons for tests: started on free ports, watched, and stopped again.
 
-``TRIONSQ_TEST_NSQD`` and ``TRIONSQ_TEST_NSQLOOKUPD`` name other binaries that are started instead
-of ours, for example the originals: a suite that is green against them is known to ask the right
-thing.
+``TRIONSQ_TEST_NSQD``, ``TRIONSQ_TEST_NSQLOOKUPD`` and ``TRIONSQ_TEST_NSQADMIN`` name other binaries
+that are started instead of ours, for example the originals: a suite that is green against them is
+known to ask the right thing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import trio
 
 OTHER_BINARY_VARIABLE = "TRIONSQ_TEST_NSQD"
 OTHER_LOOKUPD_VARIABLE = "TRIONSQ_TEST_NSQLOOKUPD"
+OTHER_ADMIN_VARIABLE = "TRIONSQ_TEST_NSQADMIN"
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 10.0
 LOG_LINES_MAX = 300
@@ -50,6 +51,11 @@ def nsqlookupd_command() -> list[str]:
     """What starts an nsqlookupd, before any flag."""
     other = os.environ.get(OTHER_LOOKUPD_VARIABLE)
     return [other] if other else [sys.executable, "-m", "lookupd.cli"]
+
+
+def other_nsqadmin() -> str | None:
+    """The nsqadmin to be tested in place of ours, or None."""
+    return os.environ.get(OTHER_ADMIN_VARIABLE) or None
 
 
 def free_address() -> str:
@@ -127,6 +133,18 @@ async def running_nsqlookupd(flags: Sequence[str] = ()) -> AsyncIterator[DaemonP
     lookupd = DaemonProcess(process)
     async with _watched(lookupd, {"TCP", "HTTP"}):
         yield lookupd
+
+
+@asynccontextmanager
+async def running_nsqadmin(flags: Sequence[str]) -> AsyncIterator[DaemonProcess]:
+    """An nsqadmin, as `running_nsqd`; raises as that."""
+    other = other_nsqadmin()
+    command = [other] if other else [sys.executable, "-m", "admin.cli"]
+    placed = any(flag.startswith("--http-address=") for flag in flags)
+    process = await _open([*command, *([] if placed else ["--http-address=127.0.0.1:0"]), *flags])
+    admin = DaemonProcess(process)
+    async with _watched(admin, {"HTTP"}):
+        yield admin
 
 
 async def _open(command: Sequence[str]) -> trio.Process:

@@ -5,7 +5,7 @@ Pure. Spec: nsqadmin, section 3, "Shapes".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from admin.cluster.shapes import ChannelStats, ClientStats, Latency, NodeStats, Producer, TopicStats
@@ -234,7 +234,7 @@ def _latency_on_node(latency: Latency | None) -> Entry:
     return {"count": count, "percentiles": shown, "topic": "", "channel": "", "host": ""}
 
 
-def _percentile_on_node(given: dict[str, float], count: int) -> Entry:
+def _percentile_on_node(given: Mapping[str, int | float], count: int) -> Entry:
     value = given.get("value", 0)
     return {
         "average": value,
@@ -266,9 +266,9 @@ def _joined_percentile(entries: Sequence[Entry]) -> Entry:
     """Of one quantile; nodes without samples say nothing of it."""
     counted = [entry for entry in entries if entry["count"]]
     count = sum(entry["count"] for entry in counted)
-    average = sum(entry["average"] * entry["count"] for entry in counted) / count if count else 0
+    total = sum(entry["average"] * entry["count"] for entry in counted)
     return {
-        "average": average,
+        "average": total // count if count and total % count == 0 else total / max(count, 1),
         "count": count,
         "max": max((entry["max"] for entry in counted), default=0),
         "min": min((entry["min"] for entry in counted), default=0),

@@ -26,7 +26,7 @@ class Latency(Struct):
     """Quantiles of the time from publish to FIN; ``value`` of each in nanoseconds."""
 
     count: int = 0
-    percentiles: list[dict[str, float]] | None = None
+    percentiles: list[dict[str, int | float]] | None = None
 
 
 class ClientStats(Struct):
