@@ -11,6 +11,7 @@ from typing import Final
 from quart_trio import QuartTrio
 
 from admin import api, assets, compression, pages
+from admin.access import signin
 from admin.dashboard import Dashboard
 from admin.watch import events
 from trionsq.web.app import Endpoint, create_app
@@ -25,6 +26,7 @@ _PARTS: Final[tuple[Callable[[Dashboard], Iterable[Endpoint]], ...]] = (
     assets.endpoints,
     pages.endpoints,
     events.endpoints,
+    signin.endpoints,
 )
 
 
@@ -36,6 +38,8 @@ def create_admin_app(dashboard: Dashboard) -> QuartTrio:
         for method, path, function in part(dashboard)
     ]
     app = create_app(endpoints, body_nbytes_max=BODY_NBYTES_MAX)
+    # Before all other hooks: nothing is done for whom it is not for.
+    dashboard.access.install(app)
     # Hooks of other parts are added here; what is registered first sees the answer last.
     app.after_request(compression.compressed)
     return app

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import trio
 
+from admin.access.adduser import add_user
 from admin.daemon import run_nsqadmin
 from admin.options import NsqadminOptions, OptionsError
 from trionsq.cli import limits, log
@@ -27,12 +28,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger = log.configure(options.log_prefix, options.log_level, form=options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
+    if options.add_user:
+        return _add_user(options)
     limits.raise_open_files_limit()
     try:
         return trio.run(run_nsqadmin, options)
     except (ListenError, OptionsError) as error:
         text = f"failed to instantiate nsqadmin - {error}"
         fatal(options.log_prefix, text, options.log_format)
+
+
+def _add_user(options: NsqadminOptions) -> int:
+    try:
+        add_user(options.add_user, options.users_file)
+    except OptionsError as error:
+        fatal(options.log_prefix, str(error), options.log_format)
+    return 0
 
 
 if __name__ == "__main__":

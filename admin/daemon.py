@@ -14,6 +14,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 import trio
 
+from admin.access.opening import open_access
 from admin.app import create_admin_app
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
@@ -28,8 +29,14 @@ log = logging.getLogger("trionsq")
 
 
 @asynccontextmanager
-async def open_dashboard(options: NsqadminOptions) -> AsyncIterator[Dashboard]:
+async def open_dashboard(
+    options: NsqadminOptions, hosts: tuple[str, ...]
+) -> AsyncIterator[Dashboard]:
     """A dashboard without a socket, whose tasks run inside the context.
+
+    Args:
+        options: as given.
+        hosts: the addresses that are listened on, without port; "" is a unix socket.
 
     Raises:
         OptionsError: the options are no good.
@@ -37,8 +44,9 @@ async def open_dashboard(options: NsqadminOptions) -> AsyncIterator[Dashboard]:
     options = validated(options)
     await _resolve("lookupd", options.lookupd_http_address)
     await _resolve("nsqd", options.nsqd_http_address)
+    access = open_access(options, hosts)
     async with Upstream(options) as upstream, trio.open_nursery() as nursery:
-        dashboard = Dashboard(options, upstream)
+        dashboard = Dashboard(options, upstream, access)
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.note)
@@ -60,9 +68,10 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
         ListenError: an address can't be listened on.
         OptionsError: the options are no good.
     """
+    options = validated(options)
     with ExitStack() as sockets:
-        async with open_dashboard(options) as dashboard:
-            http = await _open(options.http_address, sockets)
+        http = await _open(options.http_address, sockets)
+        async with open_dashboard(options, _hosts(http)) as dashboard:
             dashboard.http_port = _announce(http)
             app = create_admin_app(dashboard)
             async with trio.open_nursery() as nursery:
@@ -94,6 +103,10 @@ async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
     if not address:
         raise ListenError(address, "no address")
     return [opened.enter_context(sock) for sock in await open_sockets(address)]
+
+
+def _hosts(sockets: list[socket.socket]) -> tuple[str, ...]:
+    return tuple("" if s.family == socket.AF_UNIX else s.getsockname()[0] for s in sockets)
 
 
 def _announce(sockets: list[socket.socket]) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from admin.acl import HeaderAccess
+from admin.access.guard import Access
 from admin.cluster.queries import Cluster
 from admin.operations import Done, Operations
 from admin.options import NsqadminOptions
@@ -18,19 +18,9 @@ from admin.watch.poller import Poller
 if TYPE_CHECKING:
     from admin.notify import Notifier
 
-__all__ = ["Access", "Dashboard", "Role"]
+__all__ = ["Dashboard", "Role"]
 
 Role = Literal["viewer", "operator", "admin"]
-
-
-class Access(Protocol):
-    """Who may do what. Asked within a request."""
-
-    def allows(self, role: Role) -> bool:
-        """Whether the sender of the request that is being answered has that role."""
-
-    def user(self) -> str:
-        """The sender's name; "" if there is none."""
 
 
 @dataclass
@@ -52,9 +42,9 @@ class Dashboard:
 
     options: NsqadminOptions
     upstream: Upstream
+    access: Access
     cluster: Cluster = field(init=False)
     poller: Poller = field(init=False)
-    access: Access = field(init=False)
     operations: Operations = field(init=False)
     notify: Notifier | None = None
     observers: list[Callable[[Done], None]] = field(default_factory=list)
@@ -66,7 +56,7 @@ class Dashboard:
         self.cluster = Cluster(self.upstream, self.options)
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
         self.tasks.append(self.poller.run)
-        self.access = HeaderAccess(self.options)
+        self.observers.append(self.access.observe)
         self.operations = Operations(self)
 
     @property

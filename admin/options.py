@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
-from trionsq.durations import MINUTE_NS, SECOND_NS
+from trionsq.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from trionsq.optionspec import (
     BOOL,
     DEBUG_FROM,
@@ -21,6 +21,7 @@ from trionsq.optionspec import (
     LOG_LEVEL,
     STRING,
     STRINGS,
+    choice,
     option,
 )
 
@@ -28,6 +29,9 @@ __all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
 
 
 _HISTORY_MAX_NS: Final = 168 * 60 * MINUTE_NS
+
+
+ACCESS = choice("way", "auto", "none", "password", "proxy")
 
 
 class OptionsError(Exception):
@@ -100,6 +104,42 @@ class NsqadminOptions:
     )
     admin_user: tuple[str, ...] = option(
         "admin-user", (), STRINGS, "user that may change things; none: all", key="admin_users"
+    )
+    access: str = option(
+        "access",
+        "auto",
+        ACCESS,
+        "where users come from: auto, none, password or proxy",
+        note="auto: --admin-user if it is given; nobody signs in on loopback; else password",
+    )
+    users_file: str = option(
+        "users-file", "", STRING, "who may sign in: a line name:role:hash for each, see --add-user"
+    )
+    add_user: str = option(
+        "add-user",
+        "",
+        STRING,
+        "name:role (viewer, operator, admin): ask for a password, add the line to --users-file "
+        "or print it, and exit",
+        key=None,
+    )
+    proxy_role_header: str = option(
+        "proxy-role-header", "", STRING, "header in which a proxy names the user's role"
+    )
+    trusted_proxy_cidr: tuple[str, ...] = option(
+        "trusted-proxy-cidr",
+        (),
+        STRINGS,
+        "addresses of proxies whose headers are believed; none: loopback for --access=proxy",
+    )
+    session_lifetime_ns: int = option(
+        "session-lifetime",
+        12 * HOUR_NS,
+        DURATION,
+        "who is signed in and does nothing for so long has to sign in again",
+    )
+    audit_file: str = option(
+        "audit-file", "", STRING, "who did what is appended here, a JSON object a line"
     )
 
     # to nsqd and nsqlookupd

@@ -1,0 +1,362 @@
+"""Every request passes here: who sends it, whether they may, whether they meant it, and a record.
+
+Users come from one of the `modes`; whom a path needs stands in `paths`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import trio
+from quart import Response, g, has_request_context, request
+from quart_trio import QuartTrio
+
+from admin.access.audit import Audit, Entry
+from admin.access.csrf import SAFE_METHODS, Tokens, given_token, same_origin
+from admin.access.headers import security_headers
+from admin.access.modes import Mode
+from admin.access.passwords import Busy, Passwords, TooManyAttempts
+from admin.access.paths import needed
+from admin.access.proxies import LOOPBACK, Proxies, came_through_a_proxy, only_value
+from admin.access.roles import Role, User
+from admin.access.session import Session, Sessions
+from admin.access.users import Users
+from admin.options import NsqadminOptions
+from trionsq.web import answers
+from trionsq.web.guard import is_loopback
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+
+    from admin.operations import Done
+
+__all__ = ["COOKIE", "NOBODY", "SIGN_IN_PATH", "Access"]
+
+log = logging.getLogger("trionsq")
+
+COOKIE: Final = "nsqadmin_session"
+SIGN_IN_PATH: Final = "/sign-in"
+NOBODY: Final = User("", Role.EVERYONE, "nobody")
+_SCOPE_KEY: Final = "nsqadmin.audit"
+
+
+class Access:
+    """Who may do what, for one application.
+
+    Attributes:
+        mode: where users come from.
+        audit: who did what.
+        passwords, users, sessions: of those who sign in.
+    """
+
+    def __init__(
+        self,
+        options: NsqadminOptions,
+        mode: Mode,
+        users: Users,
+        now_s: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """``now_s`` is the clock of sessions and waiting times, in seconds.
+
+        Raises:
+            OptionsError: --trusted-proxy-cidr is wrong.
+            OSError: --audit-file can't be written to.
+        """
+        self._options = options
+        self.mode = mode
+        self.users = users
+        self.passwords = Passwords(users, now_s)
+        self.sessions = Sessions(options.session_lifetime_ns / 1e9, now_s)
+        self.audit = Audit(options.audit_file)
+        self._tokens = Tokens()
+        given = options.trusted_proxy_cidr
+        self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
+        self._base_path = "" if options.base_path == "/" else options.base_path
+
+    # what pages and handlers ask
+
+    @property
+    def current(self) -> User:
+        """The sender of the request that is being answered."""
+        user = g.get("user", NOBODY) if has_request_context() else NOBODY
+        assert isinstance(user, User)
+        return user
+
+    def allows(self, role: str) -> bool:
+        """Whether the sender of the request has the role of that name."""
+        return self.current.may(Role.named(role))
+
+    def user(self) -> str:
+        """The sender's name, as far as anybody has said it; "" if there is none."""
+        if name := self.current.name:
+            return name
+        given = request.authorization
+        if given is not None and given.type == "basic":
+            return given.username or ""
+        return ""
+
+    def csrf_token(self) -> str:
+        """What a form of this answer has to carry in its field ``csrf_token``."""
+        return self._tokens.make(_whom())
+
+    @property
+    def has_sign_in(self) -> bool:
+        """Whether there is a sign-in page, and something to sign out of."""
+        return self.mode is Mode.PASSWORD
+
+    def standing(self) -> Callable[[], bool]:
+        """Whether the sender may still be here, for answers that go on: ask again at times.
+
+        To be called within the request; what it returns need not.
+        """
+        session: Session | None = g.get("session")
+        user = self.current
+        if session is None:
+            return lambda: True
+        return lambda: self.sessions.alive(session) and self._known(session) == user
+
+    def about(self, action: str, *, topic: str = "", channel: str = "", note: str = "") -> None:
+        """Say in the audit what the request that is being answered does, if it has no `Done`."""
+        self._say(action=action, topic=topic, channel=channel, note=note)
+
+    def observe(self, done: Done) -> None:
+        """An observer for `Dashboard.observers`: what was done goes to the audit."""
+        self._say(
+            action=done.action,
+            topic=done.topic,
+            channel=done.channel,
+            node=done.node,
+            note="; ".join([*done.warnings, *([done.error] if done.error else [])]),
+        )
+
+    def address(self) -> str:
+        """Where the request comes from, as far as our proxies are believed; "" unix socket."""
+        return self._proxies.origin_of(_peer(), request.headers)
+
+    # wiring
+
+    def install(self, app: QuartTrio) -> None:
+        """Have every request of ``app`` pass here. To be called before other hooks are added."""
+        asgi_app = app.asgi_app
+        headers = security_headers(
+            "" if self._options.proxy_graphite else self._options.graphite_url,
+            private=self.has_sign_in,
+        )
+
+        async def recorded(
+            scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+        ) -> None:
+            try:
+                await asgi_app(scope, receive, send)
+            finally:
+                # Also if the client has gone in the midst of it.
+                for entry in scope.get(_SCOPE_KEY, ()):  # type: ignore[attr-defined]
+                    self.audit.add(entry)
+
+        async def before() -> Response | None:
+            return await self._admit()
+
+        async def after(response: Response) -> Response:
+            entries = _entries()
+            entries[:] = [dataclasses.replace(e, status=response.status_code) for e in entries]
+            for name, value in headers.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        app.asgi_app = recorded  # type: ignore[method-assign]
+        app.before_request(before)
+        app.after_request(after)
+
+    async def _admit(self) -> Response | None:
+        rule = request.url_rule.rule if request.url_rule is not None else ""
+        path = rule.removeprefix(self._base_path) or "/"
+        role = needed(request.method, path, acl=self.mode is Mode.ACL)
+        g.user, g.session = NOBODY, None
+        try:
+            g.user = await self._identify(role)
+        except TooManyAttempts as error:
+            return _retry(429, "TOO_MANY_ATTEMPTS", error.wait_s)
+        except Busy:
+            return _retry(503, "BUSY", 1.0)
+        unsafe = request.method not in SAFE_METHODS
+        if unsafe and not same_origin(request.headers, self._own_names()):
+            return self._refuse("CROSS_SITE_REQUEST")
+        if not self.current.may(role):
+            return self._refuse("FORBIDDEN")
+        if unsafe and role > Role.EVERYONE:
+            if self._needs_token() and not self._tokens.check(await given_token(), _whom()):
+                return self._refuse("INVALID_CSRF_TOKEN")
+            _entries().append(self.entry())
+        return None
+
+    async def _identify(self, needed: Role) -> User:
+        peer, headers = _peer(), request.headers
+        if self.mode is Mode.NONE:
+            return User("", Role.ADMIN, "none")
+        if self.mode is Mode.LOCAL:
+            local = not came_through_a_proxy(headers) and _is_local(_given_host())
+            return User("", Role.ADMIN if local else Role.VIEWER, "none")
+        name = only_value(headers, self._options.acl_http_header)
+        if self.mode is Mode.ACL:
+            believed = not self._proxies or self._proxies.include(peer)
+            admin = believed and name in self._options.admin_user
+            return User(name if believed else "", Role.ADMIN if admin else Role.VIEWER, "header")
+        if self.mode is Mode.PROXY:
+            if not name or not self._proxies.include(peer):
+                return NOBODY
+            return User(name, self._role_by_proxy(name), "header")
+        if (user := self._in_session()) is not None:
+            return user
+        return NOBODY if needed is Role.EVERYONE else await self._by_basic()
+
+    def _role_by_proxy(self, name: str) -> Role:
+        if name in self._options.admin_user:
+            return Role.ADMIN
+        if self._options.proxy_role_header:
+            try:
+                return Role.named(only_value(request.headers, self._options.proxy_role_header))
+            except ValueError:
+                pass  # a role of something else than us: they may look
+        return Role.VIEWER
+
+    def _in_session(self) -> User | None:
+        session = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if session is None:
+            return None
+        user = self._known(session)
+        if user is None:
+            self.sessions.end(session)
+        else:
+            g.session = session
+        return user
+
+    def _known(self, session: Session) -> User | None:
+        account = self.users.find(session.name)
+        if account is None or account.seal != session.seal:
+            return None
+        return User(account.name, account.role, "session")
+
+    async def _by_basic(self) -> User:
+        given = request.authorization
+        if given is None or given.type != "basic":
+            return NOBODY
+        name, password = given.username or "", given.password or ""
+        account = await self.passwords.check_remembered(name, password, self.address())
+        if account is None:
+            log.warning("ACCESS: wrong user or password from %s", self.address())
+            return NOBODY
+        return User(account.name, account.role, "basic")
+
+    def _needs_token(self) -> bool:
+        # Basic and headers of programs that use the API are nothing that a page of others has.
+        return g.session is not None or not self._is_api()
+
+    def _is_api(self) -> bool:
+        path = request.path.removeprefix(self._base_path)
+        return path.startswith(("/api/", "/config/"))
+
+    def _own_names(self) -> tuple[str, ...]:
+        names = [_given_host()]
+        if self._proxies.include(_peer()):
+            names.append(only_value(request.headers, "X-Forwarded-Host"))
+        return tuple(name for name in names if name)
+
+    def _refuse(self, code: str) -> Response:
+        known = self.current is not NOBODY
+        if known and request.method not in SAFE_METHODS:
+            _entries().append(self.entry(refused=True, note=code))
+        log.debug("ACCESS: %s %s - %s", request.method, request.path, code)
+        if known or code != "FORBIDDEN" or not self.has_sign_in:
+            return answers.error(403, code)
+        return self._to_sign_in()
+
+    def _to_sign_in(self) -> Response:
+        wanted = self._base_path + "/"
+        sign_in = self._base_path + SIGN_IN_PATH
+        if "HX-Request" in request.headers:
+            answer = answers.error(401, "UNAUTHORIZED")
+            answer.headers["HX-Redirect"] = sign_in
+        elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
+            if request.method == "GET":
+                query = request.query_string.decode("ascii", "replace")
+                wanted = request.path + (f"?{query}" if query else "")
+            answer = Response(b"", 303)
+            answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
+        else:
+            answer = answers.error(401, "UNAUTHORIZED")
+        if answer.status_code == 401:
+            # A browser would ask by itself if a page's script were answered "Basic".
+            scheme = "Session" if "Sec-Fetch-Mode" in request.headers else "Basic"
+            answer.headers["WWW-Authenticate"] = f'{scheme} realm="nsqadmin"'
+        return answer
+
+    # the record
+
+    def entry(self, **more: Any) -> Entry:
+        """An entry for the audit on the request that is being answered."""
+        user = self.current
+        said: dict[str, Any] = {
+            "time_s": time.time(),
+            "user": user.name,
+            "role": user.role.title,
+            "how": user.how,
+            "address": self.address(),
+            "user_agent": request.headers.get("User-Agent", ""),
+            "method": request.method,
+            "path": request.path,
+            "status": None,
+        }
+        return Entry(**(said | more))
+
+    def record(self, **more: Any) -> None:
+        """Add an entry on the request, to be written when it has ended."""
+        _entries().append(self.entry(**more))
+
+    def _say(self, **said: Any) -> None:
+        entries = _entries()
+        if entries and not entries[-1].action and not entries[-1].refused:
+            entries[-1] = dataclasses.replace(entries[-1], **said)
+        else:
+            self.record(**said)
+
+
+def _entries() -> list[Entry]:
+    entries: list[Entry] = request.scope.setdefault(_SCOPE_KEY, [])  # type: ignore[typeddict-item]
+    return entries
+
+
+def _whom() -> str:
+    session: Session | None = g.get("session")
+    if session is not None:
+        return f"session:{session.key}"
+    user: User = g.get("user", NOBODY)
+    return f"{user.how}:{user.name}"
+
+
+def _peer() -> str:
+    """The address of the connection; "" for a unix socket."""
+    client = request.scope.get("client")
+    return client[0] if client else ""
+
+
+def _given_host() -> str:
+    """The host that the request names, with its port."""
+    return request.headers.get(":authority", "")
+
+
+def _is_local(host: str) -> bool:
+    """Whether a browser that asks for ``host`` means this machine, and no name of somebody's."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").lower()
+    return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
+
+
+def _retry(status: int, code: str, wait_s: float) -> Response:
+    answer = answers.error(status, code)
+    answer.headers["Retry-After"] = str(max(1, round(wait_s + 0.5)))
+    return answer

@@ -1,0 +1,151 @@
+"""Whether a password is right: Argon2 in threads, a bounded number of them, and no faster answer
+for a name that does not exist.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import argon2
+import trio
+from argon2.exceptions import VerificationError
+
+from admin.access.attempts import Attempts
+from admin.access.users import Account, Users
+
+__all__ = ["PASSWORD_NBYTES_MAX", "Busy", "Passwords", "TooManyAttempts", "hash_password"]
+
+PASSWORD_NBYTES_MAX: Final = 1024
+# Each takes 64 MiB of memory and a processor for a while.
+_AT_ONCE: Final = 2
+_WAITING_MAX: Final = 32
+# What HTTP clients send with each request is not computed with each request.
+_REMEMBERED_MAX: Final = 1000
+_REMEMBERED_S: Final = 300.0
+
+_HASHER: Final = argon2.PasswordHasher()
+
+
+class TooManyAttempts(Exception):
+    """Wrong passwords came from this address too often.
+
+    Attributes:
+        wait_s: until the next one is looked at.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(wait_s)
+        self.wait_s = wait_s
+
+
+class Busy(Exception):
+    """Too many passwords wait to be looked at."""
+
+
+def hash_password(password: str) -> str:
+    """The Argon2 hash for the users file; takes a while. Raises ValueError: not a password."""
+    if not password or len(_encoded(password)) > PASSWORD_NBYTES_MAX:
+        raise ValueError(f"a password has 1 to {PASSWORD_NBYTES_MAX} bytes")
+    return _HASHER.hash(_encoded(password))
+
+
+@lru_cache(maxsize=1)
+def _nobodys_hash() -> str:
+    return _HASHER.hash(secrets.token_hex())
+
+
+def _verify(password_hash: str | None, password: str) -> bool:
+    try:
+        _HASHER.verify(password_hash or _nobodys_hash(), _encoded(password))
+    except VerificationError:
+        return False
+    return password_hash is not None
+
+
+def _encoded(password: str) -> bytes:
+    # Surrogates come from clients that send no UTF-8.
+    return password.encode(errors="surrogatepass")
+
+
+class Passwords:
+    """Checks passwords of ``users``."""
+
+    def __init__(self, users: Users, now_s: Callable[[], float]) -> None:
+        """``now_s`` is the clock of waiting times, in seconds."""
+        self._users = users
+        self._now_s = now_s
+        self.attempts = Attempts(now_s)
+        self._limiter = trio.CapacityLimiter(_AT_ONCE)
+        self._key = secrets.token_bytes(32)
+        # By a keyed hash of name and password: the account's seal, and until when.
+        self._right: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._under_way: dict[bytes, trio.Event] = {}
+
+    async def check(self, name: str, password: str, address: str) -> Account | None:
+        """The account, if there is one with this password; always computed.
+
+        Raises:
+            TooManyAttempts: from this address.
+            Busy: from all of them together.
+        """
+        if (wait_s := self.attempts.take(address)) > 0:
+            raise TooManyAttempts(wait_s)
+        account = self._users.find(name)
+        right = False
+        try:
+            right = await self._is_right(account, password)
+        except Busy:
+            self.attempts.give_back(address)
+            raise
+        if not right:
+            return None
+        self.attempts.give_back(address)
+        return account
+
+    async def check_remembered(self, name: str, password: str, address: str) -> Account | None:
+        """As `check`, for clients that send it with each request: computed every five minutes."""
+        account = self._users.find(name)
+        key = self._digest(name, password)
+        while True:
+            if account is not None and self._remembered(key) == account.seal:
+                return account
+            if (under_way := self._under_way.get(key)) is None:
+                break
+            await under_way.wait()
+        self._under_way[key] = done = trio.Event()
+        try:
+            account = await self.check(name, password, address)
+        finally:
+            del self._under_way[key]
+            done.set()
+        if account is not None:
+            self._remember(key, account.seal)
+        return account
+
+    async def _is_right(self, account: Account | None, password: str) -> bool:
+        if self._limiter.statistics().tasks_waiting >= _WAITING_MAX:
+            raise Busy
+        password_hash = None if account is None else account.password_hash
+        password = password if len(password) <= PASSWORD_NBYTES_MAX else ""
+        return await trio.to_thread.run_sync(
+            _verify, password_hash, password, limiter=self._limiter
+        )
+
+    def _digest(self, name: str, password: str) -> bytes:
+        text = f"{len(name)}:{name}{password}".encode(errors="replace")
+        return hmac.digest(self._key, text, "sha256")
+
+    def _remembered(self, key: bytes) -> str | None:
+        seal, until_s = self._right.get(key, ("", 0.0))
+        return seal if self._now_s() < until_s else None
+
+    def _remember(self, key: bytes, seal: str) -> None:
+        self._right[key] = seal, self._now_s() + _REMEMBERED_S
+        self._right.move_to_end(key)
+        if len(self._right) > _REMEMBERED_MAX:
+            self._right.popitem(last=False)

@@ -1,0 +1,160 @@
+"""The users file: a line ``name:role:argon2-hash`` for each user; ``#`` begins a remark.
+
+It is read again when it has changed. A file that can't be read or has a wrong line is told of in
+the log, and the users stay those of before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import argon2
+from argon2.exceptions import InvalidHashError
+
+from admin.access.roles import Role
+
+__all__ = ["NAME", "Account", "FixedUsers", "Users", "UsersError", "UsersFile", "parse_users"]
+
+log = logging.getLogger("trionsq")
+
+NAME: Final = re.compile(r"[^\s:,#\x00-\x1f\x7f][^\s:,\x00-\x1f\x7f]{0,63}")
+_FILE_NBYTES_MAX: Final = 1 << 20
+# How often it is looked at, at most.
+_LOOK_EVERY_S: Final = 1.0
+
+
+class UsersError(Exception):
+    """The users file can't be used; ``str()`` says why, without anything that is in it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Account:
+    """A line of the users file."""
+
+    name: str
+    role: Role
+    password_hash: str = dataclasses.field(repr=False)
+
+    @property
+    def seal(self) -> str:
+        """Another one as soon as the password is another one."""
+        return hashlib.sha256(self.password_hash.encode()).hexdigest()
+
+
+class Users(Protocol):
+    """Where users are looked up."""
+
+    def find(self, name: str) -> Account | None:
+        """The user of that name, None if there is none (any more)."""
+
+
+class FixedUsers:
+    """Users that stay as they are: the one who is made at the start."""
+
+    def __init__(self, *accounts: Account) -> None:
+        self._accounts = {account.name: account for account in accounts}
+
+    def find(self, name: str) -> Account | None:
+        return self._accounts.get(name)
+
+
+def parse_users(text: str) -> dict[str, Account]:
+    """The users of a file.
+
+    Raises:
+        UsersError: a line is wrong.
+    """
+    accounts: dict[str, Account] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                account = _account(line.strip())
+                if account.name in accounts:
+                    raise ValueError("this user is there already")
+            except ValueError as error:
+                raise UsersError(f"line {number}: {error}") from None
+            accounts[account.name] = account
+    return accounts
+
+
+def _account(line: str) -> Account:
+    name, _, rest = line.partition(":")
+    title, _, password_hash = rest.partition(":")
+    if not NAME.fullmatch(name):
+        raise ValueError("it does not begin with a user's name")
+    try:
+        role = Role.named(title)
+    except ValueError:
+        raise ValueError("the role is none of viewer, operator, admin") from None
+    try:
+        argon2.extract_parameters(password_hash)
+    except InvalidHashError:
+        raise ValueError("it does not end with an Argon2 hash, see --add-user") from None
+    return Account(name, role, password_hash)
+
+
+class UsersFile:
+    """The users of a file, which may change."""
+
+    def __init__(self, path: str, now_s: Callable[[], float]) -> None:
+        """Read it.
+
+        Raises:
+            UsersError: it can't be used.
+        """
+        self._path = path
+        self._now_s = now_s
+        self._looked_s = now_s()
+        self._seen = _identity(path)
+        self._accounts: Mapping[str, Account] = _read(path)
+        if not self._accounts:
+            log.warning("ACCESS: there are no users in %s", path)
+        if self._seen is not None and self._seen[3] & 0o007:
+            log.warning("ACCESS: %s can be read by everybody on this machine", path)
+
+    def find(self, name: str) -> Account | None:
+        """The user of that name, as the file has it now or a second ago."""
+        self._look()
+        return self._accounts.get(name)
+
+    def _look(self) -> None:
+        if self._now_s() - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = self._now_s()
+        seen = _identity(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._accounts = _read(self._path)
+        except UsersError as error:
+            log.error("ACCESS: users stay as they were: %s - %s", self._path, error)
+        else:
+            log.info("ACCESS: read %d users from %s", len(self._accounts), self._path)
+
+
+def _identity(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+def _read(path: str) -> dict[str, Account]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_FILE_NBYTES_MAX + 1)
+        if len(content) > _FILE_NBYTES_MAX:
+            raise UsersError("it is larger than 1 MiB")
+        return parse_users(content.decode())
+    except OSError as error:
+        raise UsersError(error.strerror or type(error).__name__) from None
+    except UnicodeDecodeError:
+        raise UsersError("it is not UTF-8") from None
