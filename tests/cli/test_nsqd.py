@@ -63,6 +63,17 @@ def test_a_start_error_is_one_fatal_line(words: list[str], text: str) -> None:
     assert re.fullmatch(line, done.stderr)
 
 
+def test_a_certificate_that_cannot_be_read_is_one_fatal_line(tmp_path: Path) -> None:
+    """It names the file; nothing listens."""
+    done = nsqd(f"--data-path={tmp_path}", f"--tls-cert={tmp_path}/c.pem", "--tls-key=k.pem")
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rf"\S+ \S+ \S+ FATAL: failed to instantiate nsqd - failed to build TLS config - "
+        rf"open {tmp_path}/c\.pem: no such file or directory\n",
+        done.stderr,
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -35,6 +35,7 @@ class Https:
 
     def __init__(self, opened: OpenBroker) -> None:
         self.broker = opened.broker
+        assert opened.https_address == f"{HOST}:{self.broker.https_port}"
         self.streams: list[trio.SocketStream] = []
 
     async def plain(self, port: int) -> trio.SocketStream:
@@ -57,7 +58,7 @@ async def secure_broker(folder: Path, **options: Any) -> AsyncIterator[Https]:
     cert, key = write_pair(folder)
     given = {"tls_cert": cert, "tls_key": key, "tls_root_ca_file": write_ca(folder)}
     with trio.fail_after(LIMIT_S):
-        async with open_broker(https_address=f"{HOST}:0", **{**given, **options}) as opened:
+        async with open_broker(**{**given, **options}) as opened:
             https = Https(opened)
             try:
                 yield https
@@ -191,7 +192,7 @@ async def test_a_renewed_certificate_is_used_by_new_connections(tmp_path: Path) 
 async def test_without_a_certificate_nothing_listens() -> None:
     """--https-address has a default, and no effect alone."""
     async with open_broker(https_address="256.0.0.1:nonsense") as opened:
-        assert opened.broker.https_port == 0
+        assert (opened.broker.https_port, opened.https_address) == (0, "")
 
 
 async def test_a_client_that_resets_costs_nothing(tmp_path: Path) -> None:

@@ -28,12 +28,14 @@ class OpenBroker:
     Attributes:
         tcp_address: for clients, ``host:port``.
         http_address: of the HTTP API, ``host:port``.
+        https_address: the same by HTTPS; empty without ``tls_cert``.
         data_path: the folder of its queue files.
         broker: its inside; only for the thread that it runs in.
     """
 
     tcp_address: str
     http_address: str
+    https_address: str
     data_path: Path
     broker: Broker = field(repr=False)
 
@@ -54,6 +56,7 @@ async def open_broker(
 
     Raises:
         OptionsError: the options are refused. DataPathError: another nsqd has the folder.
+        TlsConfigError: the certificate's files can't be used.
         ListenError: an address that was given can't be listened on.
         TypeError: there is no such option.
     """
@@ -74,6 +77,7 @@ async def open_broker(
             yield OpenBroker(
                 f"127.0.0.1:{broker.tcp_port}",
                 f"127.0.0.1:{broker.http_port}",
+                f"127.0.0.1:{broker.https_port}" if broker.https_port else "",
                 Path(folder),
                 broker,
             )
