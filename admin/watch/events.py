@@ -84,6 +84,7 @@ def tick(snapshot: Snapshot) -> bytes:
     document = {
         "sequence": snapshot.sequence,
         "taken": round(snapshot.taken_s, 3),
+        "poll_s": round(snapshot.poll_s, 3),
         "depth": total.depth,
         "in_flight": total.in_flight,
         "deferred": total.deferred,
