@@ -283,8 +283,9 @@ class Access:
             answer.headers["HX-Redirect"] = sign_in
         elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
             if request.method == "GET":
-                query = request.query_string.decode("ascii", "replace")
-                wanted = request.path + (f"?{query}" if query else "")
+                # As it came: decoded, "#ephemeral" would be no part of the path any more.
+                path = bytes(request.scope.get("raw_path") or b"/") + b"?" + request.query_string
+                wanted = path.decode("ascii", "replace").removesuffix("?")
             answer = Response(b"", 303)
             answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
         else:
