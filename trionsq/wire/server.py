@@ -54,6 +54,7 @@ LINE_SIZE_MAX: Final = 16384
 # in place, so that a body that trickles in costs no quadratic copying.
 _JOIN_SIZE_MAX: Final = 65536
 _FIELD: Final = 4
+_NEVER: Final = 2**63
 _INT32 = Struct(">i")
 
 
@@ -97,6 +98,7 @@ class ServerParser:
         "_limits",
         "_magic",
         "_mpub",
+        "_pause_at",
         "_pos",
         "_waiting",
         "commands",
@@ -118,6 +120,7 @@ class ServerParser:
         self._waiting: _Waiting | None = None
         self._mpub: tuple[str, MpubScan] | None = None
         self._failure: ProtocolError | None = None
+        self._pause_at = _NEVER
 
     def __repr__(self) -> str:
         left = len(self._buffer) - self._pos
@@ -143,6 +146,18 @@ class ServerParser:
             self._buffer += data
         self._pos = 0
 
+    def pause_after(self, commands: int) -> None:
+        """Have `next_event` return None after so many further commands, until this is called again.
+
+        A run that makes one event counts as one.
+        """
+        self._pause_at = self.commands + commands
+
+    @property
+    def paused(self) -> bool:
+        """Whether there may be further events without further input."""
+        return self.commands >= self._pause_at
+
     def take_rest(self) -> bytes:
         """Give up what was received after the last event (it belongs to an upgraded stream)."""
         rest = bytes(self._buffer[self._pos :])
@@ -158,7 +173,7 @@ class ServerParser:
         return None
 
     def next_event(self) -> Event | None:
-        """The next event, or None if more input is needed.
+        """The next event, or None if more input is needed or `pause_after` wants it.
 
         Raises:
             ProtocolError: always fatal: the connection is of no further use.
@@ -172,7 +187,7 @@ class ServerParser:
             return self._continue_mpub(*self._mpub)
         while True:
             buffer, pos = self._buffer, self._pos
-            if pos == len(buffer):
+            if pos == len(buffer) or self.commands >= self._pause_at:
                 return None
             waiting = self._waiting
             if waiting is not None and len(buffer) - pos < waiting.need:
