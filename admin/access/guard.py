@@ -174,8 +174,12 @@ class Access:
 
     async def _admit(self) -> Response | None:
         rule = request.url_rule.rule if request.url_rule is not None else ""
-        path = rule.removeprefix(self._base_path) or "/"
-        role = needed(request.method, path, acl=self.mode is Mode.ACL)
+        role = needed(
+            request.method,
+            self._below(rule),
+            self._below(request.path),
+            acl=self.mode is Mode.ACL,
+        )
         g.user, g.session = NOBODY, None
         try:
             g.user = await self._identify(role)
@@ -257,8 +261,10 @@ class Access:
         return g.session is not None or not self._is_api()
 
     def _is_api(self) -> bool:
-        path = request.path.removeprefix(self._base_path)
-        return path.startswith(("/api/", "/config/"))
+        return self._below(request.path).startswith(("/api/", "/config/"))
+
+    def _below(self, path: str) -> str:
+        return path.removeprefix(self._base_path) or "/"
 
     def _own_names(self) -> tuple[str, ...]:
         names = [_given_host()]

@@ -47,8 +47,17 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /counter": _VIEWER,
     "GET /lookup": _VIEWER,
     "GET /audit": _ADMIN,
+    "GET /peek": _OPERATOR,
+    "GET /publish": _OPERATOR,
+    "GET /confirm/<verb>": _ADMIN,
+    # what their forms do
+    "POST /do/create": _OPERATOR,
+    "POST /do/pause": _OPERATOR,
+    "POST /do/unpause": _OPERATOR,
+    "POST /do/publish": _OPERATOR,
+    "POST /do/<verb>": _ADMIN,
 }
-"""By method and path, as it is registered."""
+"""By method and path, as it is registered or, of a single one, as it is asked for."""
 
 # The original leaves these to --allow-config-from-cidr alone.
 NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
@@ -58,9 +67,16 @@ NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
 """What is different where --admin-user decides."""
 
 
-def needed(method: str, path: str, *, acl: bool) -> Role:
-    """The least role for a path, ``acl`` if --admin-user decides."""
-    key = f"{method} {path}"
+def needed(method: str, rule: str, path: str, *, acl: bool) -> Role:
+    """The least role for a request.
+
+    Args:
+        method: of the request.
+        rule: its path as it is registered, such as ``/topics/<topic>``; "" if there is none.
+        path: its path itself.
+        acl: --admin-user decides.
+    """
+    key = f"{method} {rule}"
     if acl and key in NEEDED_WITH_ACL:
         return NEEDED_WITH_ACL[key]
-    return NEEDED.get(key, _ADMIN)
+    return NEEDED.get(f"{method} {path}", NEEDED.get(key, _ADMIN))
