@@ -53,6 +53,7 @@ class Counters:
 
         ``held`` is what is inside: waiting, in flight or deferred.
         """
+        messages, requeues, timeouts = max(0, messages), max(0, requeues), max(0, timeouts)
         self._now[key] = (messages, held, requeues, timeouts)
         elapsed_s = self._elapsed_s
         if elapsed_s <= 0:

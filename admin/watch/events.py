@@ -2,8 +2,8 @@
 
 An event ``tick`` comes after each poll, with its sequence as id and the totals as JSON. Pages take
 it as the sign to fetch their live part again. ``?after=N`` (or Last-Event-ID, when a browser
-connects again) leaves out what the page has already. Streams end at shutdown and after `LIFE_S`,
-so that who has lost the right to look is asked again; a reader that is slow gets fewer ticks, and
+connects again) leaves out what the page has already. Streams end at shutdown, with the
+session that they were asked for in, and after `LIFE_S`; a reader that is slow gets fewer ticks, and
 one that takes nothing is closed as any connection is.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -46,14 +46,27 @@ _COMMENT: Final = b":\n\n"
 
 def endpoints(dashboard: Dashboard) -> list[Endpoint]:
     """What is served of a dashboard."""
-    return [("GET", "/events", Events(dashboard.poller).stream)]
+    events = Events(dashboard.poller, standing=dashboard.access.standing)
+    return [("GET", "/events", events.stream)]
+
+
+def _anybody() -> Callable[[], bool]:
+    return lambda: True
 
 
 class Events:
     """The streams of one dashboard."""
 
-    def __init__(self, poller: Poller, *, streams_max: int = STREAMS_MAX) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        *,
+        streams_max: int = STREAMS_MAX,
+        standing: Callable[[], Callable[[], bool]] = _anybody,
+    ) -> None:
+        """``standing`` gives, within a request, what tells whether its sender may still look."""
         self.poller = poller
+        self.standing = standing
         self.streams_max = streams_max
         self.streams = 0
         self._tick = (0, b"")
@@ -66,7 +79,7 @@ class Events:
             return refused
         given = request.headers.get("Last-Event-ID") or request.args.get("after", "")
         after = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else 0
-        response = Response(TickStream(self, after), 200, headers=_HEADERS)
+        response = Response(TickStream(self, after, self.standing()), 200, headers=_HEADERS)
         response.content_type = "text/event-stream; charset=utf-8"
         return response
 
@@ -109,8 +122,11 @@ def _rounded(rate: float | None) -> float | None:
 class TickStream(ResponseBody):
     """The body of one stream: an async context manager, and an iterator inside it."""
 
-    def __init__(self, events: Events, after: int) -> None:
+    def __init__(
+        self, events: Events, after: int, may_stay: Callable[[], bool] = lambda: True
+    ) -> None:
         self._events = events
+        self._may_stay = may_stay
         self._poller = events.poller
         self._after = after
         self._open = ExitStack()
@@ -141,7 +157,7 @@ class TickStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        if trio.current_time() >= self._ends_s:
+        if trio.current_time() >= self._ends_s or not self._may_stay():
             raise StopAsyncIteration
         if not self._greeted:
             # The headers go out with the first byte, and only then a browser says "connected".
@@ -153,6 +169,8 @@ class TickStream(ResponseBody):
             except WatchEndedError:
                 raise StopAsyncIteration from None
             self._after = snapshot.sequence
+            if not self._may_stay():
+                raise StopAsyncIteration
             return self._events.tick(snapshot)
         return _COMMENT
 

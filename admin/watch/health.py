@@ -137,7 +137,7 @@ def _of_channel(row: ChannelRow, history: History) -> Iterator[Problem]:
         what = f"{_messages(row.depth)} held back, for the channel is paused."
         yield problem("notice", what, "channel-paused")
     elif row.depth and not row.clients:
-        what = f"{_messages(row.depth)} waiting, and nobody consumes them."
+        what = f"{_messages(row.depth)} waiting, and nobody consumes."
         yield problem("warning", what, "channel-without-consumer")
     elif row.depth:
         if (grown := _growth(row, history)) is not None:

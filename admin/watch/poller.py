@@ -222,6 +222,8 @@ class Poller:
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
+        # In an order that does not depend on who answers first.
+        snapshot.nodes = {name: node.row() for name, node in self._nodes.items()}
         gathering = Gathering(snapshot)
         await self._gather(gathering, trio.current_time() + min(ANSWER_WAIT_S, self.interval_s))
         await gathering.finish()

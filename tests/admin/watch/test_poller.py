@@ -1,0 +1,345 @@
+"""When the poller asks whom, and what viewers see of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from admin.cluster.shapes import NodeStats
+from admin.upstream import UpstreamError
+from admin.watch.poller import ANSWER_WAIT_S, GONE_S, Poller, WatchEndedError
+from admin.watch.snapshot import Snapshot
+from tests.admin.watch.fakes import (
+    START,
+    FakeNode,
+    Watched,
+    always,
+    channel,
+    make,
+    refuses,
+    stats,
+    topic,
+)
+
+SAID = stats(topic("t", 10, channel("c", 3, 10)))
+
+
+def good(number: int = 1) -> FakeNode:
+    """A node that answers at once."""
+    return FakeNode(f"good{number}:4151", always(SAID))
+
+
+def hanging(number: int = 1) -> FakeNode:
+    """A node that never answers."""
+    return FakeNode(f"hangs{number}:4151", always(SAID, 1e6))
+
+
+@asynccontextmanager
+async def running(watched: Watched) -> AsyncIterator[Poller]:
+    """The poller's task, inside the context."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watched.poller.run)
+        yield watched.poller
+        nursery.cancel_scope.cancel()
+
+
+async def polls(poller: Poller, count: int) -> Snapshot:
+    """The snapshot after so many more polls."""
+    after = poller.snapshot.sequence if poller.snapshot is not None else 0
+    return await poller.changed(after + count - 1)
+
+
+async def test_nobody_looks_nobody_is_asked(autojump_clock: trio.testing.MockClock) -> None:
+    """Without viewers there is no request at all, for hours."""
+    watched = make([good()])
+    async with running(watched) as poller:
+        await trio.sleep(7200)
+        assert poller.snapshot is None
+    assert watched.cluster.asked == watched.cluster.fake.most == 0
+
+
+async def test_one_poll_for_all_viewers(autojump_clock: trio.testing.MockClock) -> None:
+    """Fifty viewers cost what one costs, and all see the same snapshots."""
+    node = good()
+    seen = list[list[int]]()
+
+    async def view(poller: Poller) -> None:
+        numbers = list[int]()
+        seen.append(numbers)
+        with poller.watch():
+            while len(numbers) < 4:
+                numbers.append((await poller.changed(numbers[-1] if numbers else 0)).sequence)
+
+    async with running(make([node])) as poller, trio.open_nursery() as viewers:
+        for _ in range(50):
+            viewers.start_soon(view, poller)
+    assert seen == [[1, 2, 3, 4]] * 50
+    assert node.asked == 4
+
+
+async def test_polls_go_on_for_two_intervals_only(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """After the last viewer: somebody who changes the page starts from what is fresh."""
+    node = good()
+    async with running(make([node])) as poller:
+        with poller.watch():
+            await polls(poller, 1)
+        await trio.sleep(3600)
+        assert node.asked == 2
+        assert poller.viewers == 0
+
+
+async def test_who_comes_later_gets_a_fresh_snapshot(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """`current` gives the last one while it is fresh, else polls at once."""
+    async with running(make([good()])) as poller:
+        first = await poller.current()
+        assert first is not None
+        assert await poller.current() is first
+        await trio.sleep(3600)
+        began_s = trio.current_time()
+        later = await poller.current()
+        assert later is not None
+        assert later.sequence > first.sequence
+        assert later.taken_s == START + began_s
+        assert trio.current_time() == began_s
+
+
+async def test_a_page_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    """An nsqlookupd that hangs: `current` gives up, with what there is."""
+    watched = make([good()])
+    watched.cluster.lists_after_s = 1e6
+    async with running(watched) as poller:
+        began_s = trio.current_time()
+        assert await poller.current(3.0) is None
+        assert trio.current_time() == began_s + 3.0
+
+
+async def test_a_node_that_hangs_costs_its_own_row(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The others are there in time, poll by poll; it says for how long it has not answered."""
+    nodes = [hanging(), good(1), good(2)]
+    async with running(make(nodes)) as poller:
+        with poller.watch():
+            for _ in range(4):
+                found = await polls(poller, 1)
+                assert found.poll_s <= ANSWER_WAIT_S
+                assert [row.up for row in found.nodes.values()] == [False, True, True]
+                assert found.channels["t", "c"].depth == 6
+                assert found.total.nodes == 2
+                assert "no answer" in found.nodes["hangs1:4151"].error
+            assert found.problems[0].kind == "node-silent"
+    assert nodes[1].asked == 4
+
+
+async def test_many_that_hang_do_not_hold_up_the_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """More hanging nodes than there are places in the queue, and still the good one is up."""
+    nodes = [*(hanging(number) for number in range(40)), good()]
+    watched = make(nodes)
+    async with running(watched) as poller:
+        with poller.watch():
+            # Nobody knows at first who hangs.
+            await trio.sleep(60.0)
+            for _ in range(5):
+                found = await polls(poller, 1)
+                assert found.nodes["good1:4151"].up
+                assert len(found.nodes) == 41
+    assert watched.cluster.fake.most <= poller.requests_max
+
+
+async def test_requests_under_way_are_bounded(autojump_clock: trio.testing.MockClock) -> None:
+    """A hundred slow nodes are asked some at a time; half of the places are left to pages."""
+    nodes = [FakeNode(f"n{number}:1", always(SAID, 0.1)) for number in range(100)]
+    for node in nodes:
+        node.metrics = b""
+    watched = make(nodes)
+    async with running(watched) as poller:
+        with poller.watch():
+            found = await polls(poller, 2)
+        assert found.total.nodes == 100
+    assert watched.cluster.fake.most == 8
+    assert poller.requests_max == 12
+
+
+async def test_a_slow_answer_is_part_of_the_next_poll(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Later than a poll waits, sooner than the time limit: known one poll later, asked once."""
+    slow = FakeNode("slow:4151", always(SAID, ANSWER_WAIT_S + 1))
+    async with running(make([slow])) as poller:
+        with poller.watch():
+            first = await polls(poller, 1)
+            assert not first.nodes["slow:4151"].up
+            for _ in range(3):
+                assert (await polls(poller, 1)).nodes["slow:4151"].up
+    assert slow.asked == 4
+
+
+async def test_a_node_that_is_back_makes_no_jump(autojump_clock: trio.testing.MockClock) -> None:
+    """Down for some polls: its row says why; then the total's rate is that of the time away."""
+    down = False
+
+    async def answer() -> NodeStats:
+        await trio.lowlevel.checkpoint()
+        if down:
+            raise UpstreamError("n:1", "connection refused")
+        return stats(topic("t", round(100 * trio.current_time())))
+
+    async with running(make([FakeNode("n:1", answer)])) as poller:
+        with poller.watch():
+            found = await polls(poller, 3)
+            assert found.total.rate_in == pytest.approx(100.0)
+            answered_s = found.nodes["n:1"].answered_s
+            down = True
+            found = await polls(poller, 3)
+            row = found.nodes["n:1"]
+            assert (row.up, row.error, row.answered_s) == (False, "connection refused", answered_s)
+            assert found.total.rate_in is None
+            down = False
+            found = await polls(poller, 1)
+            assert found.total.rate_in == pytest.approx(100.0)
+
+
+async def test_a_liar_costs_its_own_row(autojump_clock: trio.testing.MockClock) -> None:
+    """Statistics of another shape are an error that names the node."""
+    liar = FakeNode("liar:1", always(stats(topic(1))))  # type: ignore[arg-type]
+    async with running(make([liar, good()])) as poller:
+        with poller.watch():
+            found = await polls(poller, 1)
+    assert "liar:1 answered no statistics" in found.nodes["liar:1"].error
+    assert found.total.nodes == 1
+
+
+async def test_without_lookupd_the_known_nodes_stay(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """nsqlookupd away: a warning, and the nodes are asked on."""
+    watched = make([good()])
+    async with running(watched) as poller:
+        with poller.watch():
+            await polls(poller, 1)
+            watched.cluster.listed = None
+            found = await polls(poller, 10)
+    assert found.nodes["good1:4151"].up
+    assert found.nodes["good1:4151"].registered
+    assert [problem.kind for problem in found.problems] == ["lookup"]
+
+
+async def test_without_lookupd_from_the_start_a_snapshot_says_so(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """No nodes, and why."""
+    watched = make([])
+    watched.cluster.listed = None
+    async with running(watched) as poller:
+        found = await poller.current()
+    assert found is not None
+    assert found.nodes == {}
+    assert "connection refused" in found.warnings[0]
+
+
+async def test_a_node_lookupd_forgot_is_asked_on_for_a_while(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """That is how a dead node looks; later it is taken for one that was taken away."""
+    node = FakeNode("dead:4151", always(SAID))
+    watched = make([node, good()])
+    async with running(watched) as poller:
+        with poller.watch():
+            await polls(poller, 1)
+            watched.cluster.listed = [good()]
+            found = await polls(poller, 10)
+            assert not found.nodes["dead:4151"].registered
+            assert "node-unregistered" in [problem.kind for problem in found.problems]
+            node.answer = refuses("dead:4151")
+            found = await polls(poller, 10)
+            assert found.problems[0].kind == "node-silent"
+            await trio.sleep(GONE_S)
+            assert list((await polls(poller, 1)).nodes) == ["good1:4151"]
+
+
+async def test_nodes_are_asked_for_now_and_then(autojump_clock: trio.testing.MockClock) -> None:
+    """Not with each poll, for in large clusters that answer is long."""
+    watched = make([good()])
+    async with running(watched) as poller:
+        with poller.watch():
+            await polls(poller, 13)
+    assert watched.cluster.asked == 5
+
+
+async def test_ages_come_from_our_nsqd(autojump_clock: trio.testing.MockClock) -> None:
+    """Asked once a minute where /metrics is, once where it is not, and again after a restart."""
+    ours, theirs = good(1), good(2)
+    ours.metrics = b'nsqd_channel_oldest_message_age_seconds{topic="t",channel="c"} 42.0\n'
+    watched = make([ours, theirs])
+    async with running(watched) as poller:
+        with poller.watch():
+            found = await polls(poller, 3)
+            assert found.channels["t", "c"].oldest_age_s == 42.0
+            assert found.nodes["good2:4151"].oldest_age_s is None
+            theirs.metrics = ours.metrics
+            found = await polls(poller, 30)
+            assert found.nodes["good2:4151"].oldest_age_s is None
+            theirs.answer = always(stats(*SAID.topics or (), start_time=START + 1))
+            found = await polls(poller, 3)
+            assert found.nodes["good2:4151"].oldest_age_s == 42.0
+
+
+async def test_a_slow_viewer_skips(autojump_clock: trio.testing.MockClock) -> None:
+    """It gets the newest when it comes, not those that it missed."""
+    async with running(make([good()])) as poller:
+        with poller.watch():
+            await polls(poller, 1)
+            await trio.sleep(26.0)
+            assert (await poller.changed(1)).sequence == 6
+
+
+async def test_the_end_wakes_all_who_wait(autojump_clock: trio.testing.MockClock) -> None:
+    """At shutdown nobody waits for a snapshot that never comes."""
+    watched = make([hanging()])
+    ended = 0
+
+    async def view() -> None:
+        nonlocal ended
+        with poller.watch(), pytest.raises(WatchEndedError):
+            await poller.changed(10)
+        ended += 1
+
+    async with running(watched) as poller, trio.open_nursery() as viewers:
+        for _ in range(3):
+            viewers.start_soon(view)
+        await trio.sleep(7.0)
+        watched.stopping.set()
+        with trio.fail_after(0.1):
+            while ended < 3:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_a_defect_costs_one_poll(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something raises that should not: it is logged, and the next poll is made."""
+    watched = make([good()])
+    broken = True
+
+    def health(*_: object) -> list[object]:
+        if broken:
+            raise RuntimeError("a defect")
+        return []
+
+    monkeypatch.setattr("admin.watch.poller.problems", health)
+    async with running(watched) as poller:
+        with poller.watch():
+            await trio.sleep(11.0)
+            assert poller.snapshot is None
+            broken = False
+            assert (await polls(poller, 1)).sequence == 1
