@@ -5,6 +5,7 @@ Spec: nsqadmin, sections 1 and 3 (texts of errors).
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import ssl
@@ -189,7 +190,7 @@ class Upstream:
         answer, content = await self._exchange(method, url, body, {})
         if answer.status_code == 200:
             return content
-        text = f"got response {answer.status_code} {answer.reason_phrase} {_quoted(content)}"
+        text = f"got response {_status(answer)} {_quoted(content)}"
         https_port = _https_port(answer.status_code, url, content)
         if https_port is not None:
             raise _TlsRequiredError(node, text, https_port)
@@ -254,6 +255,12 @@ def _https_port(status: int, url: str, content: bytes) -> int | None:
     return None
 
 
+def _status(answer: httpx2.Response) -> str:
+    """``404 Not Found``, also of servers that send the number only."""
+    phrase = answer.reason_phrase or http.client.responses.get(answer.status_code, "")
+    return f"{answer.status_code} {phrase}".rstrip()
+
+
 def _quoted(content: bytes) -> str:
     return json.dumps(content[:_SHOWN_NBYTES].decode(errors="replace"), ensure_ascii=False)
 
@@ -262,8 +269,7 @@ def _why(error: Exception) -> str:
     """What the operating system says, if that is behind the error, else what the error says."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
-        group = isinstance(cause, BaseExceptionGroup)
-        causes.append(cause.exceptions[-1] if group else cause)
+        causes.append(cause.exceptions[-1] if isinstance(cause, BaseExceptionGroup) else cause)
     for cause in reversed(causes):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
-from quart import Response
+from quart import Response, request
 
 from admin.api.common import answer, upstream
 from admin.cluster import merge
 from admin.cluster.queries import Found
 from admin.cluster.shapes import NodeStats, Producer
+from admin.compression import wanted_coding
 from admin.dashboard import Dashboard
 from admin.upstream import UpstreamError
 from trionsq.web.answers import plain
@@ -27,7 +28,11 @@ class Looking:
 
     async def ping(self) -> Response:
         """GET /ping."""
-        return plain(200, "OK")
+        response = plain(200, "OK")
+        if wanted_coding(request.headers.get("Accept-Encoding", "")):
+            # The original guesses the type from the bytes, and can't once they are compressed.
+            del response.headers["Content-Type"]
+        return response
 
     async def topics(self) -> Response:
         """GET /api/topics: names; with inactive=true those without producers."""

@@ -93,14 +93,14 @@ class AdminCluster:
         tcp: address of TCP by member (``nsqd1``, ``nsqd2``).
         http: address of HTTP by member (``admin``, ``lookupd``, ``nsqd1``, ``nsqd2``).
         stub: Graphite or what is notified.
-        lookupd: ends that one.
+        stop_lookupd: set to end nsqlookupd; ``lookupd_stopped`` is set then.
     """
 
     def __init__(self, stub: WebStub) -> None:
         self.tcp: dict[str, str] = {}
         self.http: dict[str, str] = {}
         self.stub = stub
-        self.lookupd = AsyncExitStack()
+        self.stop_lookupd, self.lookupd_stopped = trio.Event(), trio.Event()
 
     @property
     def addresses(self) -> Mapping[str, str]:
@@ -123,15 +123,15 @@ async def admin_cluster(
     stub = WebStub(json.dumps([graphite]).encode())
     cluster = AdminCluster(stub)
     async with AsyncExitStack() as stack:
-        stack.push_async_exit(cluster.lookupd)
-        await _start_lookupd(cluster)
+        tasks = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(tasks.cancel_scope.cancel)
+        await tasks.start(_run_lookupd, cluster)
         for name in ("nsqd1", "nsqd2"):
+            await trio.Path(folder / name).mkdir()
             await stack.enter_async_context(_nsqd(cluster, name, folder / name))
-        stubs = await stack.enter_async_context(trio.open_nursery())
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         stub.address = "{}:{}".format(*listeners[0].socket.getsockname()[:2])
-        stubs.start_soon(trio.serve_listeners, stub.serve, listeners)
-        stack.callback(stubs.cancel_scope.cancel)
+        tasks.start_soon(trio.serve_listeners, stub.serve, listeners)
         flags = [f"--http-address={_LOCAL}", *_flags(cluster, kind), *args]
         await stack.enter_async_context(_nsqadmin(cluster, flags))
         yield cluster
@@ -150,18 +150,22 @@ def _flags(cluster: AdminCluster, kind: str) -> list[str]:
     return flags
 
 
-async def _start_lookupd(cluster: AdminCluster) -> None:
+async def _run_lookupd(
+    cluster: AdminCluster, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     options = NsqlookupdOptions(
         tcp_address=_LOCAL, http_address=_LOCAL, broadcast_address="127.0.0.1"
     )
-    lookupd = await cluster.lookupd.enter_async_context(running_nsqlookupd(options))
-    cluster.tcp["lookupd"] = f"127.0.0.1:{lookupd.tcp_port}"
-    cluster.http["lookupd"] = f"127.0.0.1:{lookupd.http_port}"
+    async with running_nsqlookupd(options) as lookupd:
+        cluster.tcp["lookupd"] = f"127.0.0.1:{lookupd.tcp_port}"
+        cluster.http["lookupd"] = f"127.0.0.1:{lookupd.http_port}"
+        task_status.started()
+        await cluster.stop_lookupd.wait()
+    cluster.lookupd_stopped.set()
 
 
 @asynccontextmanager
 async def _nsqd(cluster: AdminCluster, name: str, folder: Path) -> AsyncIterator[None]:
-    folder.mkdir()
     options = NsqdOptions(
         tcp_address=_LOCAL,
         http_address=_LOCAL,

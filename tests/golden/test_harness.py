@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden import needs
+from tests.golden.admin_cases import ADMIN_FILE, ADMIN_INSTEAD_FILE, read_admin_cases
 from tests.golden.cutting import CUTTINGS, Cutter, Cutting
 from tests.golden.interfaces import Connection, HttpAnswer
 from tests.golden.peer import TranscriptMismatchError
@@ -189,10 +190,12 @@ def test_each_deviation_names_its_cases() -> None:
     recorded = {
         "tcp": {case.name for case in load_tcp_cases(TCP_FILE)},
         "http": {case.name for case in load_http_cases(HTTP_FILE)},
+        "nsqadmin": {case["name"] for case in read_admin_cases(ADMIN_FILE)},
     }
     instead = {
         *(case.name for case in load_tcp_cases(TCP_INSTEAD_FILE)),
         *(case.name for case in load_http_cases(HTTP_INSTEAD_FILE)),
+        *(case["name"] for case in read_admin_cases(ADMIN_INSTEAD_FILE)),
     }
     deviations = needs.deviations()
     assert all(entry.case in recorded[entry.suite] for entry in deviations)

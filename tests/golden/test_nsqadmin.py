@@ -6,6 +6,7 @@ TRIONSQ_TEST_NSQADMIN=/path/to/nsqadmin replays them against that one.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,65 +15,61 @@ from typing import Any
 import pytest
 import trio
 
+from tests.golden.admin_cases import admin_cases
 from tests.golden.admin_cluster import AdminCluster, WebStub, admin_cluster
 from tests.golden.admin_compare import differs
 from tests.golden.http_exchange import exchange_http
 from tests.golden.interfaces import HttpAnswer
-from tests.golden.needs import deviations
 from tests.golden.peer import Peer, TranscriptMismatchError
 from tests.golden.replay_http import compare_answer
 from tests.golden.sockets import SocketConnection
-from tests.golden.transcripts import HERE, Request, Response, latin1
-from tests.processes import other_nsqadmin, split_address
-from trionsq.cli.log import LOGGER, set_level
+from tests.golden.transcripts import Request, Response, latin1
+from tests.processes import split_address
+from trionsq.cli.log import LOGGER
 
-FILE = HERE / "data" / "http_nsqadmin_api.jsonl"
-INSTEAD_FILE = HERE / "instead" / "http_nsqadmin_api.jsonl"
 CASE_LIMIT_S = 30.0
 PATIENCE_S = 5.0
 
 
-def load() -> list[dict[str, Any]]:
-    """The recorded cases, for our own nsqadmin with those in place of which we deviate."""
-    cases = [json.loads(line) for line in FILE.read_text().splitlines()]
-    if other_nsqadmin():
-        return cases
-    deviating = {entry.case for entry in deviations() if entry.suite == "nsqadmin"}
-    instead = [json.loads(line) for line in INSTEAD_FILE.read_text().splitlines()]
-    return [case for case in cases if case["name"] not in deviating] + instead
-
-
-@pytest.mark.parametrize("case", load(), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", admin_cases(), ids=lambda case: case["name"])
 def test_conversation(case: dict[str, Any], tmp_path: Path) -> None:
     """Browsers and scripts are answered as by nsqadmin v1.3.0, key order and headers included."""
-    import logging  # noqa: PLC0415
-
     level = logging.getLogger(LOGGER).level
     try:
         trio.run(_replay, case, tmp_path)
     finally:
-        set_level("info")
         logging.getLogger(LOGGER).setLevel(level)
 
 
 async def _replay(case: dict[str, Any], folder: Path) -> None:
+    failure: Exception | None = None
     with trio.fail_after(CASE_LIMIT_S):
         args, graphite = case.get("args", ()), case.get("graphite")
         async with admin_cluster(case["cluster"], args, graphite, folder) as cluster:
             replay = _AdminReplay(cluster)
-            for number, step in enumerate(case["steps"]):
-                try:
-                    await replay.run(step)
-                except TranscriptMismatchError as error:
-                    raise TranscriptMismatchError(f"step {number}: {step}\n{error}") from error
+            try:
+                await replay.run_all(case)
+            except (
+                Exception
+            ) as error:  # a mismatch must not keep the daemons from their orderly end
+                failure = error
             await replay.close()
-            await _check_stub(case, cluster)
+    if failure is not None:
+        raise failure
 
 
 class _AdminReplay:
     def __init__(self, cluster: AdminCluster) -> None:
         self._cluster = cluster
         self._helpers: dict[str, Peer] = {}
+
+    async def run_all(self, case: dict[str, Any]) -> None:
+        for number, step in enumerate(case["steps"]):
+            try:
+                await self.run(step)
+            except TranscriptMismatchError as error:
+                raise TranscriptMismatchError(f"step {number}: {step}\n{error}") from error
+        await _check_stub(case, self._cluster)
 
     async def run(self, step: dict[str, Any]) -> None:
         match step:
@@ -85,7 +82,8 @@ class _AdminReplay:
             case {"sleep_ms": int(duration_ms)}:
                 await trio.sleep(duration_ms / 1000)
             case {"stop": "lookupd"}:
-                await self._cluster.lookupd.aclose()
+                self._cluster.stop_lookupd.set()
+                await self._cluster.lookupd_stopped.wait()
             case _:
                 raise ValueError(f"unknown step {step!r}")
 
