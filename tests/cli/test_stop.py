@@ -20,6 +20,7 @@ from tests.broker.support import Gate
 from tests.processes import nsqd_command, split_address
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.cli import daemon
+from trionsq.cli.signals import ECHO_S
 
 LIMIT_S = 30.0
 # No file may be longer: a message has room, a few hundred do not.
@@ -285,6 +286,8 @@ async def test_a_second_signal_forces_the_end(
             while not background.held_up:
                 await trio.lowlevel.checkpoint()
             assert said("NSQ: stopping")
+            signal.raise_signal(number)  # an echo, as of Ctrl-C passed on by who started nsqd
+            await trio.sleep(ECHO_S)
             assert not codes
             signal.raise_signal(number)
     assert codes == [1]

@@ -17,6 +17,7 @@ import pytest
 import trio
 
 from trionsq import httpget
+from trionsq.cli.signals import ECHO_S
 from trionsq.client import Config, Consumer, Producer
 from trionsq.storage.lock import lock_folder
 
@@ -235,6 +236,7 @@ async def test_a_second_signal_leaves_no_process(tmp_path: Path) -> None:
         os.kill(running.pids["nsqd-1"], signal.SIGSTOP)
         running.process.send_signal(signal.SIGINT)
         await running.logged("stopping; a second signal cuts it short")
+        await trio.sleep(ECHO_S)
         assert await running.end() == 1
         assert running.fatal == ["cut short by a second signal"]
         await until_ended(running.pids)

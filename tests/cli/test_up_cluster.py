@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from trionsq.cli import log
+from trionsq.cli.signals import ECHO_S
 from trionsq.cli.up import inside, processes
 from trionsq.cli.up.cluster import Cluster, Hosting, Member, run_cluster
 from trionsq.cli.up.errors import UpError
@@ -126,11 +127,16 @@ async def test_a_signal_while_it_starts(events: list[str]) -> None:
 
 
 async def test_a_second_signal_cuts_it_short(lines: io.StringIO) -> None:
-    """While a part does not end, a second signal ends all at once, with 1."""
+    """While a part does not end, a second signal ends all at once, with 1; no echo does."""
+    echoed: list[str] = []
 
     async def hosting(member: Member, *, task_status: trio.TaskStatus[Ports]) -> None:
         task_status.started(Ports(1, 2))
         await member.stop.wait()
+        signal.raise_signal(signal.SIGTERM)  # an echo
+        await trio.sleep(ECHO_S / 2)
+        echoed.append(lines.getvalue())
+        await trio.sleep(ECHO_S)
         signal.raise_signal(signal.SIGTERM)
         await trio.sleep_forever()
 
@@ -140,6 +146,7 @@ async def test_a_second_signal_cuts_it_short(lines: io.StringIO) -> None:
 
     assert await run(hosting, body) == 1
     assert "FATAL: cut short by a second signal" in lines.getvalue()
+    assert "FATAL" not in echoed[0]
 
 
 async def test_a_defect_of_one_part_ends_all_in_order(

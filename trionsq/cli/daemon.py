@@ -22,6 +22,7 @@ from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
 from trionsq.cli.log import set_level
+from trionsq.cli.signals import another
 from trionsq.http.serve import serve_http
 from trionsq.listener import accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
@@ -153,6 +154,6 @@ def tune_interpreter() -> None:
 
 
 async def _force(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    await anext(signals)
+    await another(signals)
     log.warning("NSQ: second signal, stopping at once")
     scope.cancel()

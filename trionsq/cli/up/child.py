@@ -21,6 +21,7 @@ import trio
 from trionsq.cli import limits
 from trionsq.cli.daemon import tune_interpreter
 from trionsq.cli.log import configure
+from trionsq.cli.signals import another
 from trionsq.cli.up.daemons import KINDS
 from trionsq.cli.up.errors import UpError, leaf_of, start_error
 
@@ -89,7 +90,7 @@ async def _watch_signals(
 ) -> None:
     await anext(signals)
     stop.set()
-    await anext(signals)
+    await another(signals)
     log.warning("second signal, stopping at once")
     everything.cancel()
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import trio
 
+from trionsq.cli.signals import another
 from trionsq.cli.up.errors import UpError
 from trionsq.cli.up.parts import Addresses, Part, Ports
 
@@ -153,6 +154,6 @@ async def _watch_signals(
     await anext(signals)
     log.info("stopping; a second signal cuts it short")
     cluster.up.cancel()
-    await anext(signals)
+    await another(signals)
     cluster.failures.append("cut short by a second signal")
     everything.cancel()
