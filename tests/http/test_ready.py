@@ -21,7 +21,7 @@ def test_the_date_is_that_of_the_last_renewal(monkeypatch: pytest.MonkeyPatch) -
         for close, last in ((False, b""), (True, b"Connection: close\r\n")):
             for _ in range(2):
                 assert answers.ok(close) == (
-                    b"HTTP/1.1 200 \r\ncontent-length: 2\r\n"
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n"
                     b"content-type: text/plain; charset=utf-8\r\n"
                     b"x-nsq-content-type: nsq; version=1.0\r\n"
                     b"date: " + date + b"\r\n" + last + b"\r\nOK"
@@ -34,10 +34,12 @@ def test_ping_and_refusals() -> None:
     answers.renew()
     refused = HttpError(503, "EXITING")
     for _ in range(2):
-        assert answers.ping("OK", False).startswith(b"HTTP/1.1 200 \r\n")
-        assert answers.ping("NOK - disk", False).startswith(b"HTTP/1.1 500 \r\n")
+        assert answers.ping("OK", False).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answers.ping("NOK - disk", False).startswith(
+            b"HTTP/1.1 500 Internal Server Error\r\n"
+        )
         assert answers.ping("NOK - disk", False).endswith(b"\r\n\r\nNOK - disk")
-        assert answers.refusal(refused, False).startswith(b"HTTP/1.1 503 \r\n")
+        assert answers.refusal(refused, False).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert answers.refusal(refused, False).endswith(b'\r\n\r\n{"message":"EXITING"}')
         assert b"Connection: close" in answers.refusal(refused, True)
         assert b"x-nsq" not in answers.ping("OK", True)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 LIMITS: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 1000, "mem_queue_size": 1000}
 _DATE = re.compile(rb"date: [^\r]+\r\n")
-_ANSWER = re.compile(rb"HTTP/1\.1 [0-9]{3} \r\n")
+_ANSWER = re.compile(rb"HTTP/1\.1 [0-9]{3} [A-Z][A-Za-z -]*\r\n")
 
 
 @dataclass

@@ -6,7 +6,7 @@ from time import time
 from typing import Final
 from wsgiref.handlers import format_date_time
 
-from trionsq.web.answers import json_bytes
+from trionsq.web.answers import json_bytes, reason
 from trionsq.web.errors import HttpError
 
 __all__ = ["ReadyAnswers"]
@@ -58,9 +58,10 @@ class ReadyAnswers:
 
     def _answer(self, status: int, body: bytes, kind: bytes, more: bytes, close: bool) -> bytes:
         return (
-            b"HTTP/1.1 %d \r\ncontent-length: %d\r\ncontent-type: %b\r\n%bdate: %b\r\n%b\r\n%b"
+            b"HTTP/1.1 %d %b\r\ncontent-length: %d\r\ncontent-type: %b\r\n%bdate: %b\r\n%b\r\n%b"
             % (
                 status,
+                reason(status),
                 len(body),
                 kind,
                 more,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from http.client import responses
 
 from quart import Response
 
@@ -14,6 +15,7 @@ __all__ = [
     "json_document",
     "options",
     "plain",
+    "reason",
     "redirect",
     "text",
     "tls_required",
@@ -27,6 +29,7 @@ _HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
 # These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_REASONS = {status: phrase.encode() for status, phrase in responses.items()}
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
 
 
@@ -81,6 +84,11 @@ def tls_required(https_port: int) -> Response:
     """The refusal of a request that is to come by HTTPS, in the form that nsqd gives it."""
     document = {"message": "TLS_REQUIRED", "https_port": https_port}
     return _response(403, json.dumps(document).encode(), _JSON_TYPE, _NSQ_TYPE)
+
+
+def reason(status: int) -> bytes:
+    """What follows a status in its line: ``Not Found``."""
+    return _REASONS.get(status, b"")
 
 
 def redirect(method: str, location: str) -> Response:

@@ -21,6 +21,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
 from trionsq.upgrades.stream import TransportStream
+from trionsq.web.answers import reason
 
 __all__ = ["LINGER_S", "WRITE_STALL_S", "HttpConnection"]
 
@@ -34,14 +35,25 @@ LINGER_S: Final = 0.5
 _HALF_CLOSED_S: Final = 5.0
 
 
-class _Reading(h11.Connection):
+class _Connection(h11.Connection):
     """What comes after the last request of a connection is no error: it is passed over.
 
-    h11 refuses it, and hypercorn would send that instead of the answer to the request.
+    h11 refuses it, and hypercorn would send that instead of the answer to the request. It would
+    send no reason phrase either, which the original's nsqadmin shows to its users.
     """
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        if isinstance(event, h11.Response) and not event.reason:
+            event = h11.Response(
+                status_code=event.status_code,
+                headers=event.headers,
+                http_version=event.http_version,
+                reason=reason(event.status_code),
+            )
+        return super().send_with_data_passthrough(event)
 
 
 class _Http1(H11Protocol):
@@ -59,7 +71,7 @@ class _Http1(H11Protocol):
             wrapper.server,
             wrapper.send,
         )
-        self.connection = _Reading(
+        self.connection = _Connection(
             h11.SERVER, max_incomplete_event_size=wrapper.config.h11_max_incomplete_size
         )
 
