@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
+import trio
+import trio.testing
 
 from admin.access import passwords
+from admin.access import session as session_module
 from admin.access.attempts import ADDRESSES_MAX, AT_ONCE, EVERY_S, Attempts
 from admin.access.modes import Mode
 from admin.access.passwords import Busy, Passwords
 from admin.access.roles import Role
-from admin.access.session import ABSOLUTE_S, OF_ONE_USER_MAX, SESSIONS_MAX, Sessions
+from admin.access.session import ABSOLUTE_S, OF_ONE_USER_MAX, Sessions
 from admin.access.signin import safe_path
 from admin.access.users import Account, FixedUsers
+from admin.watch.events import Events, TickStream
 from tests.admin.access.support import PEER, USERS, Clock, Site, account, basic, cookie_of, site
 
 
@@ -183,17 +188,18 @@ async def test_a_long_answer_can_ask_whether_its_reader_may_stay() -> None:
         assert [ask() for ask in standing] == [False, False]
 
 
-def test_sessions_are_bounded() -> None:
+def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with too many loses the oldest of their own; all together are bounded as well."""
+    monkeypatch.setattr(session_module, "SESSIONS_MAX", 200)
     sessions = Sessions(3600.0, Clock())
     first = sessions.begin("other", "seal")
     tokens = [sessions.begin("ann", "seal") for _ in range(OF_ONE_USER_MAX + 1)]
     assert sessions.find(tokens[0]) is None
     assert sessions.find(tokens[1]) is not None
     assert sessions.find(first) is not None
-    for number in range(SESSIONS_MAX + 10):
+    for number in range(200 + 10):
         sessions.begin(str(number), "seal")
-    assert len(sessions) == SESSIONS_MAX
+    assert len(sessions) == 200
 
 
 async def test_guessing_is_slowed_and_nobody_else_is(found: Site) -> None:
@@ -246,6 +252,48 @@ async def test_too_many_passwords_at_once_are_put_off(monkeypatch: pytest.Monkey
             await found.check("admin", "right", PEER)
     monkeypatch.setattr(passwords, "_WAITING_MAX", 1)
     assert await found.check("admin", "right", PEER) is not None
+
+
+async def test_hashing_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hashes are computed at once, never more, and requests are answered meanwhile."""
+    at_once, most = 0, 0
+    lock, go_on = threading.Lock(), threading.Event()
+
+    def slow(password_hash: str | None, password: str) -> bool:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        assert go_on.wait(20)
+        with lock:
+            at_once -= 1
+        return True
+
+    monkeypatch.setattr(passwords, "_verify", slow)
+    async with site(Mode.PASSWORD) as found, trio.open_nursery() as nursery:
+        for number in range(8):
+
+            async def sign_in(peer: str = f"203.0.113.{number}") -> None:
+                assert "Set-Cookie" in (await found.sign_in("viewer", peer=peer)).headers
+
+            nursery.start_soon(sign_in)
+        while at_once < 2:
+            await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(0.001)
+        assert (await found.ask("GET", "/ping")).status_code == 200
+        go_on.set()
+    assert most == 2
+
+
+async def test_a_stream_ends_with_its_session() -> None:
+    """Live updates end when their reader may not look any more."""
+    async with site(Mode.LOCAL) as found:
+        may_stay = [True]
+        stream = TickStream(Events(found.dashboard.poller), 0, lambda: may_stay[0])
+        async with stream:
+            assert await anext(stream) == b":\n\n"
+            may_stay[0] = False
+            assert await anext(stream, None) is None
 
 
 def test_attempts_are_counted_for_a_bounded_number_of_addresses() -> None:
