@@ -1,11 +1,14 @@
-"""Whom each path needs, below the base path. A path that is not here needs an admin."""
+"""Whom each path needs. Pages say so themselves by `roles.require`; here are the other paths.
+
+What neither names is for admins: what is forgotten is closed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from admin.access.roles import Role
+from admin.access.roles import Role, required
 
 __all__ = ["NEEDED", "NEEDED_WITH_ACL", "needed"]
 
@@ -15,7 +18,6 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /ping": _EVERYONE,
     "GET /static/<path:asset>": _EVERYONE,
     "GET /fonts/<path:asset>": _EVERYONE,
-    "GET /sign-in": _EVERYONE,
     "POST /sign-in": _EVERYONE,
     "POST /sign-out": _VIEWER,
     # the JSON API
@@ -36,28 +38,9 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /render": _VIEWER,
     "GET /config/<opt>": _ADMIN,
     "PUT /config/<opt>": _ADMIN,
-    # pages
-    "GET /": _VIEWER,
     "GET /events": _VIEWER,
-    "GET /topics": _VIEWER,
-    "GET /topics/<topic>": _VIEWER,
-    "GET /topics/<topic>/<channel>": _VIEWER,
-    "GET /nodes": _VIEWER,
-    "GET /nodes/<node>": _VIEWER,
-    "GET /counter": _VIEWER,
-    "GET /lookup": _VIEWER,
-    "GET /audit": _ADMIN,
-    "GET /peek": _OPERATOR,
-    "GET /publish": _OPERATOR,
-    "GET /confirm/<verb>": _ADMIN,
-    # what their forms do
-    "POST /do/create": _OPERATOR,
-    "POST /do/pause": _OPERATOR,
-    "POST /do/unpause": _OPERATOR,
-    "POST /do/publish": _OPERATOR,
-    "POST /do/<verb>": _ADMIN,
 }
-"""By method and path, as it is registered or, of a single one, as it is asked for."""
+"""By method and path, as it is registered."""
 
 # The original leaves these to --allow-config-from-cidr alone.
 NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
@@ -67,16 +50,17 @@ NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
 """What is different where --admin-user decides."""
 
 
-def needed(method: str, rule: str, path: str, *, acl: bool) -> Role:
-    """The least role for a request.
+def needed(method: str, path: str, function: object, *, acl: bool) -> Role:
+    """The least role for a path.
 
     Args:
         method: of the request.
-        rule: its path as it is registered, such as ``/topics/<topic>``; "" if there is none.
-        path: its path itself.
+        path: as it is registered, below the base path: ``/topics/<topic>``.
+        function: what answers there; its `roles.require` mark comes before the table.
         acl: --admin-user decides.
     """
-    key = f"{method} {rule}"
+    key = f"{method} {path}"
     if acl and key in NEEDED_WITH_ACL:
         return NEEDED_WITH_ACL[key]
-    return NEEDED.get(f"{method} {path}", NEEDED.get(key, _ADMIN))
+    role = required(function)
+    return NEEDED.get(key, Role.ADMIN) if role is None else role
