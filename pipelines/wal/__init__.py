@@ -1,0 +1,52 @@
+"""The write-ahead log: messages stored before they are acknowledged to nsqd.
+
+A folder with
+
+- ``META.json``: the log's id and the version of the format
+- ``LOCK``: held (flock) by the one process that writes
+- ``COMMITTED.json``: the position up to which Spark has committed
+- ``<first>-<end>.arrow``: immutable segments, Arrow IPC files; together without a gap
+
+A position (``lsn``) counts messages from the log's beginning. What `Wal.append` returned from is
+durable; a crash at any point leaves either all of a segment or nothing.
+
+- `log`: `Wal` and `WalLimits`
+- `segments`: `Block` (what is appended), `SegmentRef` and `read_segment` (for executors)
+- `recovery`, `meta`: what is found in the folder at start
+- `duplicates`: which ids the retained segments have
+- `disk`, `errors`
+
+::
+
+    with Wal.open("/var/lib/wal", create=True, limits=WalLimits()) as wal:
+        end = wal.append([Block("topic", "channel", "host:4150", ids, times_ns, attempts, bodies)])
+        for ref in wal.segments(wal.committed, end):       # picklable
+            for batch in read_segment(ref, ref.first, ref.end):  # pyarrow.RecordBatch
+                ...
+        wal.commit(end)
+"""
+
+from pipelines.wal.duplicates import Duplicates
+from pipelines.wal.errors import (
+    WalDamagedError,
+    WalError,
+    WalFullError,
+    WalLockedError,
+    WalRangeError,
+)
+from pipelines.wal.log import Wal, WalLimits
+from pipelines.wal.segments import Block, SegmentRef, read_segment
+
+__all__ = [
+    "Block",
+    "Duplicates",
+    "SegmentRef",
+    "Wal",
+    "WalDamagedError",
+    "WalError",
+    "WalFullError",
+    "WalLimits",
+    "WalLockedError",
+    "WalRangeError",
+    "read_segment",
+]

@@ -1,0 +1,236 @@
+"""Segments: immutable Arrow IPC files ``<first>-<end>.arrow``.
+
+A record batch for each (topic, channel, nsqd), whose names stand once in the schema's metadata
+together with the format's version and the positions; so a renamed or mixed-up file is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.schema import ARROW_SCHEMA, STORED_SCHEMA
+from pipelines.wal.errors import WalDamagedError, WalError, WalRangeError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Block",
+    "SegmentRef",
+    "Stream",
+    "StreamIds",
+    "check_segment",
+    "encode_segment",
+    "ids_of_segment",
+    "positions_of",
+    "read_segment",
+    "segment_name",
+]
+
+FORMAT_VERSION: Final = 1
+_KEY: Final = b"trionsq.segment"
+_NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
+
+
+class Block(NamedTuple):
+    """Messages of one topic and channel from one nsqd, as lists of equal length.
+
+    `ids`: 16 bytes each, hex digits. `timestamps_ns`: of publishing, since the epoch.
+    """
+
+    topic: str
+    channel: str
+    nsqd: str
+    ids: Sequence[bytes]
+    timestamps_ns: Sequence[int]
+    attempts: Sequence[int]
+    bodies: Sequence[bytes]
+
+
+class Stream(NamedTuple):
+    """Where ids are unique."""
+
+    topic: str
+    nsqd: str
+
+
+class StreamIds(NamedTuple):
+    """The ids that one segment has of a stream."""
+
+    stream: Stream
+    ids: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """A segment, for any process that sees the folder.
+
+    Attributes:
+        path: of the file.
+        first, end: its positions; ``end`` is the next one.
+    """
+
+    path: str
+    first: int
+    end: int
+
+
+def segment_name(first: int, end: int) -> str:
+    """The file's name; names sort as positions do."""
+    return f"{first:020}-{end:020}.arrow"
+
+
+def positions_of(name: str) -> tuple[int, int] | None:
+    """First and end of the segment of that name; None: no segment's name."""
+    found = _NAME.fullmatch(name)
+    if found is None or int(found[1]) >= int(found[2]):
+        return None
+    return int(found[1]), int(found[2])
+
+
+# Writing
+
+
+def encode_segment(first: int, wal_id: str, blocks: Sequence[Block]) -> bytes:
+    """The file's content."""
+    streams = [[block.topic, block.channel, block.nsqd, len(block.ids)] for block in blocks]
+    about = {
+        "version": FORMAT_VERSION,
+        "wal": wal_id,
+        "first": first,
+        "end": first + sum(len(block.ids) for block in blocks),
+        "streams": streams,
+    }
+    schema = STORED_SCHEMA.with_metadata({_KEY: json.dumps(about).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        for block in blocks:
+            writer.write_batch(_batch_of(block, schema))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _batch_of(block: Block, schema: pa.Schema) -> pa.RecordBatch:
+    timestamps_us = pc.divide(pa.array(block.timestamps_ns, pa.int64()), 1000)
+    columns = [
+        pa.array(_texts(block.ids), pa.string()),
+        timestamps_us.cast(pa.timestamp("us", tz="UTC")),
+        pa.array(block.attempts, pa.int32()),
+        pa.array(block.bodies, pa.binary()),
+    ]
+    return pa.record_batch(columns, schema=schema)
+
+
+def _texts(ids: Sequence[bytes]) -> Sequence[bytes | str]:
+    """Arrow takes bytes for strings as they are; what no nsqd would send is written as ASCII."""
+    if b"".join(ids).isascii():
+        return ids
+    return [id_.decode("ascii", "backslashreplace") for id_ in ids]
+
+
+# Reading
+
+
+def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """The messages of ``ref`` from ``start`` to before ``end``, with all columns of the schema.
+
+    Works in any process; the file is mapped into memory, not copied.
+
+    Raises:
+        WalRangeError: the file is gone, for it was trimmed.
+        WalDamagedError: it is no segment, or another one.
+        WalError: it can't be read, or is of a newer version.
+    """
+    try:
+        with pa.memory_map(ref.path) as source, _opened(source, ref.path) as reader:
+            position = ref.first
+            for index, (topic, channel, nsqd, count) in enumerate(_about(reader, ref)["streams"]):
+                low, high = max(start - position, 0), min(end - position, count)
+                position += count
+                if low < high:
+                    batch = reader.get_batch(index)
+                    batch.validate()
+                    names = [pa.repeat(name, high - low) for name in (topic, channel, nsqd)]
+                    columns = names + batch.slice(low, high - low).columns
+                    yield pa.record_batch(columns, schema=ARROW_SCHEMA)
+    except FileNotFoundError as error:
+        raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
+    except pa.ArrowException as error:
+        raise damaged(ref.path, error) from error
+    except OSError as error:
+        raise WalError(f"{ref.path} can't be read: {error}") from error
+
+
+def check_segment(data: bytes, ref: SegmentRef, wal_id: str) -> None:
+    """Raise WalDamagedError or WalError unless ``data`` is that segment, whole."""
+    try:
+        with _opened(pa.BufferReader(data), ref.path) as reader:
+            about = _about(reader, ref)
+            if about["wal"] != wal_id:
+                raise damaged(ref.path, f"it belongs to another log, {about['wal']}")
+            for index, (*_, count) in enumerate(about["streams"]):
+                batch = reader.get_batch(index)
+                batch.validate(full=True)
+                if batch.num_rows != count:
+                    raise damaged(ref.path, f"{batch.num_rows} messages instead of {count}")
+    except pa.ArrowException as error:
+        raise damaged(ref.path, error) from error
+
+
+def ids_of_segment(data: bytes, ref: SegmentRef) -> list[StreamIds]:
+    """The ids of each stream in it. Raises as `check_segment`."""
+    try:
+        with _opened(pa.BufferReader(data), ref.path) as reader:
+            return [
+                StreamIds(
+                    Stream(topic, nsqd),
+                    reader.get_batch(index).column("id").cast(pa.binary()).to_pylist(),
+                )
+                for index, (topic, _, nsqd, _) in enumerate(_about(reader, ref)["streams"])
+            ]
+    except pa.ArrowException as error:
+        raise damaged(ref.path, error) from error
+
+
+def damaged(path: str, reason: object) -> WalDamagedError:
+    """The error for a file that can't be understood."""
+    return WalDamagedError(
+        f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy; or, "
+        "to go on without its messages, use another walPath and checkpoint: nsqd delivers again "
+        "what was not finished, the rest is in the other segments here"
+    )
+
+
+def _opened(source: pa.NativeFile, path: str) -> Any:
+    try:
+        reader = pa.ipc.open_file(source)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+    if not reader.schema.equals(STORED_SCHEMA) and _KEY not in (reader.schema.metadata or {}):
+        raise damaged(path, "it has other columns")
+    return reader
+
+
+def _about(reader: Any, ref: SegmentRef) -> dict[str, Any]:
+    """What the segment says of itself, checked against its name."""
+    try:
+        about: dict[str, Any] = json.loads((reader.schema.metadata or {})[_KEY])
+        version = int(about["version"])
+        if version > FORMAT_VERSION:
+            raise WalError(
+                f"{ref.path} has version {version} of the format; this trionsq knows up to "
+                f"{FORMAT_VERSION}: use a newer one"
+            )
+        counted = sum(count for *_, count in about["streams"])
+        if (about["first"], about["end"]) != (ref.first, ref.end):
+            raise damaged(ref.path, f"it is {about['first']} to {about['end']}")
+        if counted != ref.end - ref.first or len(about["streams"]) != reader.num_record_batches:
+            raise damaged(ref.path, "its parts do not add up")
+    except (KeyError, ValueError, TypeError) as error:
+        raise damaged(ref.path, f"no description: {error!r}") from error
+    return about
