@@ -1,33 +1,46 @@
-"""What a browser shows. Spec: nsqadmin, section 6."""
+"""What a browser shows: HTML made here, live by htmx where there is script.
+
+Spec: nsqadmin, section 6.
+
+- `format`, `charts`, `listing`, `bodies`, `merging`: pure; numbers, drawings, tables, messages
+- `recent`, `peekers`, `drawing`, `graphite`: what several pages need
+- `site`: the frame of all pages
+- `overview`, `topics`, `topic`, `nodes`, `clients`, `lookup`, `messages`, `account`: the pages
+- `forms`: what is done by them
+
+A page takes what it shows from the poller's last snapshot; those of one topic, channel or node ask
+the nodes for the rest, once a second for all viewers (`recent`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quart import Response
-
-from admin.answers import html
 from admin.dashboard import Dashboard
+from admin.pages.account import Account
+from admin.pages.forms import Forms
+from admin.pages.lookup import Lookup
+from admin.pages.messages import Messages
+from admin.pages.nodes import Nodes
+from admin.pages.overview import Overview
+from admin.pages.peekers import Peekers
+from admin.pages.site import Site
+from admin.pages.topic import OneTopic
+from admin.pages.topics import Topics
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
 
-_PATHS = (
-    "/",
-    "/topics",
-    "/topics/<topic>",
-    "/topics/<topic>/<channel>",
-    "/nodes",
-    "/nodes/<node>",
-    "/counter",
-    "/lookup",
-)
-
 
 def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
-    """The pages."""
-
-    async def shell(**names: str) -> Response:
-        return html("<!doctype html><meta charset=utf-8><title>nsqadmin</title>")
-
-    return [("GET", path, shell) for path in _PATHS]
+    """The pages and the forms of ``dashboard``."""
+    site = Site(dashboard)
+    peekers = Peekers(dashboard.upstream)
+    yield from Overview(site).endpoints()
+    yield from Topics(site).endpoints()
+    yield from OneTopic(site, peekers).endpoints()
+    yield from Nodes(site).endpoints()
+    yield from Lookup(site).endpoints()
+    yield from Forms(site).endpoints()
+    yield from Messages(site, peekers).endpoints()
+    yield from Account(site).endpoints()

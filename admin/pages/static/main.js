@@ -1,1 +1,192 @@
-// The script of the pages.
+// What the pages do beyond plain HTML: theme, pausing, keys, dialogs, the running counter.
+// All of it is optional; every page works without this file.
+
+const root = document.documentElement;
+const find = (selector, within = document) => within.querySelector(selector);
+
+// --- theme -------------------------------------------------------------------------------------
+
+function themeNow() {
+  if (root.dataset.theme) return root.dataset.theme;
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+function showTheme() {
+  const button = find("#theme");
+  if (button) button.setAttribute("aria-pressed", String(themeNow() === "dark"));
+}
+
+find("#theme")?.addEventListener("click", () => {
+  root.dataset.theme = themeNow() === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    // It holds for this page only.
+  }
+  showTheme();
+});
+showTheme();
+
+// --- live --------------------------------------------------------------------------------------
+
+let paused = false;
+let missed = false;
+const live = find("#live");
+const state = find("#live-state");
+
+function showState(name, text) {
+  if (!state) return;
+  state.dataset.state = name;
+  const label = find("span", state);
+  if (label.textContent !== text) label.textContent = text;
+}
+
+function refresh() {
+  missed = false;
+  if (live && window.htmx) window.htmx.trigger(live, "refresh");
+}
+
+document.body.addEventListener("htmx:sseOpen", () => showState(paused ? "paused" : "live", paused ? "Paused" : "Live"));
+document.body.addEventListener("htmx:sseError", () => showState("lost", "Reconnecting"));
+document.body.addEventListener("htmx:sseClose", () => showState("lost", "Disconnected"));
+
+// A page that is paused or not looked at does not ask for itself. Nor is a table exchanged under
+// the fingers of someone who is choosing in it.
+document.body.addEventListener("htmx:beforeRequest", (event) => {
+  if (event.detail.elt !== live) return;
+  const kind = event.detail.requestConfig?.triggeringEvent?.type ?? "";
+  if (kind !== "refresh" && (paused || document.hidden)) {
+    missed = true;
+    event.preventDefault();
+  }
+});
+document.body.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.elt !== live) return;
+  if (event.detail.xhr.status === 401) location.reload();
+  else showState("lost", "No answer");
+});
+document.body.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.elt === live && event.detail.successful && !paused) showState("live", "Live");
+});
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && missed && !paused) refresh();
+});
+state?.addEventListener("click", () => {
+  paused = !paused;
+  state.setAttribute("aria-pressed", String(paused));
+  showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
+  if (!paused) refresh();
+});
+
+// --- dialogs -----------------------------------------------------------------------------------
+
+const dialog = find("#dialog");
+
+// Links to forms open them in a dialog; the same page exists on its own.
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest?.("a[data-dialog]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+  if (!dialog?.showModal) return;
+  event.preventDefault();
+  try {
+    const answer = await fetch(link.href, { headers: { "HX-Request": "true" }, redirect: "error" });
+    if (!answer.ok) throw new Error(String(answer.status));
+    // Our own page, of our own server, escaped there.
+    find("#dialog-body").innerHTML = await answer.text();
+    dialog.setAttribute("aria-label", link.textContent.trim());
+    dialog.showModal();
+    find("[data-first]", dialog)?.focus();
+  } catch {
+    location.assign(link.href);
+  }
+});
+dialog?.addEventListener("click", (event) => {
+  if (event.target === dialog || event.target.closest("[data-close]")) {
+    event.preventDefault();
+    dialog.close();
+  }
+});
+
+// The button of a typed confirmation wakes up when the name is right. The server checks it again.
+document.addEventListener("input", (event) => {
+  const wanted = event.target.dataset?.typed;
+  if (wanted === undefined) return;
+  const button = find("button[data-confirms]", event.target.form);
+  if (button) button.disabled = event.target.value !== wanted;
+});
+
+// Nothing is sent twice by a double click.
+document.addEventListener("submit", (event) => {
+  if (event.target.method !== "post") return;
+  if (event.target.dataset.sent) event.preventDefault();
+  event.target.dataset.sent = "yes";
+  setTimeout(() => delete event.target.dataset.sent, 5000);
+});
+
+// Menus that send their form as soon as something is chosen.
+document.addEventListener("change", (event) => {
+  if (event.target.dataset?.send !== undefined) event.target.form.requestSubmit();
+});
+
+// --- keys --------------------------------------------------------------------------------------
+
+const keys = find("#keys");
+const places = { o: "overview", t: "topics", n: "nodes", c: "counter", l: "lookup" };
+let afterG = 0;
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+  if (event.target.closest("input, textarea, select, dialog[open]")) return;
+  if (event.key === "/") {
+    const search = find("#search") ?? find("#q");
+    if (search) {
+      event.preventDefault();
+      search.focus();
+      search.select();
+    }
+  } else if (event.key === "?" && keys?.showModal) {
+    keys.showModal();
+  } else if (event.key === "p" && state) {
+    state.click();
+  } else if (event.key === "g") {
+    afterG = event.timeStamp;
+  } else if (afterG && event.timeStamp - afterG < 1500 && places[event.key]) {
+    find(`[data-place="${places[event.key]}"]`)?.click();
+  }
+});
+keys?.addEventListener("click", (event) => {
+  if (event.target === keys || event.target.closest("[data-close]")) keys.close();
+});
+find("#show-keys")?.addEventListener("click", () => keys?.showModal());
+
+// --- times -------------------------------------------------------------------------------------
+
+// Times are UTC; where the pointer rests they are shown in the local zone too.
+document.addEventListener("pointerover", (event) => {
+  const time = event.target.closest?.("time[datetime]");
+  if (time && !time.title) time.title = new Date(time.dateTime).toLocaleString();
+});
+
+// --- the counter -------------------------------------------------------------------------------
+
+// Between two polls it runs on at the rate of the last one, and never backwards.
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+let shown = null;
+let seen = null;
+
+function count() {
+  const counter = find("#counter-number");
+  if (!counter || still.matches || document.hidden || paused) return;
+  const { value, rate } = counter.dataset;
+  if (value !== seen?.value || rate !== seen?.rate) {
+    seen = { value, rate, at: performance.now() };
+    if (shown !== null && Math.abs(Number(value) - shown) > 1e6) shown = null;
+  }
+  const passed = Math.min((performance.now() - seen.at) / 1000, 15);
+  const guess = Math.floor(Number(value) + Number(rate) * passed);
+  // What ran too far waits until the truth has caught up, unless counting began anew.
+  shown = shown === null || guess > shown || Number(value) < shown - 10 * Number(rate) - 10 ? guess : shown;
+  counter.textContent = shown.toLocaleString("en-US");
+}
+
+if (find("#counter-number")) setInterval(count, 100);

@@ -1,0 +1,112 @@
+"""Message bodies for people: text, JSON with indents, or bytes as hex; and back. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["FORMATS", "BadBodyError", "ShownBody", "encoded", "shown_body"]
+
+FORMATS: Final = (("text", "Text"), ("hex", "Hex"), ("base64", "Base64"))
+
+_SHOWN_MAX: Final = 64 * 1024
+_HEX_NBYTES_MAX: Final = 4096
+_PRETTY_MAX: Final = 256 * 1024
+_INDENTS_MAX: Final = 40
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+class BadBodyError(ValueError):
+    """What was typed is not of the format; ``str()`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBody:
+    """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says what is left out."""
+
+    kind: str
+    text: str
+    cut: str = ""
+
+
+def shown_body(message: Mapping[str, Any]) -> ShownBody:
+    """The body of a message as nsqd's /topic/peek gives it; nodes may answer anything."""
+    body = message.get("body")
+    size = message.get("body_size")
+    body = body if isinstance(body, str) else ""
+    whole = f"of {size:,} bytes" if isinstance(size, int) else "of a longer body"
+    cut = f"these are the first bytes {whole}." if message.get("body_cut") is True else ""
+    if message.get("body_encoding") == "base64":
+        try:
+            raw = base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError):
+            return ShownBody("text", body[:_SHOWN_MAX], "the node answered no base64.")
+        if len(raw) > _HEX_NBYTES_MAX:
+            cut = f"the first {_HEX_NBYTES_MAX:,} bytes {whole}."
+        return ShownBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
+    if not body:
+        return ShownBody("empty", "(no bytes)", cut)
+    kind, text = "text", body
+    if not cut and (pretty := _pretty(body)) is not None:
+        kind, text = "JSON", pretty
+    if len(text) > _SHOWN_MAX:
+        return ShownBody(kind, text[:_SHOWN_MAX], f"the first {_SHOWN_MAX:,} characters {whole}.")
+    return ShownBody(kind, text, cut)
+
+
+def encoded(typed: str, form: str) -> bytes:
+    """What was typed into the form, as the bytes of a message.
+
+    Raises:
+        BadBodyError: it is not of the format ``form``, one of `FORMATS`.
+    """
+    if form == "hex":
+        digits = re.sub(r"\s|(?:^|\s)0[xX]", "", typed)
+        try:
+            return bytes.fromhex(digits)
+        except ValueError:
+            raise BadBodyError("That is no hex: two of 0-9 and a-f for each byte.") from None
+    if form == "base64":
+        try:
+            return base64.b64decode("".join(typed.split()), validate=True)
+        except (binascii.Error, ValueError):
+            raise BadBodyError("That is no base64.") from None
+    # Browsers send the lines of a form with CRLF.
+    return typed.replace("\r\n", "\n").encode(errors="replace")
+
+
+def _pretty(text: str) -> str | None:
+    """Objects and arrays with indents, each value as it is written; None: it is no JSON."""
+    if text.lstrip()[:1] not in ("{", "[") or len(text) > _PRETTY_MAX:
+        return None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    # Not dumped anew: long numbers would lose digits, and keys that are there twice one of them.
+    parts, depth, before = list[str](), 0, ""
+    for token in _TOKENS.findall(text):
+        if token in "}]":
+            depth -= 1
+        if before and (before in "{[," or token in "}]") and before + token not in ("{}", "[]"):
+            parts.append("\n" + "  " * min(depth, _INDENTS_MAX))
+        parts.append(": " if token == ":" else token)
+        if token in "{[":
+            depth += 1
+        before = token
+    return "".join(parts)
+
+
+def _hex_dump(raw: bytes) -> str:
+    lines = []
+    for start in range(0, len(raw), 16):
+        part = raw[start : start + 16]
+        left, right = part[:8].hex(" "), part[8:].hex(" ")
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{start:08x}  {left:<23}  {right:<23}  |{plain}|")
+    return "\n".join(lines)

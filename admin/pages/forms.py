@@ -1,0 +1,263 @@
+"""What users do by forms: create, pause, unpause; empty, delete and tombstone after a typed name.
+
+Each form is answered by a redirect to the page where the result is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from quart import Response
+
+from admin.access.csrf import form
+from admin.cluster.queries import AllFailed
+from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
+from admin.operations import Verb
+from admin.pages.site import Site, arguments
+from admin.upstream import UpstreamError
+from trionsq.web.app import Endpoint
+from trionsq.web.errors import HttpError
+from trionsq.wire.names import is_valid_name
+
+__all__ = ["Forms", "Stake", "stake"]
+
+_TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
+    # verb, and whether of a channel: the button, what happens, what becomes of the messages
+    ("empty", False): (
+        "Empty queue",
+        "What waits at the topic is thrown away on every node. Its channels keep what they have.",
+        "will be lost.",
+    ),
+    ("empty", True): (
+        "Empty queue",
+        "What waits, is in flight or deferred at the channel is thrown away on every node.",
+        "will be lost.",
+    ),
+    ("delete", False): (
+        "Delete topic",
+        "The topic and all of its channels are removed from every node, with their messages. "
+        "Clients are disconnected. Who publishes again creates it anew.",
+        "will be lost.",
+    ),
+    ("delete", True): (
+        "Delete channel",
+        "The channel is removed from every node, with its messages. Its clients are disconnected.",
+        "will be lost.",
+    ),
+    ("tombstone", False): (
+        "Tombstone",
+        "nsqlookupds hide this node from consumers of the topic, and the topic with all of its "
+        "channels is deleted on the node. Stop publishing there first.",
+        "on this node will be lost.",
+    ),
+}
+
+
+@dataclass(slots=True)
+class Stake:
+    """Messages that will be lost; ``parts`` says where they are, ``failed`` who did not answer."""
+
+    messages: int | None = None
+    parts: str = ""
+    failed: list[str] = field(default_factory=list)
+
+
+def stake(
+    answers: Mapping[str, NodeStats | UpstreamError], verb: str, topic: str, channel: str
+) -> Stake:
+    """What ``verb`` would throw away, as far as nodes have told. Pure."""
+    failed = [str(answer) for answer in answers.values() if isinstance(answer, UpstreamError)]
+    told = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
+    if not told:
+        return Stake(None, "", failed)
+    topics = [t for stats in told for t in stats.topics or () if t.topic_name == topic]
+    channels = [
+        c for t in topics for c in t.channels or () if not channel or c.channel_name == channel
+    ]
+    at_topic = 0 if channel else sum(t.depth for t in topics)
+    if verb == "empty" and not channel:
+        return Stake(at_topic, "", failed)
+    return Stake(at_topic + _held(channels), _parts(topics, channels, channel), failed)
+
+
+def _held(channels: Iterable[ChannelStats]) -> int:
+    return sum(c.depth + c.in_flight_count + c.deferred_count for c in channels)
+
+
+def _parts(topics: Iterable[TopicStats], channels: Iterable[ChannelStats], channel: str) -> str:
+    channels = list(channels)
+    waiting = sum(c.depth for c in channels)
+    in_flight = sum(c.in_flight_count for c in channels)
+    deferred = sum(c.deferred_count for c in channels)
+    parts = [f"{waiting:,} waiting", f"{in_flight:,} in flight", f"{deferred:,} deferred"]
+    if channel:
+        return ", ".join(parts)
+    at_topic = sum(t.depth for t in topics)
+    names = len({c.channel_name for c in channels})
+    return f"{at_topic:,} at the topic; at {names:,} channels {', '.join(parts)}"
+
+
+class Forms:
+    """GET /confirm/:verb and POST /do/:verb."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._cluster = site.dashboard.cluster
+        self._operations = site.dashboard.operations
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [
+            ("GET", "/confirm/<verb>", self.confirm),
+            ("POST", "/do/create", self.create),
+            ("POST", "/do/pause", self.pause),
+            ("POST", "/do/unpause", self.unpause),
+            ("POST", "/do/empty", self.empty),
+            ("POST", "/do/delete", self.delete),
+            ("POST", "/do/tombstone", self.tombstone),
+        ]
+
+    async def confirm(self, verb: str) -> Response:
+        """GET /confirm/:verb: how much is at stake, and a field for the name."""
+        given = arguments()
+        topic, channel, node = (given.get(name, "") for name in ("topic", "channel", "node"))
+        texts = _TEXTS.get((verb, bool(channel)))
+        if texts is None or not topic or (verb == "tombstone") != bool(node):
+            raise HttpError(404, "NOT_FOUND")
+        return await self._ask(verb, topic, channel, node)
+
+    async def _ask(self, verb: str, topic: str, channel: str, node: str) -> Response:
+        label, text, lost = _TEXTS[verb, bool(channel)]
+        found = await self._stake(verb, topic, channel, node)
+        what = f"{channel} of {topic}" if channel else topic
+        question = {
+            "empty": f"Empty {what}?",
+            "delete": f"Delete {what}?",
+            "tombstone": f"Tombstone {topic} on {node}?",
+        }[verb]
+        return self._site.page(
+            "confirm.html",
+            label,
+            "topics",
+            verb=verb,
+            topic=topic,
+            channel=channel,
+            node=node,
+            name=channel or topic,
+            question=question,
+            label=label,
+            text=text,
+            lost=lost,
+            stake=found.messages,
+            stake_parts=found.parts,
+            warnings=found.failed,
+            error="",
+            back=self._page_of(topic, channel),
+        )
+
+    async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
+        try:
+            if node:
+                known = (await self._cluster.nodes()).value
+            else:
+                known = (await self._cluster.producers(topic)).value
+        except AllFailed as failure:
+            failed = [str(error) for error in failure.errors]
+            # A topic that only nsqlookupd knows has no messages.
+            gone = all(error.status == 404 for error in failure.errors)
+            return Stake(0, "", []) if gone else Stake(None, "", failed)
+        producers = [each for each in known if not node or each.node == node]
+        if not producers and not node:
+            return Stake(0)
+        answers = await self._cluster.each_stats(producers, topic=topic, channel=channel)
+        return stake(answers, verb, topic, channel)
+
+    async def create(self) -> Response:
+        """POST /do/create: fields ``topic`` and maybe ``channel``."""
+        fields = await form()
+        topic, channel = fields.get("topic", "").strip(), fields.get("channel", "").strip()
+        back = self._site.url("lookup", topic=topic[:100]) + "#create"
+        for kind, name in (("topic", topic), ("channel", channel)):
+            if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
+                return self._site.done(back, [f"That is no valid name of a {kind}."], "bad")
+        warnings = await self._operations.create(topic, channel)
+        what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
+        return self._told(back, f"Created {what}.", warnings)
+
+    async def pause(self) -> Response:
+        """POST /do/pause: fields ``topic`` and maybe ``channel``."""
+        return await self._apply("pause", "Paused {}.")
+
+    async def unpause(self) -> Response:
+        """POST /do/unpause, as `pause`."""
+        return await self._apply("unpause", "Unpaused {}.")
+
+    async def empty(self) -> Response:
+        """POST /do/empty, as `pause`; ``typed`` is the name."""
+        return await self._apply("empty", "Emptied {}.", typed=True)
+
+    async def delete(self) -> Response:
+        """POST /do/delete, as `empty`."""
+        topic, channel, typed = await _names()
+        path = self._page_of(topic, channel)
+        if typed != (channel or topic):
+            return self._mistyped(path)
+        try:
+            warnings = await self._operations.delete(topic, channel)
+        except AllFailed as failure:
+            return self._site.done(path, [f"Nothing was deleted: {failure}"], "bad")
+        back = self._site.url("topics", topic) if channel else self._site.url("topics")
+        return self._told(back, f"Deleted {_named(topic, channel)}.", warnings)
+
+    async def tombstone(self) -> Response:
+        """POST /do/tombstone: fields ``topic``, ``node`` and ``typed``, the topic's name."""
+        topic, _, typed = await _names()
+        node = (await form()).get("node", "")
+        path = self._page_of(topic, "")
+        if typed != topic:
+            return self._mistyped(path)
+        try:
+            known = {each.node for each in (await self._cluster.nodes()).value}
+            if node not in known:
+                return self._site.done(path, [f"There is no node {node[:100]}."], "bad")
+            warnings = await self._operations.tombstone(node, topic)
+        except AllFailed as failure:
+            return self._site.done(path, [str(failure)], "bad")
+        return self._told(path, f"Tombstoned {topic} on {node}.", warnings)
+
+    async def _apply(self, verb: Verb, text: str, *, typed: bool = False) -> Response:
+        topic, channel, given = await _names()
+        path = self._page_of(topic, channel)
+        if typed and given != (channel or topic):
+            return self._mistyped(path)
+        try:
+            warnings = await self._operations.apply(verb, topic, channel)
+        except AllFailed as failure:
+            return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
+        return self._told(path, text.format(_named(topic, channel)), warnings)
+
+    def _told(self, path: str, text: str, warnings: list[str]) -> Response:
+        if not warnings:
+            return self._site.done(path, [text])
+        return self._site.done(path, [text, "Not everywhere, though:", *warnings], "warn")
+
+    def _mistyped(self, path: str) -> Response:
+        return self._site.done(path, ["Nothing was done: the name was not typed right."], "bad")
+
+    def _page_of(self, topic: str, channel: str) -> str:
+        return self._site.url(*(part for part in ("topics", topic, channel) if part))
+
+
+def _named(topic: str, channel: str) -> str:
+    return f"channel {channel} of {topic}" if channel else f"topic {topic}"
+
+
+async def _names() -> tuple[str, str, str]:
+    """Topic, channel and what was typed. Raises HttpError: there is no topic."""
+    fields = await form()
+    topic = fields.get("topic", "")
+    if not topic:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    return topic, fields.get("channel", ""), fields.get("typed", "").strip()

@@ -1,0 +1,210 @@
+"""What the nodes say of one topic or channel, put side by side and summed up. Pure.
+
+Spec: nsqadmin, section 3 (shapes): sums over nodes, paused if it is anywhere, latencies averaged
+by count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from markupsafe import Markup
+
+from admin.cluster.shapes import ChannelStats, ClientStats, Latency, NodeStats, Producer
+from admin.upstream import UpstreamError
+
+__all__ = ["Figures", "View", "channel_view", "topic_view"]
+
+_QUANTILES_MAX: Final = 10
+
+
+@dataclass(slots=True)
+class Figures:
+    """A topic or channel on one node, or a channel on all of them.
+
+    ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it told nothing.
+    ``latencies`` in nanoseconds, one for each of `View.quantiles`.
+    """
+
+    name: str = ""
+    node: str = ""
+    hostname: str = ""
+    error: str = ""
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    requeues: int = 0
+    timeouts: int = 0
+    messages: int = 0
+    clients: int = 0
+    channels: int = 0
+    paused: bool = False
+    latencies: list[float | None] = field(default_factory=list)
+    # from the poller
+    rate_out: float | None = None
+    spark: Markup = field(default_factory=Markup)
+
+    @property
+    def memory_depth(self) -> int:
+        return self.depth - self.backend_depth
+
+
+@dataclass(slots=True)
+class View(Figures):
+    """A topic or channel on all nodes that answered.
+
+    Of a topic ``depth`` is its own; what waits at its channels is ``channels_depth``, and in
+    flight and deferred are theirs.
+    """
+
+    nodes: list[Figures] = field(default_factory=list)
+    channels_list: list[Figures] = field(default_factory=list)
+    channels_depth: int = 0
+    quantiles: list[float] = field(default_factory=list)
+    clients_list: list[tuple[Figures, ClientStats]] = field(default_factory=list)
+
+
+Answers = Mapping[str, NodeStats | UpstreamError]
+
+
+def topic_view(topic: str, producers: Iterable[Producer], answers: Answers) -> View:
+    """A topic; its ``channels_list`` is sorted by name, its ``nodes`` as ``producers``."""
+    view = View(name=topic)
+    latencies: list[tuple[Figures, list[Latency]]] = []
+    all_latencies: list[Latency] = []
+    by_name: dict[str, list[ChannelStats]] = {}
+    for node, stats in _nodes(producers, answers, view):
+        for found in stats.topics or ():
+            if found.topic_name != topic:
+                continue
+            node.depth, node.backend_depth = found.depth, found.backend_depth
+            node.messages, node.paused = found.message_count, found.paused
+            node.channels = len(found.channels or ())
+            _add(view, node)
+            if found.e2e_processing_latency is not None:
+                latencies.append((node, [found.e2e_processing_latency]))
+                all_latencies.append(found.e2e_processing_latency)
+            for channel in found.channels or ():
+                by_name.setdefault(channel.channel_name, []).append(channel)
+    for name, entries in sorted(by_name.items()):
+        summed = _summed(name, entries)
+        view.channels_list.append(summed)
+        view.channels_depth += summed.depth
+        view.in_flight += summed.in_flight
+        view.deferred += summed.deferred
+        latencies.append((summed, _latencies(entries)))
+    _set_latencies(view, [*latencies, (view, all_latencies)])
+    return view
+
+
+def channel_view(topic: str, channel: str, producers: Iterable[Producer], answers: Answers) -> View:
+    """A channel; nodes without it are left out."""
+    view = View(name=channel)
+    latencies: list[tuple[Figures, list[Latency]]] = []
+    entries: list[ChannelStats] = []
+    found_on: list[Figures] = []
+    for node, stats in _nodes(producers, answers, view):
+        for entry in _channels(stats, topic, channel):
+            summed = _summed(channel, [entry])
+            summed.node, summed.hostname = node.node, node.hostname
+            found_on.append(summed)
+            entries.append(entry)
+            latencies.append((summed, _latencies([entry])))
+            view.clients_list += [(summed, client) for client in entry.clients or ()]
+    silent = [node for node in view.nodes if node.error]
+    view.nodes = [*found_on, *silent]
+    for node in found_on:
+        _add(view, node)
+    _set_latencies(view, [*latencies, (view, _latencies(entries))])
+    return view
+
+
+def _channels(stats: NodeStats, topic: str, channel: str) -> Iterable[ChannelStats]:
+    for found in stats.topics or ():
+        if found.topic_name == topic:
+            for entry in found.channels or ():
+                if entry.channel_name == channel:
+                    yield entry
+
+
+def _nodes(
+    producers: Iterable[Producer], answers: Answers, view: View
+) -> Iterable[tuple[Figures, NodeStats]]:
+    for producer in producers:
+        answer = answers.get(producer.node)
+        node = Figures(node=producer.node, hostname=producer.hostname)
+        view.nodes.append(node)
+        if isinstance(answer, NodeStats):
+            yield node, answer
+        else:
+            node.error = str(answer or "no answer")
+
+
+_SUMMED: Final = (
+    "depth",
+    "backend_depth",
+    "in_flight",
+    "deferred",
+    "requeues",
+    "timeouts",
+    "messages",
+    "clients",
+)
+
+
+def _add(to: Figures, figures: Figures) -> None:
+    for name in _SUMMED:
+        setattr(to, name, getattr(to, name) + getattr(figures, name))
+    to.paused = to.paused or figures.paused
+
+
+def _summed(name: str, entries: Iterable[ChannelStats]) -> Figures:
+    figures = Figures(name=name)
+    for entry in entries:
+        one = Figures(
+            depth=entry.depth,
+            backend_depth=entry.backend_depth,
+            in_flight=entry.in_flight_count,
+            deferred=entry.deferred_count,
+            requeues=entry.requeue_count,
+            timeouts=entry.timeout_count,
+            messages=entry.message_count,
+            clients=entry.client_count,
+            paused=entry.paused,
+        )
+        _add(figures, one)
+    return figures
+
+
+def _latencies(entries: Iterable[ChannelStats]) -> list[Latency]:
+    return [e.e2e_processing_latency for e in entries if e.e2e_processing_latency is not None]
+
+
+def _set_latencies(view: View, given: Sequence[tuple[Figures, list[Latency]]]) -> None:
+    quantiles = {
+        percentile["quantile"]
+        for _, latencies in given
+        for latency in latencies
+        for percentile in latency.percentiles or ()
+        if math.isfinite(percentile.get("quantile", math.nan))
+    }
+    view.quantiles = sorted(quantiles, reverse=True)[:_QUANTILES_MAX]
+    everyone = [*view.nodes, *view.channels_list, view]
+    for figures in everyone:
+        figures.latencies = [None] * len(view.quantiles)
+    for figures, latencies in given:
+        figures.latencies = [_average(latencies, quantile) for quantile in view.quantiles]
+
+
+def _average(latencies: Iterable[Latency], quantile: float) -> float | None:
+    count, total = 0, 0.0
+    for latency in latencies:
+        for percentile in latency.percentiles or ():
+            if percentile.get("quantile") == quantile and latency.count > 0:
+                count += latency.count
+                total += percentile.get("value", 0.0) * latency.count
+    return total / count if count else None

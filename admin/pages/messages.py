@@ -1,0 +1,270 @@
+"""Messages themselves: a look at those that wait, and one to try with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec import Struct
+from quart import Response
+
+from admin.access.csrf import form
+from admin.cluster.queries import AllFailed, url_of
+from admin.pages.bodies import FORMATS, BadBodyError, encoded, shown_body
+from admin.pages.format import duration_s, number
+from admin.pages.peekers import Peekers
+from admin.pages.site import Site, arguments
+from admin.upstream import UpstreamError
+from trionsq.web.app import Endpoint
+from trionsq.web.errors import HttpError
+
+__all__ = ["Messages", "message_rows"]
+
+_LIMITS: Final = (10, 25, 50, 100)
+_BODY_NBYTES_MAX: Final = 512 * 1024
+_OFFSET_MAX: Final = 10**12
+_DEFER_MS_MAX: Final = 3_600_000
+_STATES: Final = (("queued", "Queued"), ("in_flight", "In flight"), ("deferred", "Deferred"))
+
+
+class PeekPage(Struct):
+    """What our nsqd answers to /topic/peek and /channel/peek; see docs/peek.md."""
+
+    messages: list[dict[str, Any]] | None = None
+    counts: dict[str, int] | None = None
+    order: str = ""
+    more: bool = False
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message as it is shown; ``published_s`` in seconds since 1970."""
+
+    id: str
+    published_s: float | None
+    attempts: int | None
+    where: str
+    size: int | None
+    kind: str
+    body: str
+    cut: str
+    more: str
+
+
+def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
+    """Messages as a node tells of them; what makes no sense is left out. Pure."""
+    rows = []
+    for message in messages:
+        body = shown_body(message)
+        stamp_ns = _whole(message.get("timestamp"))
+        rows.append(
+            MessageRow(
+                id=str(message.get("id", ""))[:64],
+                published_s=None if stamp_ns is None else stamp_ns / 1e9,
+                attempts=_whole(message.get("attempts")),
+                where=str(message.get("where", ""))[:20],
+                size=_whole(message.get("body_size")),
+                kind=body.kind,
+                body=body.text,
+                cut=body.cut,
+                more=_more(message),
+            )
+        )
+    return rows
+
+
+def _more(message: Mapping[str, Any]) -> str:
+    said = []
+    due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
+    if isinstance(due_s, int | float):
+        said.append(f"due in {duration_s(due_s)}")
+    if isinstance(deadline_s, int | float):
+        said.append(f"times out in {duration_s(deadline_s)}")
+    if "client" in message:
+        client = message["client"]
+        name = client.get("remote_address") if isinstance(client, dict) else None
+        said.append(f"at {str(name)[:100]}" if name else "its client has gone")
+    return ", ".join(said)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class Messages:
+    """GET /peek, GET /publish and POST /do/publish."""
+
+    def __init__(self, site: Site, peekers: Peekers) -> None:
+        self._site = site
+        self._peekers = peekers
+        self._cluster = site.dashboard.cluster
+        self._upstream = site.dashboard.upstream
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [
+            ("GET", "/peek", self.peek),
+            ("GET", "/publish", self.publish_form),
+            ("POST", "/do/publish", self.publish),
+        ]
+
+    async def peek(self) -> Response:
+        """GET /peek: ``topic``, maybe ``channel``, ``node``, ``state``, ``offset``, ``limit``."""
+        query = arguments()
+        topic, channel = _topic(query), query.get("channel", "")
+        nodes, warnings, error = await self._nodes(topic)
+        asked = query.get("node", "")
+        node = asked if asked in nodes else await self._first_that_can(nodes)
+        states = dict(_STATES) if channel else {"queued": "Queued"}
+        state = query.get("state", "")
+        state = state if state in states else "queued"
+        limit = _number(query.get("limit", ""), _LIMITS[0])
+        limit = limit if limit in _LIMITS else _LIMITS[0]
+        offset = min(_number(query.get("offset", ""), 0), _OFFSET_MAX)
+        page = None
+        if node:
+            try:
+                page = await self._ask(node, topic, channel, state, offset, limit)
+            except UpstreamError as failure:
+                error = _why(node, failure)
+
+        def link(to: int) -> str:
+            given = {"topic": topic, "channel": channel, "node": node, "state": state}
+            return self._site.url("peek", **given, limit=str(limit), offset=str(max(to, 0)))
+
+        rows = message_rows((page.messages or ())[:limit]) if page else []
+        return self._site.page(
+            "peek.html",
+            f"Peek at {channel or topic}",
+            "topics",
+            topic=topic,
+            channel=channel,
+            nodes=nodes,
+            node=node,
+            state=state,
+            state_name=states[state],
+            states=_STATES,
+            limit=limit,
+            limits=_LIMITS,
+            offset=offset,
+            page=_with_counts(page),
+            messages=rows,
+            before=link(offset - limit),
+            after=link(offset + len(rows)),
+            warnings=warnings,
+            error=error,
+        )
+
+    async def _ask(
+        self, node: str, topic: str, channel: str, state: str, offset: int, limit: int
+    ) -> PeekPage:
+        query = {"topic": topic, "limit": str(limit), "offset": str(offset)}
+        query |= {"channel": channel, "state": state} if channel else {}
+        path = "/channel/peek" if channel else "/topic/peek"
+        return await self._upstream.get_json(url_of(node, path, **query), PeekPage)
+
+    async def _first_that_can(self, nodes: Sequence[str]) -> str:
+        for node in nodes[:20]:
+            if await self._peekers.can(node):
+                return node
+        return nodes[0] if nodes else ""
+
+    async def publish_form(self) -> Response:
+        """GET /publish: ``topic``."""
+        return await self._form(_topic(arguments()))
+
+    async def _form(
+        self, topic: str, given: Mapping[str, str] | None = None, problem: str = ""
+    ) -> Response:
+        given = given or {}
+        nodes, warnings, error = await self._nodes(topic)
+        return self._site.page(
+            "publish.html",
+            f"Publish to {topic}",
+            "topics",
+            topic=topic,
+            nodes=nodes,
+            node=given.get("node", ""),
+            body=given.get("body", ""),
+            format=given.get("format", "text"),
+            defer=given.get("defer", "0"),
+            formats=FORMATS,
+            warnings=warnings,
+            error=problem or error,
+        )
+
+    async def publish(self) -> Response:
+        """POST /do/publish: ``topic``, ``node``, ``body``, ``format``, ``defer`` (ms)."""
+        fields = await form()
+        topic, node = _topic(fields), fields.get("node", "")
+        nodes, _, _ = await self._nodes(topic)
+        if node not in nodes:
+            return await self._form(topic, fields, "That node is not there (any more).")
+        try:
+            body = encoded(fields.get("body", ""), fields.get("format", "text"))
+        except BadBodyError as error:
+            return await self._form(topic, fields, str(error))
+        if not 0 < len(body) <= _BODY_NBYTES_MAX:
+            text = f"A message from here has 1 to {_BODY_NBYTES_MAX:,} bytes."
+            return await self._form(topic, fields, text)
+        defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
+        query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
+        path, error_text = self._site.url("topics", topic), ""
+        try:
+            await self._upstream.post(url_of(node, "/pub", **query), body)
+        except UpstreamError as failure:
+            error_text = str(failure)
+        note = error_text or f"{len(body)} bytes to {node}"
+        self._site.dashboard.access.about("publish", topic=topic, note=note)
+        if error_text:
+            return self._site.done(path, [f"Not published: {error_text}"], "bad")
+        later = f", to be delivered in {duration_s(defer_ms / 1000)}" if defer_ms else ""
+        text = (
+            f"Published {number(len(body))} byte{'' if len(body) == 1 else 's'} to {node}{later}."
+        )
+        return self._site.done(path, [text])
+
+    async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
+        """The nodes that have the topic, else all; what failed; why there are none."""
+        try:
+            found = await self._cluster.producers(topic)
+        except AllFailed as failure:
+            # A topic that nobody has yet can be published to anywhere.
+            if any(error.status != 404 for error in failure.errors):
+                return [], [], str(failure)
+        else:
+            if found.value:
+                return [node.node for node in found.value], found.warnings, ""
+        try:
+            everyone = await self._cluster.nodes()
+        except AllFailed as failure:
+            return [], [], str(failure)
+        return [node.node for node in everyone.value], everyone.warnings, ""
+
+
+def _with_counts(page: PeekPage | None) -> PeekPage | None:
+    if page is not None and page.counts is None:
+        page.counts = {}
+    return page
+
+
+def _why(node: str, failure: UpstreamError) -> str:
+    if failure.status != 404:
+        return str(failure)
+    if "NOT_FOUND" in str(failure) and ("TOPIC_" in str(failure) or "CHANNEL_" in str(failure)):
+        return f"{node} does not have it."
+    return f"{node} can't show messages: it is an original nsqd, which has no /topic/peek."
+
+
+def _topic(given: Mapping[str, str]) -> str:
+    """Raises HttpError: there is none."""
+    topic = given.get("topic", "")
+    if not topic:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    return topic
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 14 else default

@@ -1,0 +1,319 @@
+"""The list of nodes, and one of them. Spec: nsqadmin, section 6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from quart import Response
+
+from admin.cluster.queries import AllFailed, Found
+from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
+from admin.pages.clients import clients_listing
+from admin.pages.drawing import Drawing
+from admin.pages.listing import Column, Listing, listed
+from admin.pages.site import Site, arguments
+from admin.upstream import UpstreamError
+from admin.watch.history import node_key
+from admin.watch.snapshot import NodeRow
+from trionsq.web.app import Endpoint
+
+__all__ = ["Nodes"]
+
+_SEARCHED_MAX: Final = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A node in the list: what nsqlookupds know of it, and what the poller does."""
+
+    producer: Producer
+    row: NodeRow | None
+
+    @property
+    def node(self) -> str:
+        return self.producer.node
+
+    @property
+    def hostname(self) -> str:
+        return self.producer.hostname
+
+    @property
+    def tcp_port(self) -> int:
+        return self.producer.tcp_port
+
+    @property
+    def http_port(self) -> int:
+        return self.producer.http_port
+
+    @property
+    def version(self) -> str:
+        return self.producer.version
+
+    @property
+    def out_of_date(self) -> bool:
+        return self.producer.out_of_date
+
+    @property
+    def lookupds(self) -> Sequence[str]:
+        return self.producer.remote_addresses or ()
+
+    @property
+    def topics(self) -> Sequence[tuple[str, bool]]:
+        """Names, and whether they are tombstoned."""
+        hidden = self.producer.tombstones or []
+        names = self.producer.topics or []
+        return [(name, n < len(hidden) and hidden[n]) for n, name in enumerate(names)]
+
+    @property
+    def kind(self) -> str:
+        row = self.row
+        if row is None or (row.up and row.health == "OK"):
+            return ""
+        return "bad"
+
+    @property
+    def state(self) -> str:
+        if self.row is None:
+            return "not asked yet"
+        if not self.row.up:
+            return "does not answer"
+        return "answers" if self.row.health == "OK" else "not healthy"
+
+    @property
+    def reason(self) -> str:
+        if self.row is None:
+            return ""
+        return self.row.error if not self.row.up else self.row.health.removeprefix("OK")
+
+    @property
+    def depth(self) -> int | None:
+        return self.row.depth if self.row and self.row.up else None
+
+    @property
+    def clients(self) -> int | None:
+        return self.row.clients if self.row and self.row.up else None
+
+    @property
+    def rate_in(self) -> float | None:
+        return self.row.rate_in if self.row else None
+
+    @property
+    def rate_out(self) -> float | None:
+        return self.row.rate_out if self.row else None
+
+
+_COLUMNS: Final[Sequence[Column[_Shown]]] = (
+    Column("node", "Node", lambda row: row.node, is_number=False),
+    Column("state", "State", lambda row: (row.kind != "bad", row.state), is_number=False),
+    Column("ports", "TCP, HTTP", lambda row: (row.tcp_port, row.http_port)),
+    Column("version", "Version", lambda row: (row.out_of_date, row.version)),
+    Column("lookupds", "Lookupds", lambda row: len(row.lookupds)),
+    Column("depth", "Waiting", lambda row: row.depth),
+    Column("in", "In /s", lambda row: row.rate_in),
+    Column("out", "Out /s", lambda row: row.rate_out),
+    Column("clients", "Clients", lambda row: row.clients),
+    Column("topics", "Topics", lambda row: len(row.topics)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneChannel:
+    topic: str
+    stats: ChannelStats
+
+
+_TOPICS: Final[Sequence[Column[TopicStats]]] = (
+    Column("name", "Topic", lambda row: row.topic_name, is_number=False),
+    Column("depth", "Waiting", lambda row: row.depth),
+    Column("disk", "Memory + disk", lambda row: row.backend_depth),
+    Column("messages", "Messages", lambda row: row.message_count),
+    Column("channels", "Channels", lambda row: len(row.channels or ())),
+)
+_CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
+    Column("name", "Channel", lambda row: (row.topic, row.stats.channel_name), is_number=False),
+    Column("depth", "Waiting", lambda row: row.stats.depth),
+    Column("disk", "Memory + disk", lambda row: row.stats.backend_depth),
+    Column("in_flight", "In flight", lambda row: row.stats.in_flight_count),
+    Column("deferred", "Deferred", lambda row: row.stats.deferred_count),
+    Column("requeued", "Requeued", lambda row: row.stats.requeue_count),
+    Column("timeouts", "Timed out", lambda row: row.stats.timeout_count),
+    Column("messages", "Messages", lambda row: row.stats.message_count),
+    Column("clients", "Clients", lambda row: row.stats.client_count),
+)
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What was found of one node."""
+
+    producer: Producer | None = None
+    stats: NodeStats = field(default_factory=NodeStats)
+    warnings: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+class Nodes:
+    """GET /nodes and /nodes/:node."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._cluster = site.dashboard.cluster
+        self._poller = site.dashboard.poller
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [("GET", "/nodes", self.nodes), ("GET", "/nodes/<node>", self.node)]
+
+    async def nodes(self) -> Response:
+        """GET /nodes."""
+        found: Found[list[Producer]] = Found([], [])
+        error = ""
+        try:
+            found = await self._site.recent.get("nodes", self._cluster.nodes)
+        except AllFailed as failure:
+            error = str(failure)
+        snapshot = await self._poller.current()
+        rows = dict(snapshot.nodes) if snapshot else {}
+        shown = [_Shown(node, rows.pop(node.node, None)) for node in found.value]
+        # Those that the nsqlookupds have forgotten are watched for a while.
+        shown += [_Shown(_producer_of(row), row) for row in rows.values()]
+        listing = listed(
+            shown,
+            _COLUMNS,
+            arguments(),
+            path=self._site.url("nodes"),
+            text=_text,
+            sort="node",
+        )
+        return self._site.page(
+            "nodes.html",
+            "Nodes",
+            "nodes",
+            live=True,
+            listing=listing,
+            lookupd_count=len(self._cluster.lookupd_addresses),
+            warnings=found.warnings,
+            error=error,
+        )
+
+    async def node(self, node: str) -> Response:
+        """GET /nodes/:node: ``show`` is topics, channels or clients."""
+        query = arguments()
+        show = query.get("show", "")
+        show = show if show in ("channels", "clients") else "topics"
+        key = ("node", node, show == "clients")
+        looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
+        snapshot = self._poller.snapshot
+        drawing = Drawing(self._poller.history, node_key(node))
+        return self._site.page(
+            "node.html",
+            node,
+            "nodes",
+            live=True,
+            node=node,
+            show=show,
+            producer=looked.producer,
+            row=snapshot.nodes.get(node) if snapshot else None,
+            chips=self._chips(node, show),
+            counts=_counts(looked.stats.topics or ()),
+            tombstoned=_tombstoned(looked.producer),
+            sparks=drawing.sparks,
+            listing=self._listing(node, show, looked, query),
+            warnings=looked.warnings,
+            error=looked.error,
+        )
+
+    async def _look(self, node: str, clients: bool) -> _Looked:
+        try:
+            found = await self._site.recent.get("nodes", self._cluster.nodes)
+        except AllFailed as failure:
+            return _Looked(error=str(failure))
+        producer = next((each for each in found.value if each.node == node), None)
+        if producer is None:
+            return _Looked(warnings=found.warnings, error=f"There is no node {node}.")
+        stats = (await self._cluster.each_stats([producer], clients=clients))[node]
+        if isinstance(stats, UpstreamError):
+            return _Looked(producer, warnings=found.warnings, error=str(stats))
+        return _Looked(producer, stats, found.warnings)
+
+    def _chips(self, node: str, show: str) -> list[dict[str, object]]:
+        return [
+            {
+                "name": name.capitalize(),
+                "link": self._site.url("nodes", node, show="" if name == "topics" else name),
+                "on": show == name,
+            }
+            for name in ("topics", "channels", "clients")
+        ]
+
+    def _listing(
+        self, node: str, show: str, looked: _Looked, query: Mapping[str, str]
+    ) -> Listing[Any]:
+        path = self._site.url("nodes", node)
+        topics = looked.stats.topics or []
+        if show == "topics":
+            return listed(
+                topics, _TOPICS, query, path=path, text=lambda row: row.topic_name, sort="name"
+            )
+        extra = {"show": show}
+        if show == "channels":
+            channels = [_OneChannel(t.topic_name, c) for t in topics for c in t.channels or ()]
+            return listed(
+                channels,
+                _CHANNELS,
+                query,
+                path=path,
+                text=lambda row: f"{row.topic} / {row.stats.channel_name}",
+                sort="name",
+                extra=extra,
+            )
+        clients = (
+            (node, "", topic.topic_name, channel.channel_name, client)
+            for topic in topics
+            for channel in topic.channels or ()
+            for client in channel.clients or ()
+        )
+        return clients_listing(clients, query, path, of_node=True, extra=extra)
+
+
+def _text(row: _Shown) -> str:
+    names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
+    return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
+
+
+def _producer_of(row: NodeRow) -> Producer:
+    host, _, port = row.node.rpartition(":")
+    return Producer(
+        hostname=row.hostname,
+        broadcast_address=host.strip("[]"),
+        http_port=int(port) if port.isdecimal() else 0,
+        version=row.version,
+        out_of_date=row.out_of_date,
+    )
+
+
+def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:
+    """Of one node. What waits: at topics and channels, as in the poller's rows."""
+    counts = dict.fromkeys(
+        ("topics", "channels", "messages", "depth", "backend_depth", "clients"), 0
+    )
+    for topic in topics:
+        counts["topics"] += 1
+        counts["messages"] += topic.message_count
+        counts["depth"] += topic.depth
+        counts["backend_depth"] += topic.backend_depth
+        for channel in topic.channels or ():
+            counts["channels"] += 1
+            counts["depth"] += channel.depth
+            counts["backend_depth"] += channel.backend_depth
+            counts["clients"] += channel.client_count
+    return counts
+
+
+def _tombstoned(producer: Producer | None) -> frozenset[str]:
+    if producer is None:
+        return frozenset()
+    pairs = zip(producer.topics or (), producer.tombstones or (), strict=False)
+    return frozenset(name for name, hidden in pairs if hidden)

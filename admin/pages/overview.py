@@ -1,0 +1,217 @@
+"""The first page, "Is anything wrong?", and the counter."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+from quart import Response
+
+from admin.pages import format as shown
+from admin.pages.charts import bar
+from admin.pages.drawing import Drawing
+from admin.pages.site import Site, arguments
+from admin.watch.health import Problem
+from admin.watch.history import WHOLE
+from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot
+from trionsq.web.app import Endpoint
+
+__all__ = ["Overview", "verdict"]
+
+_PROBLEMS_SHOWN: Final = 8
+_PROBLEMS_MAX: Final = 500
+_RANKED: Final = 6
+_NODES_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to the question, ``kind`` is ``good``, ``warn`` or ``bad``."""
+
+    kind: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    topic: str
+    channel: str
+    figure: str
+    bar: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The worst channels by one figure."""
+
+    title: str
+    none: str
+    link: str
+    rows: Sequence[_Ranked]
+
+
+def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
+    """One line on all problems."""
+    counts = {"critical": 0, "warning": 0, "notice": 0}
+    for problem in problems:
+        counts[problem.severity] += 1
+    answer = "Every node answers" if nodes_up == nodes else f"{nodes_up} of {nodes} nodes answer"
+    if not nodes:
+        return Verdict("warn", "No node is known", "No nsqd has registered so far.")
+    said = [_counted(count, name) for name, count in counts.items() if count]
+    text = f"{answer}. {', '.join(said).capitalize()}." if said else f"{answer}."
+    if counts["critical"]:
+        return Verdict("bad", "Something is wrong", text)
+    if counts["warning"]:
+        return Verdict("warn", "Something needs a look", text)
+    return Verdict("good", "Nothing is wrong", text)
+
+
+def _counted(count: int, name: str) -> str:
+    plural = {"critical": "critical problems", "warning": "warnings", "notice": "notices"}
+    one = {"critical": "critical problem"}.get(name, name)
+    return f"{count:,} {one if count == 1 else plural[name]}"
+
+
+class Overview:
+    """Both pages show the poller's last snapshot."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._poller = site.dashboard.poller
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [("GET", "/", self.first), ("GET", "/counter", self.counter)]
+
+    async def first(self) -> Response:
+        """GET /."""
+        snapshot = await self._poller.current()
+        if snapshot is None:
+            return self._site.page(
+                "overview.html", "Overview", "overview", live=True, snapshot=None, error=""
+            )
+        drawing = Drawing(self._poller.history, WHOLE)
+        everything = arguments().get("problems") == "all"
+        most = _PROBLEMS_MAX if everything else _PROBLEMS_SHOWN
+        more = len(snapshot.problems) - _PROBLEMS_SHOWN
+        up = sum(node.up for node in snapshot.nodes.values())
+        return self._site.page(
+            "overview.html",
+            "Overview",
+            "overview",
+            live=True,
+            snapshot=snapshot,
+            verdict=verdict(snapshot.problems, len(snapshot.nodes), up),
+            problems=snapshot.problems[:most],
+            problems_more=max(more, 0),
+            all_problems=everything,
+            total=snapshot.total,
+            sparks=drawing.sparks,
+            depth_chart=drawing.depth_chart(),
+            rate_chart=drawing.rate_chart(),
+            ranks=self._ranks(snapshot),
+            nodes=_node_chips(snapshot.nodes.values()),
+            counts={
+                "topics": len(snapshot.topics),
+                "channels": len(snapshot.channels),
+                "nodes": len(snapshot.nodes),
+                "nodes_up": up,
+            },
+        )
+
+    async def counter(self) -> Response:
+        """GET /counter."""
+        snapshot = await self._poller.current()
+        channels = snapshot.channels.values() if snapshot else ()
+        drawing = Drawing(self._poller.history, WHOLE)
+        return self._site.page(
+            "counter.html",
+            "Counter",
+            "counter",
+            live=True,
+            warnings=snapshot.warnings if snapshot else [],
+            error="" if snapshot else "No node has answered so far.",
+            messages=sum(row.messages for row in channels),
+            counted_rate=round(sum(row.rate_in or 0.0 for row in channels), 3),
+            chart=drawing.rate_chart(),
+            rows=_ranked(channels, lambda row: float(row.messages), shown.number),
+        )
+
+    def _ranks(self, snapshot: Snapshot) -> list[_Rank]:
+        def rank(title: str, none: str, sort: str, rows: Sequence[_Ranked]) -> _Rank:
+            link = self._site.url("topics", show="channels", sort=f"-{sort}")
+            return _Rank(title, none, link, rows)
+
+        rows = snapshot.channels.values()
+        ages = "No message waits, or no node tells for how long."
+        return [
+            rank(
+                "Most messages waiting",
+                "No channel has messages waiting.",
+                "depth",
+                _ranked(rows, lambda row: float(row.depth), shown.number),
+            ),
+            rank(
+                "Oldest message",
+                ages,
+                "oldest",
+                _ranked(rows, lambda row: row.oldest_age_s, shown.duration_s),
+            ),
+            rank(
+                "Most timeouts",
+                "Nothing times out.",
+                "timeouts",
+                _ranked(rows, lambda row: row.rate_timeout, _per_second),
+            ),
+            rank(
+                "Most requeues",
+                "Nothing is requeued.",
+                "requeues",
+                _ranked(rows, lambda row: row.rate_requeue, _per_second),
+            ),
+        ]
+
+
+def _per_second(value: float | None) -> str:
+    return f"{shown.rate(value)}/s"
+
+
+def _ranked(
+    rows: Iterable[ChannelRow],
+    figure: Callable[[ChannelRow], float | None],
+    show: Callable[[float | None], str],
+) -> list[_Ranked]:
+    worst = heapq.nlargest(_RANKED, ((figure(row) or 0.0, row) for row in rows), key=_first)
+    top = worst[0][0] if worst else 0.0
+    return [
+        _Ranked(row.topic, row.channel, show(value), bar(value, top))
+        for value, row in worst
+        if value > 0
+    ]
+
+
+def _first(pair: tuple[float, ChannelRow]) -> float:
+    return pair[0]
+
+
+def _node_chips(nodes: Iterable[NodeRow]) -> Sequence[Mapping[str, str]]:
+    """The nodes, those with trouble first, as far as there is room."""
+    chips = []
+    for node in nodes:
+        kind, state = "", "answers"
+        if not node.up:
+            kind, state = "bad", "does not answer"
+        elif node.health != "OK":
+            kind, state = "bad", "not healthy"
+        elif node.out_of_date or not node.registered:
+            kind = "warn"
+            state = "out of date" if node.out_of_date else "not registered"
+        chips.append({"node": node.node, "kind": kind, "state": state})
+    order = {"bad": 0, "warn": 1, "": 2}
+    chips.sort(key=lambda chip: (order[chip["kind"]], chip["node"]))
+    return chips[:_NODES_SHOWN]

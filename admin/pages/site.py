@@ -1,0 +1,218 @@
+"""What all pages share: templates, links, who is looking, and the line after something was done.
+
+A page is rendered whole, or only its live part if htmx asks for it (``HX-Request``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from quart import Response, request
+
+from admin.access.csrf import FIELD
+from admin.answers import html
+from admin.dashboard import Dashboard, Role
+from admin.pages import format as shown
+from admin.pages.graphite import COOKIE as GRAPHS_COOKIE
+from admin.pages.graphite import INTERVALS, Graphs
+from admin.pages.listing import SIZES
+from admin.pages.recent import Recent
+from trionsq import NSQ_VERSION
+
+__all__ = ["Site", "arguments"]
+
+_FLASH: Final = "nsqadmin_flash"
+# A cookie has 4 KiB.
+_FLASH_LINES_MAX: Final = 8
+_FLASH_LINE_MAX: Final = 200
+_FLASH_S: Final = 60
+_YEAR_S: Final = 365 * 86_400
+_VALUE_MAX: Final = 500
+
+
+class Site:
+    """The frame of all pages of a dashboard.
+
+    Attributes:
+        recent: what was found a moment ago, for all who look at the same.
+        graphs: links to Graphite; None if there is none.
+    """
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self.dashboard = dashboard
+        self.recent = Recent()
+        self.graphs = Graphs(dashboard.options) if dashboard.options.graphite_url else None
+        self._templates = Environment(
+            loader=PackageLoader("admin.pages"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(_FILTERS)
+        self._templates.globals.update(
+            url=self.url,
+            static=lambda name: self.url("static", *name.split("/")),
+            base=dashboard.base_path,
+            csrf=self._csrf,
+            may=dashboard.access.allows,
+            sizes=SIZES,
+            version=NSQ_VERSION,
+            graphite_on=bool(dashboard.options.graphite_url),
+            graphs=self.graphs,
+            intervals=INTERVALS,
+        )
+
+    def url(self, *parts: str, **query: str) -> str:
+        """The path of a page, each part of it quoted, below the base path."""
+        path = "/".join(quote(part, safe="") for part in parts)
+        told = {name: value for name, value in query.items() if value}
+        return self.dashboard.path(f"/{path}") + (f"?{urlencode(told)}" if told else "")
+
+    def page(
+        self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
+    ) -> Response:
+        """A page of the frame.
+
+        Args:
+            template: its file.
+            title: of the window.
+            here: the place in the navigation that is marked.
+            live: its live part is fetched again at each poll.
+            more: what the template needs.
+        """
+        fragment = "HX-Request" in request.headers
+        lines = None if fragment else _flash()
+        values = {
+            "layout": "fragment.html" if fragment else "base.html",
+            "title": title,
+            "here": here,
+            "live": live,
+            "direct": self.dashboard.cluster.is_direct,
+            **({} if fragment else self._frame(lines)),
+            **more,
+        }
+        response = html(self._templates.get_template(template).render(values))
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["Vary"] = "HX-Request"
+        if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
+            response.set_cookie(
+                GRAPHS_COOKIE, chosen, max_age=_YEAR_S, httponly=True, samesite="Lax"
+            )
+        if lines is not None:
+            response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")
+        return response
+
+    def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
+        """A page without the frame, for those who are not let in or are lost."""
+        page = self._templates.get_template(template).render({"title": title, **more})
+        response = html(page, status)
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    def done(self, path: str, lines: Iterable[str], kind: str = "good") -> Response:
+        """After a form: to the page at ``path``, which will show ``lines`` once.
+
+        ``kind`` is ``good``, ``warn`` or ``bad``.
+        """
+        self.recent.clear()
+        response = Response(b"", 303)
+        response.headers["Location"] = path
+        cut = [line[:_FLASH_LINE_MAX] for line in lines][:_FLASH_LINES_MAX]
+        value = base64.urlsafe_b64encode(json.dumps([kind, *cut]).encode()).decode()
+        response.set_cookie(
+            _FLASH,
+            value,
+            max_age=_FLASH_S,
+            path=self.dashboard.base_path or "/",
+            httponly=True,
+            samesite="Lax",
+        )
+        return response
+
+    def _frame(self, lines: Mapping[str, object] | None) -> dict[str, Any]:
+        access = self.dashboard.access
+        user = access.current
+        return {
+            "nav": self._places(),
+            "self_path": _own_path(),
+            "page_path": _own_path().partition("?")[0],
+            "flash": lines,
+            "user_name": user.name,
+            "user_role": user.role.title if user.name else "",
+            "has_sign_in": access.has_sign_in,
+        }
+
+    def _places(self) -> Sequence[tuple[str, str, str]]:
+        places = [
+            ("overview", "Overview", self.url()),
+            ("topics", "Topics", self.url("topics")),
+            ("nodes", "Nodes", self.url("nodes")),
+            ("counter", "Counter", self.url("counter")),
+            ("lookup", "Lookup", self.url("lookup")),
+        ]
+        if self.may("admin"):
+            places.append(("audit", "Audit", self.url("audit")))
+        return places
+
+    def may(self, role: Role) -> bool:
+        """Whether who is looking has that role."""
+        return self.dashboard.access.allows(role)
+
+    def _csrf(self) -> Markup:
+        token = self.dashboard.access.csrf_token()
+        return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
+
+
+def arguments() -> dict[str, str]:
+    """The query parameters of the request, the first of each name, cut where nobody is serious."""
+    return {name: value[:_VALUE_MAX] for name, value in request.args.items()}
+
+
+def _own_path() -> str:
+    raw = request.scope.get("raw_path")
+    path = bytes(raw).decode("latin-1") if raw else quote(request.path)
+    given = request.query_string.decode("latin-1")
+    return f"{path}?{given}" if given else path
+
+
+def _flash() -> dict[str, object] | None:
+    """What a form has left to be shown. A cookie can hold anything."""
+    given = request.cookies.get(_FLASH)
+    if given is None:
+        return None
+    try:
+        kind, *lines = json.loads(base64.urlsafe_b64decode(given[:4096]))
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        return None
+    if kind not in ("good", "warn", "bad") or not all(isinstance(line, str) for line in lines):
+        return None
+    return {"kind": kind, "lines": lines[:_FLASH_LINES_MAX]}
+
+
+def _latency(value_ns: float | None) -> str:
+    return shown.UNKNOWN if value_ns is None else shown.duration_s(value_ns / 1e9)
+
+
+def _rate(value: float | None) -> str:
+    return shown.UNKNOWN if value is None or math.isnan(value) else shown.rate(value)
+
+
+_FILTERS: Final = {
+    "number": shown.number,
+    "compact": shown.compact,
+    "rate": _rate,
+    "nbytes": shown.nbytes,
+    "duration": shown.duration_s,
+    "latency": _latency,
+    "when": shown.when,
+    "iso": shown.iso_time,
+}

@@ -1,0 +1,127 @@
+"""The pages of one topic and of one channel: what each node says of them, asked now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quart import Response
+
+from admin.cluster.queries import AllFailed
+from admin.pages.clients import clients_listing
+from admin.pages.drawing import Drawing
+from admin.pages.merging import View, channel_view, topic_view
+from admin.pages.peekers import Peekers
+from admin.pages.site import Site, arguments
+from admin.watch.history import channel_key, topic_key
+from trionsq.web.app import Endpoint
+
+__all__ = ["OneTopic"]
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What was found; ``error``: why nothing was."""
+
+    view: View
+    warnings: list[str] = field(default_factory=list)
+    error: str = ""
+    nodes: list[str] = field(default_factory=list)
+
+
+class OneTopic:
+    """GET /topics/:topic and /topics/:topic/:channel."""
+
+    def __init__(self, site: Site, peekers: Peekers) -> None:
+        self._site = site
+        self._peekers = peekers
+        self._poller = site.dashboard.poller
+        self._cluster = site.dashboard.cluster
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [
+            ("GET", "/topics/<topic>", self.topic),
+            ("GET", "/topics/<topic>/<channel>", self.channel),
+        ]
+
+    async def topic(self, topic: str) -> Response:
+        """GET /topics/:topic."""
+        looked = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
+        history, snapshot = self._poller.history, self._poller.snapshot
+        drawing = Drawing(history, topic_key(topic))
+        for channel in looked.view.channels_list:
+            key = channel_key(topic, channel.name)
+            channel.spark = Drawing(history, key).depth_spark()
+            row = snapshot.channels.get((topic, channel.name)) if snapshot else None
+            channel.rate_out = row.rate_out if row else None
+        return self._site.page(
+            "topic.html",
+            topic,
+            "topics",
+            live=True,
+            topic=topic,
+            view=looked.view,
+            row=snapshot.topics.get(topic) if snapshot else None,
+            sparks=drawing.sparks,
+            depth_chart=drawing.depth_chart(),
+            rate_chart=drawing.rate_chart(),
+            window=drawing.window(),
+            warnings=looked.warnings,
+            error=looked.error,
+            peek_why=await self._peek_why(looked),
+        )
+
+    async def channel(self, topic: str, channel: str) -> Response:
+        """GET /topics/:topic/:channel."""
+        key = ("channel", topic, channel)
+        looked = await self._site.recent.get(key, lambda: self._look(topic, channel))
+        snapshot = self._poller.snapshot
+        drawing = Drawing(self._poller.history, channel_key(topic, channel))
+        clients = (
+            (node.node, node.hostname, topic, channel, client)
+            for node, client in looked.view.clients_list
+        )
+        path = self._site.url("topics", topic, channel)
+        return self._site.page(
+            "channel.html",
+            f"{channel} of {topic}",
+            "topics",
+            live=True,
+            topic=topic,
+            channel=channel,
+            view=looked.view,
+            missing=not any(not node.error for node in looked.view.nodes),
+            row=snapshot.channels.get((topic, channel)) if snapshot else None,
+            sparks=drawing.sparks,
+            depth_chart=drawing.depth_chart(),
+            rate_chart=drawing.rate_chart(),
+            listing=clients_listing(clients, arguments(), path),
+            warnings=looked.warnings,
+            error=looked.error,
+            peek_why=await self._peek_why(looked),
+        )
+
+    async def _look(self, topic: str, channel: str = "") -> _Looked:
+        cluster = self._cluster
+        try:
+            found = await cluster.producers(topic)
+        except AllFailed as failure:
+            return _Looked(View(name=channel or topic), error=str(failure))
+        answers = await cluster.each_stats(
+            found.value, topic=topic, channel=channel, clients=bool(channel)
+        )
+        if channel:
+            view = channel_view(topic, channel, found.value, answers)
+        else:
+            view = topic_view(topic, found.value, answers)
+        # What single nodes did not answer stands in their rows.
+        return _Looked(view, found.warnings, nodes=[node.node for node in found.value])
+
+    async def _peek_why(self, looked: _Looked) -> str:
+        """Why there is no peeking; "" if there is, or nobody asks."""
+        if not self._site.may("operator"):
+            return ""
+        if not looked.nodes:
+            return "No node has it."
+        return await self._peekers.why_not(looked.nodes)

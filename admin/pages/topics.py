@@ -1,0 +1,212 @@
+"""The list of topics or channels: searched, filtered, sorted, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from markupsafe import Markup
+from quart import Response
+
+from admin.cluster.queries import AllFailed
+from admin.pages.drawing import Drawing
+from admin.pages.listing import Column, Listing, listed
+from admin.pages.site import Site, arguments
+from admin.watch.history import channel_key, topic_key
+from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
+from trionsq.web.app import Endpoint
+
+__all__ = ["Topics"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inactive:
+    topic: str
+    channels: Sequence[str]
+
+
+_COMMON: Final[Sequence[Column[Any]]] = (
+    Column("in_flight", "In flight", lambda row: row.in_flight),
+    Column("in", "In /s", lambda row: row.rate_in),
+    Column("out", "Out /s", lambda row: row.rate_out),
+)
+_CLIENTS: Final = Column[Any]("clients", "Clients", lambda row: row.clients)
+_TOPICS: Final[Sequence[Column[Any]]] = (
+    Column("name", "Topic", lambda row: row.topic, is_number=False),
+    Column("depth", "Waiting", lambda row: row.depth + row.channels_depth),
+    *_COMMON,
+    Column("messages", "Messages", lambda row: row.messages),
+    Column("channels", "Channels", lambda row: row.channels),
+    _CLIENTS,
+)
+_CHANNELS: Final[Sequence[Column[Any]]] = (
+    Column("name", "Channel", lambda row: (row.topic, row.channel), is_number=False),
+    Column("depth", "Waiting", lambda row: row.depth),
+    *_COMMON,
+    Column("timeouts", "Timeouts /s", lambda row: row.rate_timeout),
+    Column("requeues", "Requeues /s", lambda row: row.rate_requeue),
+    Column("oldest", "Oldest", lambda row: row.oldest_age_s),
+    _CLIENTS,
+)
+_INACTIVE: Final[Sequence[Column[Any]]] = (
+    Column("name", "Topic", lambda row: row.topic, is_number=False),
+    Column("channels", "Channels", lambda row: len(row.channels)),
+)
+
+_FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "waiting": ("With messages", lambda row: _waiting(row) > 0),
+    "alone": ("Without clients", lambda row: row.clients == 0),
+    "paused": ("Paused", lambda row: row.paused),
+}
+
+
+def _waiting(row: Row) -> int:
+    return row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
+
+
+class Topics:
+    """GET /topics."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._poller = site.dashboard.poller
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [("GET", "/topics", self.topics)]
+
+    async def topics(self) -> Response:
+        """GET /topics: ``show`` is topics, channels or inactive; ``filter`` one of `_FILTERS`."""
+        query = arguments()
+        show = query.get("show", "topics")
+        if show == "inactive":
+            return await self._inactive(query)
+        show = "channels" if show == "channels" else "topics"
+        snapshot = await self._poller.current()
+        chosen = query.get("filter", "")
+        chosen = chosen if chosen in _FILTERS else ""
+        listing = self._listing(snapshot, show, chosen, query)
+        return self._site.page(
+            "topics.html",
+            "Channels" if show == "channels" else "Topics",
+            "topics",
+            live=True,
+            show=show,
+            flt=chosen,
+            listing=listing,
+            chips=self._chips(snapshot, show, chosen),
+            spark=self._spark,
+            window=Drawing(self._poller.history, ("whole",)).window(),
+            warnings=snapshot.warnings if snapshot else [],
+            error="" if snapshot else "The nodes have not answered so far.",
+        )
+
+    def _listing(
+        self, snapshot: Snapshot | None, show: str, chosen: str, query: Mapping[str, str]
+    ) -> Listing[Any]:
+        rows: list[Any] = []
+        text: Callable[[Any], str] = _topic_name
+        if snapshot is not None and show == "topics":
+            rows = list(snapshot.topics.values())
+            if query.get("q", "").strip():
+                text = _with_channels(snapshot)
+        elif snapshot is not None:
+            rows = list(snapshot.channels.values())
+            text = _channel_name
+        if chosen:
+            rows = [row for row in rows if _FILTERS[chosen][1](row)]
+        return listed(
+            rows,
+            _CHANNELS if show == "channels" else _TOPICS,
+            query,
+            path=self._site.url("topics"),
+            text=text,
+            sort="name",
+            extra={"show": "" if show == "topics" else show, "filter": chosen},
+        )
+
+    async def _inactive(self, query: Mapping[str, str]) -> Response:
+        cluster = self._site.dashboard.cluster
+        rows, warnings, error = list[_Inactive](), list[str](), ""
+        try:
+            found = await self._site.recent.get("inactive", cluster.inactive_topics)
+            rows = [_Inactive(topic, channels) for topic, channels in found.value.items()]
+            warnings = found.warnings
+        except AllFailed as failure:
+            error = str(failure)
+        listing = listed(
+            rows,
+            _INACTIVE,
+            query,
+            path=self._site.url("topics"),
+            text=lambda row: " ".join([row.topic, *row.channels]),
+            sort="name",
+            extra={"show": "inactive"},
+        )
+        return self._site.page(
+            "topics.html",
+            "Inactive topics",
+            "topics",
+            show="inactive",
+            flt="",
+            listing=listing,
+            chips=self._chips(self._poller.snapshot, "inactive", ""),
+            spark=self._spark,
+            window="",
+            warnings=warnings,
+            error=error,
+        )
+
+    def _chips(self, snapshot: Snapshot | None, show: str, chosen: str) -> list[dict[str, Any]]:
+        url = self._site.url
+        topics = len(snapshot.topics) if snapshot else None
+        channels = len(snapshot.channels) if snapshot else None
+        chips: list[dict[str, Any]] = [
+            {
+                "name": "Topics",
+                "link": url("topics"),
+                "on": show == "topics" and not chosen,
+                "count": topics,
+            },
+            {
+                "name": "Channels",
+                "link": url("topics", show="channels"),
+                "on": show == "channels" and not chosen,
+                "count": channels,
+            },
+        ]
+        kind = "channels" if show == "channels" else ""
+        for name, (title, _) in _FILTERS.items():
+            link = url("topics", show=kind, filter=name)
+            chips.append({"name": title, "link": link, "on": chosen == name, "count": None})
+        if not self._site.dashboard.cluster.is_direct:
+            link = url("topics", show="inactive")
+            chips.append(
+                {"name": "Inactive", "link": link, "on": show == "inactive", "count": None}
+            )
+        return chips
+
+    def _spark(self, row: Row) -> Markup:
+        if isinstance(row, ChannelRow):
+            key = channel_key(row.topic, row.channel)
+        else:
+            assert isinstance(row, TopicRow)
+            key = topic_key(row.topic)
+        return Drawing(self._poller.history, key).depth_spark()
+
+
+def _topic_name(row: Any) -> str:
+    return str(row.topic)
+
+
+def _channel_name(row: Any) -> str:
+    return f"{row.topic} / {row.channel}"
+
+
+def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
+    """A topic is found by the names of its channels too."""
+    names: dict[str, list[str]] = {}
+    for topic, channel in snapshot.channels:
+        names.setdefault(topic, []).append(channel)
+    return lambda row: " ".join([row.topic, *names.get(row.topic, ())])
