@@ -1,6 +1,6 @@
 """Is anything wrong? What a snapshot shows that somebody should look at.
 
-The limits are here, and docs/nsqadmin.md tells them. They are meant to be quiet: what is usual in
+The limits are here, and docs/watching.md tells them. They are meant to be quiet: what is usual in
 a healthy cluster (a backlog that shrinks, one timeout now and then) is no problem.
 """
 
