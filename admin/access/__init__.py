@@ -2,8 +2,8 @@
 
 In reading order:
 
-- `roles`: viewer < operator < admin, and `require`, by which a page asks for one
-- `paths`: whom each path needs
+- `roles`: viewer < operator < admin
+- `paths`: whom each path needs, in one table
 - `modes`: where users come from (--access), and what that means
 - `proxies`: whose headers are believed
 - `users`, `passwords`, `attempts`: the users file, and how passwords are checked

@@ -1,6 +1,6 @@
 """Every request passes here: who sends it, whether they may, whether they meant it, and a record.
 
-Users come from one of the `modes`; whom a path needs `paths` tells.
+Users come from one of the `modes`; whom a path needs stands in `paths`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Access:
                     self.audit.add(entry)
 
         async def before() -> Response | None:
-            return await self._admit(app)
+            return await self._admit()
 
         async def after(response: Response) -> Response:
             entries = _entries()
@@ -172,11 +172,9 @@ class Access:
         app.before_request(before)
         app.after_request(after)
 
-    async def _admit(self, app: QuartTrio) -> Response | None:
+    async def _admit(self) -> Response | None:
         rule = request.url_rule.rule if request.url_rule is not None else ""
-        function = app.view_functions.get(request.endpoint or "")
-        acl = self.mode is Mode.ACL
-        role = needed(request.method, self._below(rule), function, acl=acl)
+        role = needed(request.method, self._below(rule), acl=self.mode is Mode.ACL)
         g.user, g.session = NOBODY, None
         try:
             g.user = await self._identify(role)

@@ -1,14 +1,11 @@
-"""Whom each path needs. Pages say so themselves by `roles.require`; here are the other paths.
-
-What neither names is for admins: what is forgotten is closed.
-"""
+"""Whom each path needs, below the base path. A path that is not here needs an admin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from admin.access.roles import Role, required
+from admin.access.roles import Role
 
 __all__ = ["NEEDED", "NEEDED_WITH_ACL", "needed"]
 
@@ -16,8 +13,11 @@ _EVERYONE, _VIEWER, _OPERATOR, _ADMIN = Role.EVERYONE, Role.VIEWER, Role.OPERATO
 
 NEEDED: Final[Mapping[str, Role]] = {
     "GET /ping": _EVERYONE,
+    "GET /live": _EVERYONE,
+    "GET /ready": _EVERYONE,
     "GET /static/<path:asset>": _EVERYONE,
     "GET /fonts/<path:asset>": _EVERYONE,
+    "GET /sign-in": _EVERYONE,
     "POST /sign-in": _EVERYONE,
     "POST /sign-out": _VIEWER,
     # the JSON API
@@ -38,7 +38,28 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /render": _VIEWER,
     "GET /config/<opt>": _ADMIN,
     "PUT /config/<opt>": _ADMIN,
+    # pages
+    "GET /": _VIEWER,
     "GET /events": _VIEWER,
+    "GET /topics": _VIEWER,
+    "GET /topics/<topic>": _VIEWER,
+    "GET /topics/<topic>/<channel>": _VIEWER,
+    "GET /nodes": _VIEWER,
+    "GET /nodes/<node>": _VIEWER,
+    "GET /counter": _VIEWER,
+    "GET /lookup": _VIEWER,
+    "GET /audit": _ADMIN,
+    "GET /peek": _OPERATOR,
+    "GET /publish": _OPERATOR,
+    "GET /confirm/<verb>": _ADMIN,
+    # what their forms do
+    "POST /do/create": _OPERATOR,
+    "POST /do/pause": _OPERATOR,
+    "POST /do/unpause": _OPERATOR,
+    "POST /do/publish": _OPERATOR,
+    "POST /do/empty": _ADMIN,
+    "POST /do/delete": _ADMIN,
+    "POST /do/tombstone": _ADMIN,
 }
 """By method and path, as it is registered."""
 
@@ -50,17 +71,9 @@ NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
 """What is different where --admin-user decides."""
 
 
-def needed(method: str, path: str, function: object, *, acl: bool) -> Role:
-    """The least role for a path.
-
-    Args:
-        method: of the request.
-        path: as it is registered, below the base path: ``/topics/<topic>``.
-        function: what answers there; its `roles.require` mark comes before the table.
-        acl: --admin-user decides.
-    """
+def needed(method: str, path: str, *, acl: bool) -> Role:
+    """The least role for a path as it is registered, ``acl`` if --admin-user decides."""
     key = f"{method} {path}"
     if acl and key in NEEDED_WITH_ACL:
         return NEEDED_WITH_ACL[key]
-    role = required(function)
-    return NEEDED.get(key, Role.ADMIN) if role is None else role
+    return NEEDED.get(key, _ADMIN)

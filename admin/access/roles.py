@@ -1,16 +1,11 @@
-"""Roles, users, who have one, and `require`, by which a path asks for one."""
+"""Roles, and users, who have one."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
 
-__all__ = ["Role", "User", "require", "required"]
-
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
-_MARK: Final = "required_role"
+__all__ = ["Role", "User"]
 
 
 class Role(enum.IntEnum):
@@ -56,22 +51,3 @@ class User:
     def may(self, role: Role) -> bool:
         """Whether they may do what needs ``role``."""
         return self.role >= role
-
-
-def require(role: Role) -> Callable[[F], F]:
-    """Mark the function of a path as one for users with ``role`` or more.
-
-    A path whose function has no mark is looked up in `paths.NEEDED`.
-    """
-
-    def mark(function: F) -> F:
-        function.__dict__[_MARK] = role
-        return function
-
-    return mark
-
-
-def required(function: object) -> Role | None:
-    """The role that ``function`` was marked with; None: it was not."""
-    role = getattr(function, _MARK, None)
-    return role if isinstance(role, Role) else None
