@@ -10,7 +10,7 @@ from typing import Final
 
 from quart_trio import QuartTrio
 
-from admin import api, assets, compression, pages
+from admin import api, assets, compression, debugging, pages
 from admin.access import signin
 from admin.dashboard import Dashboard
 from admin.watch import events
@@ -24,6 +24,7 @@ BODY_NBYTES_MAX: Final = 1024 * 1024
 _PARTS: Final[tuple[Callable[[Dashboard], Iterable[Endpoint]], ...]] = (
     api.endpoints,
     assets.endpoints,
+    debugging.endpoints,
     pages.endpoints,
     events.endpoints,
     signin.endpoints,

@@ -66,4 +66,4 @@ class Dashboard:
 
     def path(self, path: str) -> str:
         """The path of a page below the base path: ``/`` and a rest, quoted already."""
-        return (self.base_path + path).rstrip("/") or "/"
+        return (self.base_path or "/") if path == "/" else self.base_path + path

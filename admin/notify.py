@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 
 import httpx2
@@ -57,9 +59,11 @@ class Notifier:
                 "Content-Type": "application/json",
                 "User-Agent": f"nsqadmin v{NSQ_VERSION}",
             },
+            verify=ssl.create_default_context(),
             timeout=httpx2.Timeout(None),
             limits=httpx2.Limits(max_connections=1),
             trust_env=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         ) as client:
             current: list[bytes] = []
             try:

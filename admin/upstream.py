@@ -11,6 +11,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -36,6 +37,8 @@ NBYTES_MAX: Final = 64 * 1024 * 1024
 _HEADERS: Final = {
     "Accept": "application/vnd.nsq; version=1.0",
     "User-Agent": f"nsqadmin v{NSQ_VERSION}",
+    # Compressed, a few bytes could be millions.
+    "Accept-Encoding": "identity",
 }
 # An idle connection is kept so long: longer than it takes until the next poll.
 _IDLE_S: Final = 45.0
@@ -91,6 +94,8 @@ class Upstream:
             limits=httpx2.Limits(max_keepalive_connections=4 * most, keepalive_expiry=_IDLE_S),
             trust_env=False,
             follow_redirects=False,
+            # Nodes have nothing to remember of us.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
     @property
@@ -219,8 +224,11 @@ class _TlsRequiredError(UpstreamError):
 
 
 def node_of(url: str) -> str:
-    """The ``host:port`` of a URL."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    """The ``host:port`` of a URL; one that makes no sense as it is."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return url
 
 
 def _host_of(url: str) -> str:
@@ -236,7 +244,7 @@ def _moved(url: str, to: str) -> str:
 
 async def _read(answer: httpx2.Response, node: str) -> bytes:
     content = bytearray()
-    async for piece in answer.aiter_bytes():
+    async for piece in answer.aiter_raw():
         content += piece
         if len(content) > NBYTES_MAX:
             raise UpstreamError(node, f"{node} answered more than {NBYTES_MAX} bytes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 import trio
@@ -19,9 +19,12 @@ from admin.cluster.versions import version_key
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["AllFailed", "Cluster", "Found", "url_of"]
+__all__ = ["INACTIVE_S", "AllFailed", "Cluster", "Found", "url_of"]
 
 T = TypeVar("T")
+
+INACTIVE_S: Final = 15.0
+"""`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
 
 
 class AllFailed(Exception):
@@ -102,8 +105,11 @@ class Cluster:
             warnings.extend(found.warnings)
             channels[name] = _union(named.channels or () for _, named in found.value)
 
-        await _each(names, ask)
-        known = {name: channels[name] for name in names if name in channels}
+        with trio.move_on_after(INACTIVE_S):
+            await _each(names, ask)
+        if len(channels) < len(names) and not warnings:
+            warnings.append(f"not all channels are known within {INACTIVE_S:g} s")
+        known = {name: channels.get(name, []) for name in names}
         return Found(known, list(dict.fromkeys(warnings)))
 
     async def nodes(self) -> Found[list[Producer]]:

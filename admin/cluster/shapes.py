@@ -6,7 +6,9 @@ another type is an error of the node that sent it.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
 
 __all__ = [
     "ChannelStats",
@@ -21,12 +23,15 @@ __all__ = [
     "TopicStats",
 ]
 
+Count: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""As Go has them. What is larger could not be shown."""
+
 
 class Latency(Struct):
     """Quantiles of the time from publish to FIN; ``value`` of each in nanoseconds."""
 
-    count: int = 0
-    percentiles: list[dict[str, int | float]] | None = None
+    count: Count = 0
+    percentiles: list[dict[str, Count | float]] | None = None
 
 
 class ClientStats(Struct):
@@ -36,14 +41,14 @@ class ClientStats(Struct):
     hostname: str = ""
     version: str = ""
     remote_address: str = ""
-    state: int = 0
-    ready_count: int = 0
-    in_flight_count: int = 0
-    message_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    connect_ts: int = 0
-    sample_rate: int = 0
+    state: Count = 0
+    ready_count: Count = 0
+    in_flight_count: Count = 0
+    message_count: Count = 0
+    finish_count: Count = 0
+    requeue_count: Count = 0
+    connect_ts: Count = 0
+    sample_rate: Count = 0
     deflate: bool = False
     snappy: bool = False
     user_agent: str = ""
@@ -61,14 +66,14 @@ class ChannelStats(Struct):
     """A channel on one node. ``clients`` is None if they were not asked for."""
 
     channel_name: str
-    depth: int = 0
-    backend_depth: int = 0
-    in_flight_count: int = 0
-    deferred_count: int = 0
-    message_count: int = 0
-    requeue_count: int = 0
-    timeout_count: int = 0
-    client_count: int = 0
+    depth: Count = 0
+    backend_depth: Count = 0
+    in_flight_count: Count = 0
+    deferred_count: Count = 0
+    message_count: Count = 0
+    requeue_count: Count = 0
+    timeout_count: Count = 0
+    client_count: Count = 0
     clients: list[ClientStats] | None = None
     paused: bool = False
     e2e_processing_latency: Latency | None = None
@@ -79,10 +84,10 @@ class TopicStats(Struct):
 
     topic_name: str
     channels: list[ChannelStats] | None = None
-    depth: int = 0
-    backend_depth: int = 0
-    message_count: int = 0
-    message_bytes: int = 0
+    depth: Count = 0
+    backend_depth: Count = 0
+    message_count: Count = 0
+    message_bytes: Count = 0
     paused: bool = False
     e2e_processing_latency: Latency | None = None
 
@@ -92,7 +97,7 @@ class NodeStats(Struct):
 
     version: str = ""
     health: str = ""
-    start_time: int = 0
+    start_time: Count = 0
     topics: list[TopicStats] | None = None
 
 
@@ -102,9 +107,9 @@ class Info(Struct):
     version: str = ""
     broadcast_address: str = ""
     hostname: str = ""
-    http_port: int = 0
-    tcp_port: int = 0
-    start_time: int = 0
+    http_port: Count = 0
+    tcp_port: Count = 0
+    start_time: Count = 0
 
 
 class Producer(Struct):
@@ -118,8 +123,8 @@ class Producer(Struct):
     remote_address: str = ""
     hostname: str = ""
     broadcast_address: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
+    tcp_port: Count = 0
+    http_port: Count = 0
     version: str = ""
     topics: list[str] | None = None
     tombstones: list[bool] | None = None
