@@ -39,16 +39,6 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /config/<opt>": _ADMIN,
     "PUT /config/<opt>": _ADMIN,
     # of the process; --debug-from has to allow it too
-    "GET /debug/pprof/": _ADMIN,
-    "GET /debug/pprof/cmdline": _ADMIN,
-    "GET /debug/pprof/symbol": _ADMIN,
-    "POST /debug/pprof/symbol": _ADMIN,
-    "GET /debug/pprof/profile": _ADMIN,
-    "GET /debug/pprof/heap": _ADMIN,
-    "GET /debug/pprof/goroutine": _ADMIN,
-    "GET /debug/pprof/block": _ADMIN,
-    "GET /debug/pprof/threadcreate": _ADMIN,
-    # and --debug-from has to let them
     "GET /debug/pprof": _ADMIN,
     "GET /debug/pprof/cmdline": _ADMIN,
     "GET /debug/pprof/symbol": _ADMIN,

@@ -12,6 +12,8 @@ from admin.access.paths import NEEDED, NEEDED_WITH_ACL, needed
 from admin.access.roles import Role
 from tests.admin.access.support import PEER, ROLES, Site, basic, site
 
+_ADMINS_WORDS = ("DELETE", "empty", "delete", "tombstone", "/config", "/debug", "/audit")
+
 
 def paths_of(found: Site) -> list[str]:
     """What the application answers, as `NEEDED` has it."""
@@ -28,10 +30,33 @@ def filled(path: str) -> str:
 
 
 async def test_every_path_has_a_role() -> None:
-    """A path can't be added without saying who it is for."""
+    """A path can't be added without saying who it is for, nor stay in the table without use."""
     async with site(Mode.LOCAL, graphite_url="http://g", proxy_graphite=True) as found:
-        assert not set(paths_of(found)) - set(NEEDED)
+        assert set(paths_of(found)) == set(NEEDED)
     assert set(NEEDED_WITH_ACL) <= set(NEEDED)
+
+
+def test_the_roles_are_what_users_were_told() -> None:
+    """Changing needs an operator, what can't be undone an admin; looking is for all who are let in.
+
+    Looking at messages is an operator's, for they may hold anything.
+    """
+    everyone = {path for path, role in NEEDED.items() if role is Role.EVERYONE}
+    assert {path.partition(" ")[2].split("/")[1] for path in everyone} == {
+        "ping",
+        "live",
+        "ready",
+        "static",
+        "fonts",
+        "sign-in",
+    }
+    for path, role in NEEDED.items():
+        if path in everyone or path == "POST /sign-out":
+            continue
+        if any(word in path for word in _ADMINS_WORDS):
+            assert role is Role.ADMIN, path
+        elif not path.startswith("GET") or "peek" in path:
+            assert role >= Role.OPERATOR, path
 
 
 async def test_each_role_gets_where_it_may_and_nowhere_else() -> None:
@@ -60,26 +85,8 @@ async def test_each_role_gets_where_it_may_and_nowhere_else() -> None:
 
 async def test_a_path_that_was_forgotten_is_for_admins() -> None:
     """What the table does not name is closed to all others."""
-    assert needed("POST", "/forgotten", "/forgotten", acl=False) is Role.ADMIN
-    assert needed("POST", "/forgotten", "/forgotten", acl=True) is Role.ADMIN
-
-
-@pytest.mark.parametrize(
-    ("verb", "role"),
-    [
-        ("create", Role.OPERATOR),
-        ("pause", Role.OPERATOR),
-        ("unpause", Role.OPERATOR),
-        ("publish", Role.OPERATOR),
-        ("empty", Role.ADMIN),
-        ("delete", Role.ADMIN),
-        ("tombstone", Role.ADMIN),
-        ("anything", Role.ADMIN),
-    ],
-)
-def test_forms_need_what_they_do(verb: str, role: Role) -> None:
-    """What can't be undone is for admins; one path for all verbs opens none of them."""
-    assert needed("POST", "/do/<verb>", f"/do/{verb}", acl=False) is role
+    assert needed("POST", "/forgotten", acl=False) is Role.ADMIN
+    assert needed("POST", "/forgotten", acl=True) is Role.ADMIN
 
 
 async def test_the_roles_hold_below_a_base_path() -> None:
