@@ -1,5 +1,5 @@
-# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | interop ORIGINAL=dir | format
-# | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | hostile | interop ORIGINAL=dir
+# | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill fuzz interop lock compiler clean
+.PHONY: run test lint format bench drill fuzz hostile interop lock compiler clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -41,6 +41,11 @@ drill: $(INSTALLED)
 # Malformed input of all kinds, 123,000 cases: nsqd stays up and serves others.
 fuzz: $(INSTALLED)
 	$(PY) -m tests.fuzz $(ARGS)
+
+# Bombs of 1 GiB, half-open connections, auth servers that lie: a table of what they do to nsqd.
+# Takes a good half hour; ARGS="--mib 64 --short" less.
+hostile: $(INSTALLED)
+	$(PY) -m tests.hostile $(ARGS)
 
 # A mixed cluster with the original's programs, whose folder is given.
 interop: $(INSTALLED)

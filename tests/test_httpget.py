@@ -182,3 +182,30 @@ async def test_no_error_shows_what_may_be_secret(scheme: str, autojump_clock: Mo
         with pytest.raises(httpget.GetError) as raised:
             await httpget.get(odd, dial=Server(b"", closes=False).dial)
         assert "hush" not in str(raised.value)
+
+
+async def test_a_length_that_is_too_large_is_not_waited_for(autojump_clock: MockClock) -> None:
+    """What says that it is too large is refused before it comes."""
+    server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", closes=False)
+    async with everything_closed(server):
+        with pytest.raises(httpget.AnswerTooBigError):
+            await httpget.get(URL, nbytes_max=999, dial=server.dial)
+    assert server.ends
+
+
+async def test_a_timeout_of_0_is_no_limit(autojump_clock: MockClock) -> None:
+    """Neither connecting nor the answer is bounded then."""
+    server = Server(b"", closes=False)
+
+    async def dial(host: str, port: int) -> trio.abc.Stream:
+        await trio.sleep(1000)
+        return await server.dial(host, port)
+
+    async def answer() -> None:
+        await trio.sleep(50_000)
+        server.ends[0].send_nowait(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        got = await httpget.get(URL, None, 0, 0, dial=dial)
+    assert got.body == b"{}"

@@ -9,6 +9,7 @@ section 9 (auth servers).
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ __all__ = [
     "GetTimeoutError",
     "UrlError",
     "get",
+    "limit_s",
     "post",
     "shown_url",
 ]
@@ -36,6 +38,8 @@ NBYTES_MAX: Final = 5 * 1024 * 1024
 """Default bound of a body: nsqd's default --max-body-size."""
 
 _RECEIVE_NBYTES: Final = 64 * 1024
+# Characters of what is wrong with an answer.
+_SHOWN_MAX: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -98,8 +102,8 @@ async def get(
     Args:
         url: ``http://host:port/path?query`` or ``https://...``; the certificate is checked.
         headers: to send besides Host.
-        connect_timeout_s: for the name, the connection and TLS, in seconds.
-        request_timeout_s: for everything, in seconds.
+        connect_timeout_s: for the name, the connection and TLS, in seconds; 0: no limit.
+        request_timeout_s: for everything, in seconds; 0: no limit.
         nbytes_max: of the answer's body.
         ssl_context: for https; by default one that trusts what the system trusts.
         dial: connects; for tests.
@@ -108,7 +112,7 @@ async def get(
         UrlError, ConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
             `GetError`.
     """
-    limits = _Limits(connect_timeout_s, request_timeout_s, nbytes_max)
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
     return await _ask("GET", url, None, headers or {}, limits, ssl_context, dial)
 
 
@@ -124,8 +128,13 @@ async def post(
     dial: Dial = trio.open_tcp_stream,
 ) -> Answer:
     """Send ``body`` to ``url``; else like `get`."""
-    limits = _Limits(connect_timeout_s, request_timeout_s, nbytes_max)
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
     return await _ask("POST", url, body, headers or {}, limits, ssl_context, dial)
+
+
+def limit_s(timeout_s: float) -> float:
+    """A time-out as the options have it, where 0 and less mean that there is none."""
+    return timeout_s if timeout_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +251,8 @@ async def _exchange(stream: trio.abc.Stream, sent: _Sent, nbytes_max: int) -> An
     except trio.BrokenResourceError as error:
         raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
     except h11.RemoteProtocolError as error:
-        raise AnswerError(f"not an HTTP answer: {error}") from error
+        # Its text may quote all that came.
+        raise AnswerError(f"not an HTTP answer: {str(error)[:_SHOWN_MAX]}") from None
 
 
 async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max: int) -> Answer:
@@ -256,11 +266,18 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max:
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
             }
+            # h11 has seen to it that it is a number.
+            if int(headers.get("content-length", "0")) > nbytes_max:
+                raise _too_big(nbytes_max)
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > nbytes_max:
-                raise AnswerTooBigError(f"the answer has more than {nbytes_max} bytes")
+                raise _too_big(nbytes_max)
         elif isinstance(event, h11.EndOfMessage):
             return Answer(status, headers, bytes(body))
         elif isinstance(event, h11.ConnectionClosed):
             raise AnswerError("the connection was closed without an answer")
+
+
+def _too_big(nbytes_max: int) -> AnswerTooBigError:
+    return AnswerTooBigError(f"the answer has more than {nbytes_max} bytes")

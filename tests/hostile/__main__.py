@@ -10,8 +10,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from tests.fuzz.watch import MIB
 from tests.hostile.plan import ATTACKS, describe
-from tests.hostile.target import MIB, attack
+from tests.hostile.target import attack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -73,6 +73,7 @@ _OBJECTS: Final = b'{"ttl":60,"authorizations":[' + b"{}," * 340_000 + b"{}]}"
 _CATASTROPHIC: Final = ("^(a+)+$", "^(a|aa)+$", "^(.*a){20}$", "^((a{1,20}){1,20})$")
 _BIG: Final = [f"^x{number}[a-z]{{1,40}}$" for number in range(1200)]
 _REFUSED: Final[dict[str, Answer]] = {
+    "is well and refuses, to compare": _says(_http(b"", b"403 Forbidden")),
     "hangs": _hang,
     "dies within its answer": _die,
     "answers byte by byte": _slowly,

@@ -18,7 +18,8 @@ from typing import Final
 import snappy
 import trio
 
-from tests.hostile.target import MIB, Attack, Target
+from tests.fuzz.watch import MIB
+from tests.hostile.target import Attack, Target
 from tests.processes import split_address
 from trionsq.wire import commands
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.fuzz.watch import MIB
 from tests.hostile import auth, bombs, half_open
-from tests.hostile.target import MIB, Attack, Figures
+from tests.hostile.target import Attack, Figures
 
 __all__ = ["ATTACKS", "describe"]
 

@@ -121,11 +121,13 @@ def attack(kind: Attack, nbytes: int, *, patient: bool = False) -> Figures:
 
 async def _attack(kind: Attack, nbytes: int, patient: bool, folder: Path) -> Figures:
     papers = make_papers(folder)
-    async with kind.beside() as flags:
-        async with running_nsqd(folder, [*papers.nsqd_flags, *flags], https=True) as nsqd:
-            target = Target(nsqd, papers, nbytes, patient)
-            with trio.fail_after(_PATIENCE_S):
-                figures = await _attack_beside_a_pair(kind, target, authorized=bool(flags))
+    async with (
+        kind.beside() as flags,
+        running_nsqd(folder, [*papers.nsqd_flags, *flags], https=True) as nsqd,
+    ):
+        target = Target(nsqd, papers, nbytes, patient)
+        with trio.fail_after(_PATIENCE_S):
+            figures = await _attack_beside_a_pair(kind, target, authorized=bool(flags))
     assert nsqd.process.returncode == 0, nsqd.log_tail()
     traces = [line for line in nsqd.log if _TRACE.search(line)]
     assert not traces, traces[:5]

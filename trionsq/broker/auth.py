@@ -83,8 +83,12 @@ class AuthServers:
         self._posts = options.auth_http_request_method == "post"
         self._root_ca_file = options.tls_root_ca_file
         self._ssl_context: ssl.SSLContext | None = None
-        self._connect_timeout_s = options.http_client_connect_timeout_ns / SECOND_NS
-        self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
+        self._connect_timeout_s = httpget.limit_s(
+            options.http_client_connect_timeout_ns / SECOND_NS
+        )
+        self._request_timeout_s = httpget.limit_s(
+            options.http_client_request_timeout_ns / SECOND_NS
+        )
         self._random = random
         self._turns = trio.Semaphore(_ASKED_AT_ONCE)
 

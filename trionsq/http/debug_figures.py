@@ -102,12 +102,24 @@ def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
         "messages_held_in_memory_at_channels": sum(channel.core.held for channel in channels),
         "messages_in_flight": sum(channel.core.in_flight_count for channel in channels),
         "messages_deferred": sum(channel.core.deferred_count for channel in channels),
+        **_asked_for(broker),
         "output_queued_bytes": queued,
         "connections_with_queued_output": len(behind),
         "most_queued_output": [
             _behind(client, now_s)
             for client in nlargest(top, behind, key=lambda each: each.output.pending)
         ],
+    }
+
+
+def _asked_for(broker: Broker) -> dict[str, Any]:
+    """Clients for which auth servers are asked; nothing without such servers."""
+    servers = broker.auth_servers
+    if servers is None:
+        return {}
+    return {
+        "clients_asked_for_at_auth_servers": servers.asking,
+        "clients_waiting_to_be_asked_for": servers.waiting,
     }
 
 

@@ -77,6 +77,10 @@ _PROCESS: Final = (
 _REFUSED: Final = counter(
     "nsqd_connections_refused", "TCP connections closed at once, by the limit that was met."
 )
+_AUTH: Final = (
+    gauge("nsqd_auth_asking_clients", "Clients for which an auth server is asked right now."),
+    gauge("nsqd_auth_waiting_clients", "Clients that wait until an auth server may be asked."),
+)
 _LOOKUPD: Final = gauge("nsqd_lookupd_connected", "1 while registered at the nsqlookupd.")
 
 
@@ -180,9 +184,14 @@ def _process(broker: Broker) -> list[Figures]:
         len(broker.folder.faults),
     ]
     peers = broker.lookups.peers.values()
+    servers = broker.auth_servers
+    asked: list[tuple[Labels, Sequence[float | None]]] = []
+    if servers is not None:
+        asked.append(({}, [servers.asking, servers.waiting]))
     return [
         Table(_PROCESS, [({}, values)]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
+        Table(_AUTH, asked),
         _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),
         HistogramFigures.of(
             "nsqd_fsync_duration_seconds",

@@ -26,8 +26,8 @@ __all__ = [
     "read_grant",
 ]
 
-ANSWER_NBYTES_MAX: Final = 1024 * 1024
-"""Bytes of an auth server's answer that are read."""
+ANSWER_NBYTES_MAX: Final = 512 * 1024
+"""Bytes of an auth server's answer that are read. Some 48 are read at a time."""
 
 # Different ones in an answer. A usual one takes 25 us to compile.
 _PATTERNS_MAX: Final = 4096
