@@ -123,7 +123,7 @@ async def test_who_has_messages_takes_the_place_of_who_has_none() -> None:
     await history.add(snapshot(60.0, {"idle": 0, "busy": 5, "idle too": 0, "new": 1}))
     assert history.series(topic_key("new")) is not None
     assert history.series(topic_key("idle")) is history.series(topic_key("idle too")) is None
-    await history.add(snapshot(75.0, {"busy": 5, "new": 1, "newer": 1}))
+    await history.add(snapshot(75.0, {"newer": 1, "busy": 5, "new": 1}))
     assert history.series(topic_key("newer")) is None
     assert history.series(topic_key("busy")) is not None
     assert history.series(WHOLE) is not None
