@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -243,12 +244,19 @@ def _moved(url: str, to: str) -> str:
 
 
 async def _read(answer: httpx2.Response, node: str) -> bytes:
-    content = bytearray()
-    async for piece in answer.aiter_raw():
-        content += piece
-        if len(content) > NBYTES_MAX:
-            raise UpstreamError(node, f"{node} answered more than {NBYTES_MAX} bytes")
-    return bytes(content)
+    content, nbytes = list[bytes](), 0
+    # Cancelling ends the generators inside; leaving the loop would leave them to the collector.
+    with trio.CancelScope() as scope:
+        async for piece in answer.aiter_raw():
+            nbytes += len(piece)
+            if nbytes > NBYTES_MAX:
+                scope.cancel()
+                content.clear()
+            else:
+                content.append(piece)
+    if nbytes > NBYTES_MAX:
+        raise UpstreamError(node, f"{node} answered more than {NBYTES_MAX} bytes")
+    return b"".join(content)
 
 
 def _https_port(status: int, url: str, content: bytes) -> int | None:
@@ -279,6 +287,8 @@ def _why(error: Exception) -> str:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         causes.append(cause.exceptions[-1] if isinstance(cause, BaseExceptionGroup) else cause)
     for cause in reversed(causes):
+        if isinstance(cause, ConnectionError | TimeoutError) and cause.errno:
+            return os.strerror(cause.errno)  # trio's own text names the address, as ours does
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
     said = [str(each) for each in causes if str(each)]

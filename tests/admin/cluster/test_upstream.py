@@ -1,0 +1,182 @@
+"""Requests to nodes that hang, lie, die or want HTTPS: always an UpstreamError, always in time."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+import trio
+import trustme
+
+from admin import upstream as module
+from admin.cluster.shapes import NodeStats
+from admin.options import NsqadminOptions, OptionsError
+from admin.upstream import Upstream, UpstreamError
+from tests.admin.nodes import FakeNode, fake_node
+from tests.processes import free_address
+
+OPTIONS = NsqadminOptions(http_client_request_timeout_ns=5 * 10**9)
+
+
+async def stats(upstream: Upstream, address: str) -> NodeStats:
+    """Ask for /stats."""
+    return await upstream.get_json(f"http://{address}/stats", NodeStats)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, b"no json"),
+        (200, b""),
+        (200, b"[]"),
+        (200, b'{"topics":[{"topic_name":1}]}'),
+        (200, b'{"topics":[{}]}'),
+        (200, b'{"topics":[{"topic_name":"t","depth":"9"}]}'),
+        (200, b'{"topics":[{"topic_name":"t","depth":1' + b"0" * 30 + b"}]}"),
+        (200, b'{"topics":' + b"[" * 100_000),
+        (200, b'{"version":"\xff"}'),
+        b"not HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000,
+        b"",
+    ],
+)
+async def test_a_node_that_lies_is_named(answer: tuple[int, bytes] | bytes) -> None:
+    """Whatever comes in place of what was asked for is an error that names the node."""
+    async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: answer) as node:
+        with pytest.raises(UpstreamError) as caught:
+            await stats(upstream, node.address)
+        assert caught.value.node == node.address
+        assert node.address in str(caught.value)
+        assert upstream.under_way == 0
+
+
+async def test_a_node_that_hangs_costs_the_timeout() -> None:
+    """--http-client-request-timeout is for all of a request; then the text says so."""
+    options = NsqadminOptions(http_client_request_timeout_ns=10**8)
+    async with Upstream(options) as upstream, fake_node(lambda asked: None) as node:
+        with trio.fail_after(5), pytest.raises(UpstreamError, match=r"no answer within 0\.1 s"):
+            await stats(upstream, node.address)
+        assert upstream.under_way == 0
+
+
+async def test_a_node_that_is_down_says_why() -> None:
+    """What the operating system says of the connection, and where it should have gone."""
+    address = free_address()
+    async with Upstream(OPTIONS) as upstream:
+        with pytest.raises(UpstreamError) as caught:
+            await stats(upstream, address)
+    assert str(caught.value) == f'Get "http://{address}/stats": Connection refused'
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[x/stats", "http://a b/", "http://:0:0/", "http://x:99999/"]
+)
+async def test_an_address_that_is_none(url: str) -> None:
+    """Nodes may announce what they like."""
+    async with Upstream(OPTIONS) as upstream:
+        with pytest.raises(UpstreamError):
+            await upstream.get_json(url, NodeStats)
+
+
+async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than NBYTES_MAX is held of an answer."""
+    monkeypatch.setattr(module, "NBYTES_MAX", 1000)
+    async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: (200, b" " * 2000)) as node:
+        with pytest.raises(UpstreamError, match="more than 1000 bytes"):
+            await stats(upstream, node.address)
+
+
+async def test_a_refusal_is_worded_as_by_the_original() -> None:
+    """Status, its phrase and the answer, of which a kilobyte is shown."""
+    body = b'{"message":"TOPIC_NOT_FOUND"}'
+    async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: (404, body)) as node:
+        with pytest.raises(UpstreamError) as caught:
+            await stats(upstream, node.address)
+        assert str(caught.value) == 'got response 404 X "{\\"message\\":\\"TOPIC_NOT_FOUND\\"}"'
+        assert caught.value.status == 404
+        node.says = lambda asked: (500, b"x" * 100_000)
+        with pytest.raises(UpstreamError) as caught:
+            await stats(upstream, node.address)
+        assert len(str(caught.value)) < 1100
+
+
+async def test_connections_are_used_again() -> None:
+    """Polling does not connect anew each time; requests say what they understand."""
+    async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: (200, b"{}")) as node:
+        for _ in range(5):
+            await stats(upstream, node.address)
+        assert node.connections == 1
+        assert node.asked[0].headers["accept"] == "application/vnd.nsq; version=1.0"
+        assert node.asked[0].headers["accept-encoding"] == "identity"
+
+
+async def test_requests_under_way_are_bounded() -> None:
+    """Of 50 at once, no more than --http-client-max-requests are sent."""
+    options = NsqadminOptions(http_client_max_requests=3)
+    full = trio.Event()
+
+    async with Upstream(options) as upstream, fake_node(lambda asked: (200, b"{}")) as node:
+
+        async def wait_for_three() -> None:
+            if node.under_way == 3:
+                full.set()
+            await full.wait()
+
+        node.pause = wait_for_three
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(stats, upstream, node.address)
+        assert (len(node.asked), node.most) == (50, 3)
+
+
+async def test_a_node_that_wants_https_gets_it(tmp_path: Path) -> None:
+    """A 403 with https_port is asked again there, and from then on at once; until that fails."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    secured = FakeNode(lambda asked: (200, b'{"version":"secured"}'))
+    options = NsqadminOptions(http_client_tls_root_ca_file=str(tmp_path / "ca.pem"))
+
+    async with trio.open_nursery() as nursery, Upstream(options) as upstream:
+        listeners = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1")
+        port = listeners[0].transport_listener.socket.getsockname()[1]
+        scope = await nursery.start(_serve_tls, secured, listeners)
+        refusal = json.dumps({"message": "TLS_REQUIRED", "https_port": port}).encode()
+        async with fake_node(lambda asked: (403, refusal)) as node:
+            assert (await stats(upstream, node.address)).version == "secured"
+            assert (await stats(upstream, node.address)).version == "secured"
+            assert (len(node.asked), len(secured.asked)) == (1, 2)
+            scope.cancel()
+            node.says = lambda asked: (200, b'{"version":"open"}')
+            assert (await stats(upstream, node.address)).version == "open"
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_tls(
+    node: FakeNode,
+    listeners: list[trio.SSLListener[trio.SocketStream]],
+    task_status: trio.TaskStatus[trio.CancelScope],
+) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await trio.serve_listeners(node.serve, listeners)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("port", [b"0", b'"x"', b"true", b"99999", b"null", b"-1"])
+async def test_an_https_port_that_is_none_is_a_refusal(port: bytes) -> None:
+    """Then the 403 is the answer."""
+    body = b'{"https_port":' + port + b"}"
+    async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: (403, body)) as node:
+        with pytest.raises(UpstreamError, match="got response 403"):
+            await stats(upstream, node.address)
+
+
+def test_bad_tls_files_are_a_start_error(tmp_path: Path) -> None:
+    """A file that is none of PEM."""
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(OptionsError, match="TLS config"):
+        Upstream(NsqadminOptions(http_client_tls_root_ca_file=str(tmp_path / "x")))
