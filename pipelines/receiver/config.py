@@ -1,0 +1,107 @@
+"""What a receiver is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from pipelines.wal.duplicates import IDS_MAX
+from trionsq.client import Config
+from trionsq.wire.names import is_valid_name
+
+__all__ = ["ReceiverConfig"]
+
+_MSG_TIMEOUT_MS: Final = 15_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverConfig:
+    """Options of a receiver; checked when the object is made, and picklable.
+
+    Raises:
+        ValueError: a value that it can't have; the text names the attribute.
+
+    Attributes:
+        topics: names; or `topic_pattern`, a regular expression that a topic's whole name matches
+            and that is looked for at the nsqlookupds again and again. One of the two.
+        channel: name.
+        nsqd_tcp_addresses: ``host:port``. lookupd_http_addresses: the same, or URLs.
+        max_in_flight: messages received and not yet stored, over all topics and connections; at
+            least one for each. nsqd gives a connection at most --max-rdy-count (2500).
+        connections_per_nsqd: for each topic. A connection has at most its share of max_in_flight
+            under way while the disk works, so a single one is slower.
+        msg_timeout_ms: nsqd delivers again what is not stored in so long; it may grant less.
+        client: options of the connections: TLS, compression, AUTH, times. Those that a receiver
+            decides itself (max_in_flight, backoff, max_attempts, ...) have no effect.
+        segment_ms, segment_messages, segment_nbytes: what cuts a segment; half of a connection's
+            RDY waiting does, too.
+        pending_nbytes_max: bodies that wait for the disk; above half of it RDY is 0, above it
+            messages are given back.
+        duplicates_max: ids that are remembered for each topic of an nsqd.
+        connect_timeout_s: if nothing could be connected to in so long from the start, it fails.
+        stop_timeout_s: how long the end may take: storing what waits, giving back the rest.
+        probe_s: a full disk is tried again so often; requeued messages come again after it.
+        topics_max: more topics matching the pattern are an error.
+    """
+
+    channel: str
+    topics: tuple[str, ...] = ()
+    topic_pattern: str = ""
+    nsqd_tcp_addresses: tuple[str, ...] = ()
+    lookupd_http_addresses: tuple[str, ...] = ()
+    max_in_flight: int = 20_000
+    connections_per_nsqd: int = 4
+    msg_timeout_ms: int = _MSG_TIMEOUT_MS
+    client: Config = field(default_factory=Config)
+    segment_ms: int = 50
+    segment_messages: int = 20_000
+    segment_nbytes: int = 16 << 20
+    pending_nbytes_max: int = 256 << 20
+    duplicates_max: int = IDS_MAX
+    connect_timeout_s: float = 30.0
+    stop_timeout_s: float = 15.0
+    probe_s: float = 1.0
+    topics_max: int = 1000
+
+    def __post_init__(self) -> None:
+        if bool(self.topics) == bool(self.topic_pattern):
+            raise ValueError("either topics or topic_pattern is needed")
+        for name in (*self.topics, self.channel):
+            if not is_valid_name(name.encode("utf-8", "surrogatepass")):
+                raise ValueError(f"not a valid name: {name!r}")
+        if len(set(self.topics)) != len(self.topics):
+            raise ValueError("topics names one twice")
+        try:
+            re.compile(self.topic_pattern)
+        except re.error as error:
+            raise ValueError(f"topic_pattern: {error}") from error
+        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+            raise ValueError("nsqd_tcp_addresses or lookupd_http_addresses is needed")
+        if self.topic_pattern and not self.lookupd_http_addresses:
+            raise ValueError("topic_pattern needs lookupd_http_addresses")
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, (int, float)) and not 0 < value < float("inf"):
+                raise ValueError(f"{option.name} must be above 0, not {value}")
+        needed = len(self.topics) * self.connections_per_nsqd
+        if self.max_in_flight < needed:
+            raise ValueError(
+                f"max_in_flight must be at least {needed}: connections_per_nsqd for each topic"
+            )
+
+    def share(self, consumers: int) -> int:
+        """max_in_flight of each of so many consumers."""
+        return max(1, self.max_in_flight // max(1, consumers))
+
+    def client_config(self) -> Config:
+        """The options of a consumer."""
+        return dataclasses.replace(
+            self.client,
+            max_in_flight=self.share(len(self.topics) * self.connections_per_nsqd),
+            msg_timeout_s=self.msg_timeout_ms / 1000,
+            max_backoff_duration_s=0.0,
+            max_attempts=0,
+            sample_rate=0,
+        )
