@@ -39,7 +39,7 @@ log = logging.getLogger("trionsq")
 ANSWER_WAIT_S: Final = 2.0
 """A poll does not wait longer for nodes, in seconds."""
 NODES_EVERY_S: Final = 15.0
-"""So often nsqlookupds are asked for nodes; at each poll if one of them did not answer."""
+"""So often nsqlookupds are asked for nodes; at each poll if one did not answer or none is known."""
 GONE_S: Final = 600.0
 """So long a node is asked after nsqlookupds have forgotten it."""
 AGES_EVERY_S: Final = 60.0
@@ -324,10 +324,11 @@ class Poller:
 
     async def _learn_nodes(self, nursery: trio.Nursery) -> None:
         """See to it that nodes are known; wait for it only if there are none."""
-        due = trio.current_time() >= self._nodes_due_s or bool(self._warnings)
+        now_s = trio.current_time()
+        due = now_s >= self._nodes_due_s or bool(self._warnings) or not self._nodes
         if due and not self._learning:
             self._learning = True
-            self._nodes_due_s = trio.current_time() + NODES_EVERY_S
+            self._nodes_due_s = now_s + NODES_EVERY_S
             nursery.start_soon(self._ask_for_nodes)
         while self._learning and not self._nodes:
             self._news = trio.Event()
