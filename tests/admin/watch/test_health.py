@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from admin.watch.health import (
@@ -169,8 +169,8 @@ def test_sentences_and_links() -> None:
 def test_a_snapshot_is_only_looked_at() -> None:
     """Nothing of it is changed: other tasks show the same one."""
     row = channel(depth=5, clients=0)
-    before = dataclasses.asdict(row)
+    before = msgspec.structs.asdict(row)
     snapshot = Snapshot(1, NOW_S, channels={("t", "c"): row})
     problems(snapshot, History(60.0, 5.0))
-    assert dataclasses.asdict(row) == before
+    assert msgspec.structs.asdict(row) == before
     assert snapshot.problems == []
