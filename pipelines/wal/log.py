@@ -76,9 +76,13 @@ class Wal:
         self._segments = found.segments
         self._nbytes = sum(segment.nbytes for segment in found.segments)
         self._committed = found.committed
+        # Committed, but not noted if the disk was full.
+        self._wanted = found.committed
         self._end = found.end
         # Files of an append that failed, which have to be gone before the next one.
         self._doubtful: list[str] = []
+        self._failure: WalError | None = None
+        self._written_ns = found.written_ns
         self._is_open = True
         self._state = Lock()
         self._appending = Lock()
@@ -174,8 +178,8 @@ class Wal:
 
         Raises:
             WalFullError: there is no room; nothing of it is visible, and it may be tried again.
-            WalError: the disk failed. Nothing of it is visible here; whether a process that opens
-                the log later finds it, all of it, is not known.
+            WalError: the disk failed, and the log takes no more until it is opened anew. Nothing
+                of it is visible here; who opens the log later finds all of it or nothing.
             ValueError: no messages.
         """
         with self._appending:
@@ -183,7 +187,8 @@ class Wal:
             count = sum(len(block.ids) for block in blocks)
             if not count:
                 raise ValueError("nothing to append")
-            data = encode_segment(self._end, self.id, blocks)
+            self._written_ns = max(time.time_ns(), self._written_ns + 1)
+            data = encode_segment(self._end, self.id, blocks, self._written_ns)
             self._make_room(len(data))
             name = segment_name(self._end, self._end + count)
             self._write(name, data)
@@ -202,9 +207,14 @@ class Wal:
         """
         with self._appending:
             self._check_open()
+            with self._committing:
+                self._note()
+                self._trim(0)
             self._make_room(nbytes)
             self._settle()
             try:
+                with suppress(FileNotFoundError):
+                    self._disk.unlink(_PROBE)
                 file = self._disk.create(_PROBE)
                 try:
                     file.write(bytes(nbytes), 0)
@@ -252,10 +262,15 @@ class Wal:
             )
 
     def _failed(self, error: OSError) -> WalError:
-        kind = WalFullError if error.errno in _NO_ROOM else WalError
-        return kind(f"{self.path}: {error.strerror or error}")
+        """What to raise. But for a full disk, nobody knows what stands there: no more writes."""
+        if error.errno in _NO_ROOM:
+            return WalFullError(f"{self.path}: {error.strerror or error}")
+        self._failure = WalError(f"{self.path}: {error.strerror or error}")
+        return self._failure
 
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise WalError(f"{self._failure}; open the log anew") from self._failure
         if not self._is_open:
             raise WalError(f"{self.path} is closed")
 
@@ -265,6 +280,7 @@ class Wal:
         """What is before ``lsn`` is not needed any more; older positions change nothing.
 
         Segments that are wholly committed and past the retention are removed, never the newest.
+        A full disk is no error here: the position is noted as soon as there is room for it.
 
         Raises:
             WalRangeError: the log has not come that far.
@@ -274,13 +290,28 @@ class Wal:
             self._check_open()
             if lsn > self._end:
                 raise WalRangeError(f"{self.path} ends at {self._end}: {lsn} can't be committed")
-            try:
-                if lsn > self._committed:
-                    meta.write_committed(self._disk, lsn)
-                    self._committed = lsn
-            except OSError as error:
-                raise self._failed(error) from error
+            self._wanted = max(self._wanted, lsn)
+            self._note()
             self._trim(0)
+
+    def _note(self) -> None:
+        """Note the committed position if there is room, for which the retention may be cut short.
+
+        Raises WalError.
+        """
+        for _ in range(2):
+            if self._wanted <= self._committed:
+                return
+            wanted = self._wanted
+            try:
+                meta.write_committed(self._disk, wanted)
+            except OSError as error:
+                failed = self._failed(error)
+                if not isinstance(failed, WalFullError):
+                    raise failed from error
+                self._trim(1)
+            else:
+                self._committed = wanted
 
     def _trim(self, wanted_nbytes: int) -> None:
         """Remove what may go, and earlier than that as much as is wanted. Raises WalError."""

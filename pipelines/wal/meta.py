@@ -65,7 +65,8 @@ class FolderLock:
 
 
 def create_meta(disk: Disk) -> str:
-    """Make ``META.json``; the new log's id. Raises OSError."""
+    """Make ``META.json``, ``COMMITTED.json`` before it; the new log's id. Raises OSError."""
+    write_committed(disk, 0)
     wal_id = uuid4().hex
     text = json.dumps({"version": FORMAT_VERSION, "id": wal_id})
     write_durably(disk, f"{META}.tmp", META, text.encode())

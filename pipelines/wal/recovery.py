@@ -1,7 +1,9 @@
 """What the log's folder holds at start: the segments that count, and nothing half-made.
 
 A crash leaves drafts, which go; or a trim half done: old segments with a gap behind them, all of
-them committed, which go too. Anything else that does not fit is damage, and is left as it is.
+them committed, which go too. An append that failed and could not be undone for good may come back
+beside the one that took its place; it goes. Anything else that does not fit is damage, and is left
+as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pipelines.wal.segments import (
     check_segment,
     ids_of_segment,
     positions_of,
+    written_ns_of,
 )
 
 __all__ = ["Found", "Segment", "recent_ids", "recover"]
@@ -46,12 +49,13 @@ class Segment:
 
 @dataclass(slots=True)
 class Found:
-    """A recovered log. ``segments`` are contiguous, oldest first."""
+    """A recovered log. ``segments`` are contiguous, oldest first; the last was ``written_ns``."""
 
     wal_id: str
     segments: list[Segment]
     committed: int
     end: int
+    written_ns: int
 
 
 def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
@@ -73,7 +77,7 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
     )
     if meta.META in names:
         wal_id = meta.read_meta(disk)
-    elif refs or meta.COMMITTED in names:
+    elif refs:
         raise WalDamagedError(
             f"{disk.path} has a log without {meta.META}: bring it back from a copy, or use another "
             "walPath and checkpoint"
@@ -86,16 +90,20 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
     committed = meta.read_committed(disk)
     if committed is None:
         committed = refs[0].first if refs else 0
+    refs, replaced = _without_replaced(disk, refs)
     refs, outdated = _contiguous(disk, refs, committed)
     end = refs[-1].end if refs else committed
+    written_ns = 0
     if refs:
-        check_segment(read_whole(disk, os.path.basename(refs[-1].path)), refs[-1], wal_id)
+        newest = read_whole(disk, os.path.basename(refs[-1].path))
+        check_segment(newest, refs[-1], wal_id)
+        written_ns = written_ns_of(newest, refs[-1])
     # Only now, when all is known to be well, is anything changed.
     _remove_drafts(disk, names)
-    for ref in outdated:
+    for ref in outdated + replaced:
         disk.unlink(os.path.basename(ref.path))
     segments = [Segment(ref, _nbytes(disk, ref), now_s) for ref in refs]
-    return Found(wal_id, segments, committed, end)
+    return Found(wal_id, segments, committed, end, written_ns)
 
 
 def _remove_drafts(disk: Disk, names: list[str]) -> None:
@@ -103,6 +111,27 @@ def _remove_drafts(disk: Disk, names: list[str]) -> None:
         if name.endswith(".tmp"):
             with suppress(FileNotFoundError):
                 disk.unlink(name)
+
+
+def _without_replaced(
+    disk: Disk, refs: list[SegmentRef]
+) -> tuple[list[SegmentRef], list[SegmentRef]]:
+    """Of segments that begin at the same position, the one written last; and the others."""
+    counts: list[SegmentRef] = []
+    replaced: list[SegmentRef] = []
+
+    def written_ns(ref: SegmentRef) -> int:
+        return written_ns_of(read_whole(disk, os.path.basename(ref.path)), ref)
+
+    for ref in refs:
+        if counts and counts[-1].first == ref.first:
+            other = counts.pop()
+            older, newer = sorted((other, ref), key=written_ns)
+            replaced.append(older)
+            counts.append(newer)
+        else:
+            counts.append(ref)
+    return counts, replaced
 
 
 def _contiguous(

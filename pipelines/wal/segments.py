@@ -30,6 +30,7 @@ __all__ = [
     "positions_of",
     "read_segment",
     "segment_name",
+    "written_ns_of",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -96,12 +97,13 @@ def positions_of(name: str) -> tuple[int, int] | None:
 # Writing
 
 
-def encode_segment(first: int, wal_id: str, blocks: Sequence[Block]) -> bytes:
-    """The file's content."""
+def encode_segment(first: int, wal_id: str, blocks: Sequence[Block], written_ns: int) -> bytes:
+    """The file's content. ``written_ns`` rises from one append to the next, failed ones too."""
     streams = [[block.topic, block.channel, block.nsqd, len(block.ids)] for block in blocks]
     about = {
         "version": FORMAT_VERSION,
         "wal": wal_id,
+        "written_ns": written_ns,
         "first": first,
         "end": first + sum(len(block.ids) for block in blocks),
         "streams": streams,
@@ -178,6 +180,15 @@ def check_segment(data: bytes, ref: SegmentRef, wal_id: str) -> None:
                 batch.validate(full=True)
                 if batch.num_rows != count:
                     raise damaged(ref.path, f"{batch.num_rows} messages instead of {count}")
+    except pa.ArrowException as error:
+        raise damaged(ref.path, error) from error
+
+
+def written_ns_of(data: bytes, ref: SegmentRef) -> int:
+    """When it was written. Raises as `check_segment`."""
+    try:
+        with _opened(pa.BufferReader(data), ref.path) as reader:
+            return int(_about(reader, ref)["written_ns"])
     except pa.ArrowException as error:
         raise damaged(ref.path, error) from error
 

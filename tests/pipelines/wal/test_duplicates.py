@@ -1,0 +1,73 @@
+"""Recognizing what the log has already."""
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.wal import Duplicates
+from pipelines.wal.segments import Stream
+from tests.pipelines.wal.logs import block, open_log
+from trionsq.testing.disk import SimulatedDisk
+
+A, B = Stream("t", "n:1"), Stream("t", "n:2")
+
+
+def ids_of(numbers: Sequence[int]) -> list[bytes]:
+    return [b"%016x" % number for number in numbers]
+
+
+@given(
+    parts=st.lists(
+        st.tuples(
+            st.sampled_from([A, B]),
+            st.lists(st.integers(0, 30), max_size=8),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_the_same_as_a_plain_set_of_all_retained_ids(
+    parts: list[tuple[Stream, list[int], bool]],
+) -> None:
+    """Any ids from any stream, with segments trimmed at any time: exactly the new ones, once."""
+    duplicates = Duplicates()
+    model: list[tuple[int, Stream, int]] = []
+    end = 0
+    for stream, numbers, trim in parts:
+        known = {number for _, of, number in model if of == stream}
+        expected = [number for number in dict.fromkeys(numbers) if number not in known]
+        fresh = duplicates.new_ones(stream, ids_of(numbers))
+        found = numbers if fresh is None else [numbers[index] for index in fresh]
+        assert found == expected
+        if found:
+            end += len(found)
+            duplicates.remember(stream, end, ids_of(found))
+            model += [(end, stream, number) for number in found]
+        if trim:
+            duplicates.forget_before(end // 2)
+            model = [entry for entry in model if entry[0] > end // 2]
+        assert len(duplicates) == len(model)
+
+
+def test_the_memory_is_bounded_for_each_stream() -> None:
+    """Beyond the limit the oldest segments' ids go, of that stream alone."""
+    duplicates = Duplicates(ids_max=10)
+    duplicates.remember(B, 1, ids_of([0]))
+    for first in range(0, 100, 4):
+        duplicates.remember(A, first + 4, ids_of(range(first, first + 4)))
+        assert len(duplicates) <= 11
+    assert duplicates.new_ones(A, ids_of([90, 95])) == [0]
+    assert duplicates.new_ones(B, ids_of([0])) == []
+
+
+def test_the_newest_segments_tell_what_is_known_after_a_restart() -> None:
+    """Oldest first, with the ends by which they are forgotten, as many as asked for."""
+    log = open_log(SimulatedDisk())
+    for first in range(0, 12, 3):
+        log.append([block(first, first + 1), block(first + 2, nsqd="n:2")])
+    found = list(log.recent_ids(100))
+    assert [end for end, _ in found] == [3, 6, 9, 12]
+    assert found[0][1] == [(A, ids_of([0, 1])), (B, ids_of([2]))]
+    assert [end for end, _ in log.recent_ids(2)] == [9, 12], "two of each stream"
