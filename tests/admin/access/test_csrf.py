@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -117,3 +118,17 @@ def test_tokens_are_of_one_process_and_one_owner() -> None:
     assert tokens.check(token, "session:a")
     assert not tokens.check(token, "session:b")
     assert not Tokens().check(token, "session:a")
+
+
+async def test_the_pages_show_the_token_that_is_asked_for() -> None:
+    """The sign-out form of a page, as it is: what is in it signs its reader out."""
+    async with site(Mode.PASSWORD, idle_handlers=False) as found:
+        assert (await found.ask("GET", "/sign-in")).status_code == 200
+        cookie = cookie_of(await found.sign_in("viewer"))
+        answer = await found.ask("GET", "/lookup", headers={"Cookie": cookie})
+        page = str(await answer.get_data(as_text=True))
+        token = re.search(r'name="csrf_token" value="(\w+)"', page)
+        assert token is not None, page
+        form = {"csrf_token": token[1]}
+        answer = await found.ask("POST", "/sign-out", headers={"Cookie": cookie}, form=form)
+        assert answer.headers["Location"] == "/sign-in"
