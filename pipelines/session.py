@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
@@ -56,13 +56,13 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
         master = "local[*]"
-    is_local = master is not None and master.startswith("local")
+    is_local = (master or "").startswith("local")
     settings = (_DEFAULTS if not submitted else {}) | (_LOCAL_DEFAULTS if is_local else {}) | conf
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
     session = builder.config(map=dict(settings)).getOrCreate()
-    if not session.sparkContext.master.startswith("local"):
+    if not (session.sparkContext.master or "").startswith("local"):
         try:
             check_workers(session)
         except SetupError:
@@ -126,7 +126,7 @@ def _describe() -> str:
     return f"Python {python}, pyspark {version('pyspark')}, trionsq {version('trionsq')}"
 
 
-def _look(_numbers: Iterator[int]) -> Iterator[str]:
+def _look(_numbers: Iterable[int]) -> Iterable[str]:
     import pyarrow  # noqa: F401 -- that it is there
 
     yield _describe()

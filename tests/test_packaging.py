@@ -1,4 +1,4 @@
-"""What users install: the four packages, typed, and nothing else at top level."""
+"""What users install: the four packages, typed, and at top level only what Spark looks for."""
 
 import subprocess
 import sys
@@ -23,8 +23,9 @@ def test_the_wheel_holds_exactly_the_four_packages(tmp_path: Path) -> None:
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
         scripts = archive.read(entry_points).decode()
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert top == {"trionsq", "lookupd", "admin", "pipelines"}
-    assert {f"{package}/py.typed" for package in top} <= set(names)
+    packages = {"trionsq", "lookupd", "admin", "pipelines"}
+    assert top == packages | {"pyspark_nsq.py"}
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert "nsqd = trionsq.cli.nsqd:main" in scripts
 
 

@@ -1,0 +1,42 @@
+"""``format("nsq")``."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from pipelines.schema import COLUMNS, SPARK_SCHEMA
+from pipelines.source.batch import NsqBatchReader
+from pipelines.source.options import BatchOptions, StreamOptions, check_names
+from pipelines.source.stream import NsqStreamReader
+
+__all__ = ["NsqDataSource"]
+
+
+class NsqDataSource(DataSource):
+    """NSQ topics as a stream, and the stream's log as a table. See `pipelines.source`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "nsq"
+
+    def schema(self) -> str:
+        """The columns of a message. Raises OptionsError: one that there is not, told at load()."""
+        check_names(self.options)
+        return SPARK_SCHEMA
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:
+        """For ``readStream``. Raises OptionsError, or ValueError for other columns."""
+        _check_columns(schema)
+        return NsqStreamReader(StreamOptions.read(self.options))
+
+    def reader(self, schema: StructType) -> NsqBatchReader:
+        """For ``read``. Raises OptionsError, or ValueError for other columns."""
+        _check_columns(schema)
+        return NsqBatchReader(BatchOptions.read(self.options))
+
+
+def _check_columns(schema: StructType) -> None:
+    if tuple(schema.fieldNames()) != COLUMNS:
+        raise ValueError(f"the columns of nsq are {', '.join(COLUMNS)}: give no other schema")
