@@ -58,7 +58,7 @@ class FakeNode:
             for a in self.asked
         ]
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: trio.abc.Stream) -> None:
         """One connection."""
         self.connections += 1
         rest = b""
@@ -91,7 +91,7 @@ class FakeNode:
             return
 
 
-async def _rest_of(stream: trio.SocketStream, head: bytes, rest: bytes) -> tuple[Asked, bytes]:
+async def _rest_of(stream: trio.abc.Stream, head: bytes, rest: bytes) -> tuple[Asked, bytes]:
     line, *lines = head.decode().split("\r\n")
     headers = {key.lower(): value for key, _, value in (each.partition(": ") for each in lines)}
     length = int(headers.get("content-length", "0"))
@@ -161,8 +161,8 @@ async def ask(
     dashboard: Dashboard, method: str, path: str, body: bytes = b"", **headers: str
 ) -> HttpAnswer:
     """One request to nsqadmin; header names with _ for -."""
-    stream = await trio.open_tcp_stream("127.0.0.1", dashboard.http_port)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = Request(method, path, named, body)
-    with trio.fail_after(20):
-        return await exchange_http(SocketConnection(stream), request)
+    async with await trio.open_tcp_stream("127.0.0.1", dashboard.http_port) as stream:
+        with trio.fail_after(20):
+            return await exchange_http(SocketConnection(stream), request)

@@ -142,9 +142,9 @@ async def test_a_node_that_wants_https_gets_it(tmp_path: Path) -> None:
     options = NsqadminOptions(http_client_tls_root_ca_file=str(tmp_path / "ca.pem"))
 
     async with trio.open_nursery() as nursery, Upstream(options) as upstream:
-        listeners = await trio.open_ssl_over_tcp_listeners(0, context, host="127.0.0.1")
-        port = listeners[0].transport_listener.socket.getsockname()[1]
-        scope = await nursery.start(_serve_tls, secured, listeners)
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
+        scope = await nursery.start(_serve_tls, secured, trio.SSLListener(listener, context))
         refusal = json.dumps({"message": "TLS_REQUIRED", "https_port": port}).encode()
         async with fake_node(lambda asked: (403, refusal)) as node:
             assert (await stats(upstream, node.address)).version == "secured"
@@ -158,12 +158,12 @@ async def test_a_node_that_wants_https_gets_it(tmp_path: Path) -> None:
 
 async def _serve_tls(
     node: FakeNode,
-    listeners: list[trio.SSLListener[trio.SocketStream]],
+    listener: trio.SSLListener[trio.SocketStream],
     task_status: trio.TaskStatus[trio.CancelScope],
 ) -> None:
     with trio.CancelScope() as scope:
         task_status.started(scope)
-        await trio.serve_listeners(node.serve, listeners)  # type: ignore[arg-type]
+        await trio.serve_listeners(node.serve, [listener])
 
 
 @pytest.mark.parametrize("port", [b"0", b'"x"', b"true", b"99999", b"null", b"-1"])
