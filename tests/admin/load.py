@@ -108,6 +108,8 @@ async def _measure(pid: int, address: str, lookupd: str, polls: int) -> None:
         print(f"poll: median {durations[len(durations) // 2]:.3f} s, longest {durations[-1]:.3f} s")
         print(f"CPU per poll: {cpu_s / polls:.3f} s ({cpu_s / elapsed_s:.1%} of one core)")
         print(f"resident after {polls} polls: {_resident_mb(pid):.0f} MB")
+        counted = (await client.get(f"http://{lookupd}/simulated")).json()
+        print(f"requests to nodes under way at most, polls alone: {counted['under_way_max']}")
         node = (await client.get("/api/nodes")).json()["nodes"][-1]
         name = f"{node['broadcast_address']}:{node['http_port']}"
         paths = "/", "/topics/topic-00001", "/nodes", "/api/topics", "/api/topics/topic-00001"

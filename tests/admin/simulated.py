@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
@@ -50,7 +50,7 @@ class Counted:
     """Requests of the whole cluster.
 
     Attributes:
-        under_way: read and not yet answered.
+        under_way: read, and the last byte of the answer is not out.
         under_way_max: the most there were at once.
         asked: by path without query.
     """
@@ -58,6 +58,10 @@ class Counted:
     under_way: int = 0
     under_way_max: int = 0
     asked: dict[str, int] = field(default_factory=dict)
+
+    def answered(self) -> None:
+        """One of them is no longer under way."""
+        self.under_way -= 1
 
 
 @dataclass(eq=False)
@@ -239,11 +243,12 @@ class SimulatedCluster:
     ) -> bool:
         counted = self.counted
         if path == "/simulated":
-            return await _send(stream, json.dumps(vars(counted)).encode())
+            return await _send(stream, json.dumps(vars(counted)).encode(), lambda: None)
         counted.asked[path] = counted.asked.get(path, 0) + 1
         counted.under_way += 1
         counted.under_way_max = max(counted.under_way_max, counted.under_way)
-        try:
+        with ExitStack() as answered:
+            answered.callback(counted.answered)
             mood = self.lookupd_mood if node is None else node.mood
             if mood == "hangs":
                 # Until the other side has had enough.
@@ -252,11 +257,10 @@ class SimulatedCluster:
                 return False
             await trio.sleep(0 if node is None else node.delay_s)
             if mood == "lies":
-                return await _send(stream, b'{"topics":[{"topic_name":"t","depth":"many"}]}')
-            body = self._listed(path, query) if node is None else node.answer(path, query)
-            return await _send(stream, body)
-        finally:
-            counted.under_way -= 1
+                body: bytes | None = b'{"topics":[{"topic_name":"t","depth":"many"}]}'
+            else:
+                body = self._listed(path, query) if node is None else node.answer(path, query)
+            return await _send(stream, body, answered.close)
 
     def _listed(self, path: str, query: dict[str, str]) -> bytes | None:
         nodes = [node for node in self.nodes if node.number not in self.hidden]
@@ -303,12 +307,17 @@ def _client(number: int) -> ClientStats:
     )
 
 
-async def _send(stream: trio.SocketStream, body: bytes | None) -> bool:
+async def _send(
+    stream: trio.SocketStream, body: bytes | None, before_last: Callable[[], object]
+) -> bool:
+    """False if the other side is gone; ``before_last`` is called before the last byte goes."""
     status = b"200 OK" if body is not None else b"404 Not Found"
     body = b'{"message":"NOT_FOUND"}' if body is None else body
     head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     try:
-        await stream.send_all(head % (status, len(body)) + body)
+        await stream.send_all(head % (status, len(body)) + body[:-1])
+        before_last()
+        await stream.send_all(body[-1:])
     except trio.BrokenResourceError:
         return False
     return True
