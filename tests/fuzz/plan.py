@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.fuzz.http_in_process import fuzz_http
 from tests.fuzz.in_memory import fuzz_in_memory
+from tests.fuzz.lookupd_sessions import fuzz_lookupd
 from tests.fuzz.parser import fuzz_parser
 from tests.fuzz.sockets import fuzz_process
 
@@ -29,6 +30,8 @@ RUNS: Final = (
     Run("TCP commands, parser", 90_000, fuzz_parser),
     Run("TCP commands, broker in memory", 10_000, fuzz_in_memory),
     Run("TCP commands, process", 2_000, partial(fuzz_process, "tcp")),
+    Run("TCP upgraded, process", 2_000, partial(fuzz_process, "upgraded")),
+    Run("nsqlookupd TCP, sessions", 20_000, fuzz_lookupd),
     Run("HTTP requests, in process", 20_000, fuzz_http),
     Run("HTTP requests, process", 1_000, partial(fuzz_process, "http")),
 )

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
+import ssl
 import tempfile
+import zlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
 
+import snappy
 import trio
 
 from tests.drill.connection import HttpConnection
 from tests.fuzz.http_cases import http_case
-from tests.fuzz.mutate import cut
+from tests.fuzz.mutate import cut, mutated
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.steady import TOPIC, SteadyPair, Talk
 from tests.fuzz.tcp_cases import tcp_case
 from tests.fuzz.watch import MIB, bounded_growth, without_groups
 from tests.processes import NsqdProcess, running_nsqd
+from tests.secured import make_papers
+from trionsq.wire import commands
 
 # So many connections are open at any time.
 _TOGETHER: Final = 50
@@ -47,6 +52,8 @@ async def _nsqd(folder: Path, kind: str) -> AsyncIterator[tuple[NsqdProcess, Ste
     flags = [*_FLAGS, f"--tcp-address={folder}/tcp.sock"]
     if kind == "http":
         flags.append(f"--http-address={folder}/http.sock")
+    if kind == "upgraded":
+        flags += [f"--https-address={folder}/https.sock", *make_papers(folder).nsqd_flags[:2]]
     async with running_nsqd(folder, flags) as nsqd:
         nsqd.log = deque(nsqd.log)  # all of it
         async with (
@@ -100,6 +107,46 @@ async def _tcp_connection(path: str, seed: int, number: int) -> str:
         return found[0].decode() if found else "no error"
 
 
+def _hello() -> bytes:
+    """What a TLS client says first."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(
+            incoming, outgoing, server_hostname="x"
+        ).do_handshake()
+    return outgoing.read()
+
+
+def _encoded(layer: str, data: bytes) -> bytes:
+    """As a client sends it that has agreed on ``layer``."""
+    if layer == "snappy":
+        compressed: bytes = snappy.StreamCompressor().add_chunk(data)
+        return compressed
+    if layer == "deflate":
+        compressor = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+        return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    return _hello() + data
+
+
+async def _upgraded_connection(path: str, seed: int, number: int) -> str:
+    """One case of TCP after an upgrade: commands in it, or what is no such stream."""
+    random, data = tcp_case(seed, number)
+    layer = random.choice(("snappy", "deflate", "tls_v1"))
+    said = _encoded(layer, data[len(commands.MAGIC_V2) :])
+    if random.random() < 0.5:
+        said = mutated(random, said)
+    identify = commands.identify({"feature_negotiation": True, layer: True})
+    stream = await trio.open_unix_socket(path)
+    async with stream:
+        await stream.send_all(commands.MAGIC_V2 + identify)
+        await stream.receive_some()
+        await _speak(random, said, stream)
+        if random.random() < 0.3:
+            return f"{layer}, closed"
+        await _to_the_end(stream)
+        return layer
+
+
 async def http_connection(path: str, seed: int, number: int) -> str:
     """One case of HTTP; the status of the first answer, or what there was instead.
 
@@ -116,6 +163,13 @@ async def http_connection(path: str, seed: int, number: int) -> str:
         answer = await _to_the_end(stream)
         assert not answer or answer.startswith(b"HTTP/1."), answer[:100]
         return answer[9:12].decode() or "nothing"
+
+
+_CONNECTIONS: Final[dict[str, Callable[[str, int, int], Awaitable[str]]]] = {
+    "tcp": _tcp_connection,
+    "upgraded": _upgraded_connection,
+    "http": http_connection,
+}
 
 
 async def _speak(random: Random, data: bytes, stream: trio.SocketStream) -> None:
@@ -170,10 +224,8 @@ async def _run(kind: str, count: int, seed: int, folder: Path) -> Counter[str]:
 
         async def one(number: int) -> None:
             try:
-                if kind == "tcp":
-                    counts[await _tcp_connection(nsqd.tcp_address, seed, number)] += 1
-                else:
-                    counts[await http_connection(nsqd.http_address, seed, number)] += 1
+                address = nsqd.http_address if kind == "http" else nsqd.tcp_address
+                counts[await _CONNECTIONS[kind](address, seed, number)] += 1
             except Exception as error:
                 raise FuzzError(f"{kind}, seed {seed}, case {number}: {error!r}") from error
 
@@ -186,7 +238,7 @@ async def _run(kind: str, count: int, seed: int, folder: Path) -> Counter[str]:
 
 
 def fuzz_process(kind: str, count: int, seed: int) -> Counter[str]:
-    """Run ``count`` connections of "tcp" or "http" against a process.
+    """Run ``count`` connections of "tcp", "upgraded" or "http" against a process.
 
     Raises:
         FuzzError: with the seed and the number of the case.

@@ -18,6 +18,8 @@ from trionsq.wire import events
 
 PART = 10
 SEED = 4
+# What has no broker has nobody beside it.
+_WITHOUT_PAIR = ("TCP commands, parser", "nsqlookupd TCP, sessions")
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
@@ -28,7 +30,7 @@ def test_nonsense_changes_nothing_for_others(run: Run) -> None:
     count = run.count // PART
     found = run.fuzz(count, SEED)
     print(describe(run, count, SEED, found))
-    if run.name != RUNS[0].name:
+    if "rounds of the pair" in found or ("parser" not in run.name and "sessions" not in run.name):
         assert found["rounds of the pair"] > 3
 
 

@@ -68,6 +68,11 @@ def _nops() -> _Filling:
     return _Filling(b"", commands.nop() * (_UNIT_NBYTES // 4))
 
 
+def _wordy_nops() -> _Filling:
+    """Such as are no run, and are acted on one by one."""
+    return _Filling(b"", b"NOP x\n" * (_UNIT_NBYTES // 6))
+
+
 def _publishes() -> _Filling:
     """As many messages as a command may have, where they are dropped: nobody is subscribed."""
     many = commands.publish_many("bomb#ephemeral", [b"x"] * 200_000)
@@ -84,11 +89,12 @@ _FILLINGS: Final[dict[str, Callable[[], _Filling]]] = {
     "zeros as one message": _one_body,
     "a line without end": _line,
     "NOPs": _nops,
+    "NOPs with a parameter": _wordy_nops,
     "MPUBs of 200,000 messages": _publishes,
     "MPUBs of two sizes": _uneven_publishes,
 }
 # nsqd takes them to the end.
-_VALID: Final = frozenset({"NOPs", "MPUBs of 200,000 messages", "MPUBs of two sizes"})
+_VALID: Final = frozenset(_FILLINGS) - {"zeros as one message", "a line without end"}
 
 
 async def _bomb(layer: str, tls: bool, filling: str, warm: bool, target: Target) -> str:
@@ -177,8 +183,8 @@ def _attacks() -> list[Attack]:
                 over = f"{layer} over TLS" if tls else layer
                 run = partial(_bomb, layer, tls, filling, tls)
                 every.append(Attack(f"{over}: {filling}", run, starves=filling in _VALID))
-        run = partial(_several, 8, layer, "NOPs")
-        every.append(Attack(f"{layer}: NOPs, 8 connections", run, starves=True))
+        run = partial(_several, 8, layer, "NOPs with a parameter")
+        every.append(Attack(f"{layer}: NOPs with a parameter, 8 connections", run, starves=True))
     return every
 
 

@@ -16,7 +16,7 @@ BOMB_NBYTES = 32 * MIB
 IN_SHORT = (
     "deflate: zeros as one message",
     "snappy over TLS: a line without end",
-    "deflate: NOPs",
+    "deflate: NOPs with a parameter",
     "snappy: MPUBs of 200,000 messages",
     "half open: all kinds at once",
     "auth server dies within its answer",

@@ -1,0 +1,56 @@
+"""A parser that pauses, so that one client's commands do not take the time of all others."""
+
+from trionsq.wire.events import Touch
+from trionsq.wire.server import MAGIC_V2, CommandLimits, ServerParser
+from trionsq.wire.states import State
+
+LIMITS = CommandLimits(max_msg_size=100, max_body_size=1000)
+TOUCH = b"TOUCH 0123456789abcdef\n"
+
+
+def _subscribed(data: bytes) -> ServerParser:
+    parser = ServerParser(LIMITS)
+    parser.receive(MAGIC_V2 + b"SUB t c\n" + data)
+    assert parser.next_event() is not None
+    assert parser.state is State.SUBSCRIBED
+    return parser
+
+
+def _events(parser: ServerParser) -> int:
+    count = 0
+    while (event := parser.next_event()) is not None:
+        assert isinstance(event, Touch)
+        count += 1
+    return count
+
+
+def test_it_pauses_after_so_many_commands_and_goes_on() -> None:
+    """Nothing is lost in between, and a pause is told from a lack of input."""
+    parser = _subscribed(TOUCH * 25)
+    seen = []
+    while True:
+        parser.pause_after(10)
+        seen.append(_events(parser))
+        if not parser.paused:
+            break
+    assert seen == [10, 10, 5]
+    assert parser.buffered == 0
+
+
+def test_commands_without_an_event_count() -> None:
+    """A flood of what brings no event pauses too."""
+    parser = _subscribed(b"NOP x\n" * 100 + TOUCH)
+    parser.pause_after(99)
+    assert _events(parser) == 0
+    assert parser.paused
+    parser.pause_after(99)
+    assert _events(parser) == 1
+    assert not parser.paused
+
+
+def test_a_flood_of_nops_is_a_run() -> None:
+    """Some thousand of them count as a few commands; what comes after them is acted on."""
+    parser = _subscribed(b"NOP\n" * 10_000 + TOUCH)
+    before = parser.commands
+    assert _events(parser) == 1
+    assert parser.commands - before < 100
