@@ -49,7 +49,11 @@ def sparkline(points: Points, name: str, kind: str = "depth") -> Markup:
         '<svg class="spark {kind}" viewBox="0 0 {width:g} {height:g}" role="img" '
         'preserveAspectRatio="none" focusable="false"><title>{label}</title>{drawn}</svg>'
     ).format(
-        kind=f"line-{kind}", width=width, height=height, label=label, drawn=_drawn(runs, height)
+        kind=f"line-{kind}",
+        width=width,
+        height=height,
+        label=label,
+        drawn=_drawn(runs, height, width / len(values) / 2),
     )
 
 
@@ -72,7 +76,10 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
     top = _round_top(max(max(line, default=0.0) for line in known))
     drawn = Markup("").join(
         Markup('<g class="line-{}">{}</g>').format(
-            line.kind, _drawn(list(_runs(points, width, height, top)), height)
+            line.kind,
+            _drawn(
+                list(_runs(points, width, height, top)), height, width / max(len(points), 1) / 2
+            ),
         )
         for line, points in zip(lines, values, strict=True)
     )
@@ -165,9 +172,14 @@ def _runs(
         yield run
 
 
-def _drawn(runs: Sequence[Sequence[tuple[float, float]]], height: float) -> Markup:
+def _drawn(
+    runs: Sequence[Sequence[tuple[float, float]]], height: float, half_step: float
+) -> Markup:
     parts = []
     for run in runs:
+        if len(run) == 1:  # a line of one point would not be seen
+            x, y = run[0]
+            run = [(max(x - half_step, 0.0), y), (x + half_step, y)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
         first, last = run[0][0], run[-1][0]
         area = f"{first:.1f},{height:g} {line} {last:.1f},{height:g}"

@@ -114,7 +114,7 @@ _COLUMNS: Final[Sequence[Column[_Shown]]] = (
     Column("in", "In /s", lambda row: row.rate_in),
     Column("out", "Out /s", lambda row: row.rate_out),
     Column("clients", "Clients", lambda row: row.clients),
-    Column("topics", "Topics", lambda row: len(row.topics)),
+    Column("topics", "Topics", lambda row: len(row.topics), is_number=False),
 )
 
 
@@ -128,6 +128,7 @@ _TOPICS: Final[Sequence[Column[TopicStats]]] = (
     Column("name", "Topic", lambda row: row.topic_name, is_number=False),
     Column("depth", "Waiting", lambda row: row.depth),
     Column("disk", "Memory + disk", lambda row: row.backend_depth),
+    Column("held", "At channels", lambda row: _held(row)),
     Column("messages", "Messages", lambda row: row.message_count),
     Column("channels", "Channels", lambda row: len(row.channels or ())),
 )
@@ -218,6 +219,7 @@ class Nodes:
             row=snapshot.nodes.get(node) if snapshot else None,
             chips=self._chips(node, show),
             counts=_counts(looked.stats.topics or ()),
+            held=_held,
             tombstoned=_tombstoned(looked.producer),
             sparks=drawing.sparks,
             listing=self._listing(node, show, looked, query),
@@ -276,6 +278,11 @@ class Nodes:
             for client in channel.clients or ()
         )
         return clients_listing(clients, query, path, of_node=True, extra=extra)
+
+
+def _held(topic: TopicStats) -> int:
+    """What waits at its channels."""
+    return sum(channel.depth for channel in topic.channels or ())
 
 
 def _text(row: _Shown) -> str:
