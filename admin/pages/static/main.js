@@ -95,6 +95,7 @@ document.addEventListener("click", async (event) => {
     find("#dialog-body").innerHTML = await answer.text();
     dialog.setAttribute("aria-label", link.textContent.trim());
     dialog.showModal();
+    checkTyped(find("input[data-typed]", dialog));
     find("[data-first]", dialog)?.focus();
   } catch {
     location.assign(link.href);
@@ -108,12 +109,15 @@ dialog?.addEventListener("click", (event) => {
 });
 
 // The button of a typed confirmation wakes up when the name is right. The server checks it again.
+function checkTyped(input) {
+  const button = input && find("button[data-confirms]", input.form);
+  if (button) button.disabled = input.value.trim() !== input.dataset.typed;
+}
+
 document.addEventListener("input", (event) => {
-  const wanted = event.target.dataset?.typed;
-  if (wanted === undefined) return;
-  const button = find("button[data-confirms]", event.target.form);
-  if (button) button.disabled = event.target.value !== wanted;
+  if (event.target.dataset?.typed !== undefined) checkTyped(event.target);
 });
+checkTyped(find("input[data-typed]"));
 
 // Nothing is sent twice by a double click.
 document.addEventListener("submit", (event) => {
