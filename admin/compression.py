@@ -55,5 +55,5 @@ async def compressed(response: Response) -> Response:
         body = await trio.to_thread.run_sync(compress, body)
     response.set_data(body)
     response.headers["Content-Encoding"] = coding
-    response.headers["Vary"] = "Accept-Encoding"
+    response.vary.add("Accept-Encoding")
     return response

@@ -102,7 +102,6 @@ class Site:
         }
         response = html(self._templates.get_template(template).render(values))
         response.headers["Cache-Control"] = "no-store"
-        response.headers["Vary"] = "HX-Request"
         if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
             response.set_cookie(
                 GRAPHS_COOKIE, chosen, max_age=_YEAR_S, httponly=True, samesite="Lax"
