@@ -134,10 +134,6 @@ class Upstream:
             node = node_of(url)
             raise UpstreamError(node, f"{node} answered no {kind.__name__}: {error}", 200) from None
 
-    async def get_text(self, url: str, *, timeout_s: float | None = None) -> str:
-        """The text that is at ``url``; else as `get_json`."""
-        return (await self._ask("GET", url, timeout_s)).decode(errors="replace")
-
     async def get_bytes(self, url: str, *, timeout_s: float | None = None) -> bytes:
         """The bytes that are at ``url``; else as `get_json`."""
         return await self._ask("GET", url, timeout_s)
