@@ -185,9 +185,11 @@ async def test_what_waits_at_the_end_is_still_told() -> None:
         assert set(bodies) == {"pause_topic"}
 
 
-async def test_a_receiver_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_receiver_that_hangs_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Actions are answered at once, the end comes within seconds, and the log tells of it."""
-    logging.getLogger("trionsq").propagate = True
+    monkeypatch.setattr(logging.getLogger("trionsq"), "propagate", True)
     async with fake_node(lambda asked: None) as receiver:
         url = f"http://user:secret@{receiver.address}/hook"
         with trio.fail_after(8):
@@ -198,9 +200,11 @@ async def test_a_receiver_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFi
     assert "secret" not in caplog.text
 
 
-async def test_a_receiver_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_receiver_that_fails_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line for each, and nothing else happens."""
-    logging.getLogger("trionsq").propagate = True
+    monkeypatch.setattr(logging.getLogger("trionsq"), "propagate", True)
     notifier = Notifier(NsqadminOptions(notification_http_endpoint=f"http://{free_address()}/"))
     notifier.note(DONE)
     with trio.move_on_after(0):
