@@ -2,9 +2,9 @@
 
 A poll asks each nsqd at once, `Poller.requests_max` at a time, and is over when all have answered
 or after `ANSWER_WAIT_S`: who answers later is part of the next poll and is not asked twice
-meanwhile. Nodes that did not answer last time have places of their own in the queue, so that they
-hold up neither the others nor a viewer. They stay in the list for `GONE_S` after nsqlookupds have
-forgotten them, for that is how a node that died looks.
+meanwhile. Nodes that did not answer last time are hardly waited for and have places of their own
+in the queue, so that they hold up neither the others nor a viewer. They stay in the list for
+`GONE_S` after nsqlookupds have forgotten them, for that is how a node that died looks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from admin.watch.history import History
 from admin.watch.snapshot import NodeRow, Snapshot
 from trionsq.durations import SECOND_NS
 
-__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "NODES_EVERY_S", "NODES_MAX", "Poller",
-           "WatchEndedError"]  # fmt: skip
+__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "NODES_EVERY_S", "NODES_MAX", "SILENT_WAIT_S",
+           "Poller", "WatchEndedError"]  # fmt: skip
 
 log = logging.getLogger("trionsq")
 
 ANSWER_WAIT_S: Final = 2.0
 """A poll does not wait longer for nodes, in seconds."""
+SILENT_WAIT_S: Final = 0.25
+"""The same if only those are missing that did not answer the last time either."""
 NODES_EVERY_S: Final = 15.0
 """So often nsqlookupds are asked for nodes; at each poll if one did not answer or none is known."""
 GONE_S: Final = 600.0
@@ -71,6 +73,7 @@ class _Node:
     answer: tuple[NodeFigures, float] | UpstreamError | None = None
     asked_s: float | None = None
     silent: bool = False
+    error: str = ""
     answered_wall_s: float | None = None
     start_time: int = 0
     ages: Ages | None = None
@@ -134,6 +137,11 @@ class Poller:
     def viewers(self) -> int:
         """How many are looking."""
         return self._viewers
+
+    @property
+    def silent_nodes(self) -> frozenset[str]:
+        """Nodes that did not answer when they were last asked, by name (``host:port``)."""
+        return frozenset(name for name, node in self._nodes.items() if node.silent)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -225,7 +233,7 @@ class Poller:
         # In an order that does not depend on who answers first.
         snapshot.nodes = {name: node.row() for name, node in self._nodes.items()}
         gathering = Gathering(snapshot)
-        await self._gather(gathering, trio.current_time() + min(ANSWER_WAIT_S, self.interval_s))
+        await self._gather(gathering)
         await gathering.finish()
         snapshot.taken_s = self._wall()
         snapshot.poll_s = trio.current_time() - began_s
@@ -236,22 +244,25 @@ class Poller:
         self._published.set()
         self._published = trio.Event()
 
-    async def _gather(self, gathering: Gathering, until_s: float) -> None:
+    async def _gather(self, gathering: Gathering) -> None:
         """Add answers as they come, and at the end those nodes that gave none."""
+        began_s = trio.current_time()
         missing = dict(self._nodes)
         while True:
             self._news = trio.Event()
             for name, node in [each for each in missing.items() if each[1].answer is not None]:
                 del missing[name]
                 await self._add(gathering, node)
+            silent = all(node.silent for node in missing.values())
+            wait_s = min(SILENT_WAIT_S if silent else ANSWER_WAIT_S, self.interval_s)
+            until_s = began_s + wait_s
             if not missing or trio.current_time() >= until_s:
                 break
             with trio.move_on_at(until_s):
                 await self._news.wait()
         for node in missing.values():
             row = node.row()
-            waited_s = trio.current_time() - (node.asked_s or 0.0)
-            row.error = f"no answer for {waited_s:.0f} s"
+            row.error = node.error if node.silent else f"no answer within {ANSWER_WAIT_S:g} s"
             gathering.add_silent(row)
 
     async def _add(self, gathering: Gathering, node: _Node) -> None:
@@ -286,7 +297,7 @@ class Poller:
             log.warning("%s does not answer: %s", name, node.answer)
         elif node.silent and not silent:
             log.info("%s answers again", name)
-        node.silent, node.asked_s = silent, None
+        node.silent, node.error, node.asked_s = silent, str(node.answer) if silent else "", None
         self._news.set()
 
     def _choose_for_ages(self, nursery: trio.Nursery) -> None:

@@ -11,7 +11,7 @@ import trio.testing
 
 from admin.cluster.shapes import NodeStats
 from admin.upstream import UpstreamError
-from admin.watch.poller import ANSWER_WAIT_S, GONE_S, Poller, WatchEndedError
+from admin.watch.poller import ANSWER_WAIT_S, GONE_S, SILENT_WAIT_S, Poller, WatchEndedError
 from admin.watch.snapshot import Snapshot
 from tests.admin.watch.fakes import (
     START,
@@ -126,17 +126,20 @@ async def test_a_node_that_hangs_costs_its_own_row(
 ) -> None:
     """The others are there in time, poll by poll; it says for how long it has not answered."""
     nodes = [hanging(), good(1), good(2)]
-    async with running(make(nodes)) as poller:
+    async with running(make(nodes, interval_s=3.0)) as poller:
         with poller.watch():
-            for _ in range(4):
+            for number in range(6):
                 found = await polls(poller, 1)
-                assert found.poll_s <= ANSWER_WAIT_S
+                # Until it is known to be silent: the first question ends in the second poll.
+                assert found.poll_s <= (ANSWER_WAIT_S if number < 2 else SILENT_WAIT_S)
+                assert found.poll_s >= (ANSWER_WAIT_S if number < 2 else 0.0)
                 assert [row.up for row in found.nodes.values()] == [False, True, True]
                 assert found.channels["t", "c"].depth == 6
                 assert found.total.nodes == 2
                 assert "no answer" in found.nodes["hangs1:4151"].error
             assert found.problems[0].kind == "node-silent"
-    assert nodes[1].asked == 4
+            assert poller.silent_nodes == {"hangs1:4151"}
+    assert nodes[1].asked == 6
 
 
 async def test_many_that_hang_do_not_hold_up_the_others(
@@ -206,6 +209,7 @@ async def test_a_node_that_is_back_makes_no_jump(autojump_clock: trio.testing.Mo
             assert found.total.rate_in is None
             down = False
             found = await polls(poller, 1)
+            assert found.nodes["n:1"].up
             assert found.total.rate_in == pytest.approx(100.0)
 
 
