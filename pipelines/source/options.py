@@ -25,6 +25,7 @@ from trionsq.client import Config, ConfigError
 
 __all__ = ["BATCH", "STREAM", "BatchOptions", "StreamOptions", "check_names"]
 
+_LEAST_NBYTES: Final = 16 << 20
 # What a regular expression has and a topic's name has not.
 _PATTERN: Final = re.compile(r"[][*+?(){}|^$\\]")
 _OF_RECEIVER: Final = ("max_in_flight", "msg_timeout", "max_attempts", "sample_rate")
@@ -127,6 +128,7 @@ class StreamOptions:
         try:
             if least is not None and most is not None and least > most:
                 raise ValueError("minMessagesPerTrigger is above maxMessagesPerTrigger")
+            _check_room(values)
             receiver = _receiver_config(values)
             limits = WalLimits(values["wal.maxBytes"], values["wal.retention"])
         except ValueError as error:
@@ -171,6 +173,13 @@ class BatchOptions:
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
         )
+
+
+def _check_room(values: Mapping[str, Any]) -> None:
+    # A full log goes on when there is room for two segments; the newest one always stays.
+    least = max(_LEAST_NBYTES, 4 * values["wal.segmentBytes"])
+    if values["wal.maxBytes"] < least:
+        raise ValueError(f"wal.maxBytes must be at least {least}: room for four segments")
 
 
 _USERS_WORDS: Final = {

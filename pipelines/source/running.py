@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from pipelines.receiver import Receiver, ReceiverError
 from pipelines.source.options import StreamOptions
@@ -41,6 +41,7 @@ class Running:
         self.receiver = Receiver(options.receiver, self.wal)
         self._stopping = threading.Lock()
         self._is_stopped = False
+        self._handlers: dict[int, Any] = {}
         self.receiver.start()
 
     def stop(self) -> None:
@@ -52,6 +53,7 @@ class Running:
             if self._is_stopped:
                 return
             self._is_stopped = True
+            self._restore_handlers()
             try:
                 self.receiver.stop()
             except ReceiverError as error:
@@ -62,10 +64,16 @@ class Running:
 
     def stop_at_sigterm(self) -> None:
         """Have SIGTERM do a `stop`, and SIGINT nothing: Ctrl-C is for the user's program."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self._end_soon())
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {
+                signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+                signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: self._end_soon()),
+            }
+
+    def _restore_handlers(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            while self._handlers:
+                signal.signal(*self._handlers.popitem())
 
     def _end_soon(self) -> None:
         # Not here: the main thread was interrupted anywhere, maybe with a lock of the log.

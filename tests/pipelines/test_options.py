@@ -1,0 +1,80 @@
+"""Options as Spark hands them over."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.options import (
+    Option,
+    OptionsError,
+    boolean,
+    choice,
+    duration_s,
+    integer,
+    nbytes,
+    read_options,
+    text,
+    texts,
+)
+
+TABLE = (
+    Option("walPath", text, "the folder", required=True),
+    Option("maxInFlight", integer(1, 9), "how many", 5),
+    Option("client.*", str, "passed on"),
+)
+
+
+def test_names_are_found_in_any_case_and_defaults_fill_in() -> None:
+    """Spark hands option names over in lower case."""
+    values = read_options(TABLE, {"walpath": "/w", "client.tls_v1": "true"}, "test")
+    assert values == {"walPath": "/w", "maxInFlight": 5, "client.*": {"tls_v1": "true"}}
+
+
+def test_all_that_is_wrong_is_told_at_once_with_the_valid_options() -> None:
+    """Unknown, wrong and missing ones; a misspelt one with the one that was meant."""
+    with pytest.raises(OptionsError) as told:
+        read_options(TABLE, {"maxinflght": "3", "maxInFlight": "10"}, "test")
+    lines = str(told.value).splitlines()
+    assert lines == [
+        "options of test:",
+        "  there is no option 'maxinflght'; is maxInFlight meant?",
+        "  maxInFlight: must be at most 9, not 10",
+        "  walPath is required: the folder",
+        "valid options:",
+        "  walPath      the folder (required)",
+        "  maxInFlight  how many (default 5)",
+        "  client.*     passed on",
+    ]
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    """Sizes with units, durations with units or in milliseconds, lists with commas."""
+    assert nbytes("4g") == 4 << 30
+    assert nbytes("512 MB") == 512 << 20
+    assert duration_s("1m30s") == 90.0
+    assert duration_s("250") == 0.25
+    assert texts("a, b") == ("a", "b")
+    assert boolean("true") is True
+    assert choice("a", "b")("B") == "b"
+
+
+@pytest.mark.parametrize(
+    ("parse", "told"),
+    [
+        (nbytes, "0"),
+        (nbytes, "4x"),
+        (duration_s, "-1s"),
+        (duration_s, "soon"),
+        (texts, "a,,b"),
+        (text, " "),
+        (boolean, "yes"),
+        (integer(), "1.5"),
+        (integer(0), "-1"),
+        (choice("a"), "c"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(parse: object, told: str) -> None:
+    """Each with a reason, none with a traceback of int()."""
+    assert callable(parse)
+    with pytest.raises(ValueError, match=r"^(?!invalid literal).+"):
+        parse(told)
