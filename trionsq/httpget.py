@@ -38,6 +38,8 @@ NBYTES_MAX: Final = 5 * 1024 * 1024
 """Default bound of a body: nsqd's default --max-body-size."""
 
 _RECEIVE_NBYTES: Final = 64 * 1024
+# Until it is known to be HTTP: an error of h11 holds, and quotes, all that there is.
+_HEAD_NBYTES: Final = 8 * 1024
 # Characters of what is wrong with an answer.
 _SHOWN_MAX: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -260,7 +262,8 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max:
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(bytes(await stream.receive_some(_RECEIVE_NBYTES)))
+            nbytes = _RECEIVE_NBYTES if status else _HEAD_NBYTES
+            connection.receive_data(bytes(await stream.receive_some(nbytes)))
         elif isinstance(event, h11.Response):
             status = event.status_code
             headers = {

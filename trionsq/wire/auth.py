@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, NoReturn
 from urllib.parse import urlencode, urlsplit
 
@@ -207,38 +208,47 @@ def read_grant(body: bytes) -> Grant:
     )
 
 
+@lru_cache(maxsize=_PATTERNS_MAX)
+def _compiled(text: str) -> tuple[Pattern, int]:
+    """A pattern and its size in instructions; kept, for answers have the same ones as a rule.
+
+    Raises:
+        ValueError: it is none.
+    """
+    # Not above: 4 MiB of memory that an nsqd without auth servers does without.
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = _PATTERN_NBYTES_MAX
+    try:
+        pattern = re2.compile(text, options)
+    except re2.error:
+        raise ValueError("a pattern does not compile") from None
+    return pattern.search, pattern.programsize
+
+
 class _Patterns:
-    """Compiles each pattern of an answer once, within the limits."""
+    """The patterns of an answer, within the limits."""
 
     def __init__(self) -> None:
-        # Not above: 4 MiB of memory that an nsqd without auth servers does without.
-        import re2
-
-        self._re2 = re2
-        self._compiled: dict[str, Pattern] = {}
+        self._searches: dict[str, Pattern] = {}
         self._instructions = 0
-        self._options = re2.Options()
-        self._options.log_errors = False
-        self._options.never_capture = True
-        self._options.max_mem = _PATTERN_NBYTES_MAX
 
     def compile(self, text: str) -> Pattern:
         """Raises ValueError if it is no pattern, or one too many."""
-        search = self._compiled.get(text)
+        search = self._searches.get(text)
         if search is not None:
             return search
-        if len(self._compiled) == _PATTERNS_MAX:
+        if len(self._searches) == _PATTERNS_MAX:
             raise ValueError(f"more than {_PATTERNS_MAX} patterns")
-        try:
-            pattern = self._re2.compile(text, self._options)
-        except self._re2.error:
-            raise ValueError("a pattern does not compile") from None
-        self._instructions += pattern.programsize
+        search, instructions = _compiled(text)
+        self._instructions += instructions
         if self._instructions > _INSTRUCTIONS_MAX:
             raise ValueError("the patterns are too large")
-        compiled: Pattern = pattern.search
-        self._compiled[text] = compiled
-        return compiled
+        self._searches[text] = search
+        return search
 
 
 def _authorization(entry: object, patterns: _Patterns) -> _Authorization:
