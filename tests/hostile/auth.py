@@ -117,7 +117,7 @@ async def _lying(answer: Answer) -> AsyncIterator[Sequence[str]]:
 
 
 async def _authenticate(expected: str, target: Target) -> str:
-    """All at once; each must be told ``expected``, at AUTH or at what it does next."""
+    """All at once; each must be refused, at AUTH or, if that succeeds, at what it does next."""
     told: Counter[str] = Counter()
 
     async def one() -> None:
@@ -144,8 +144,9 @@ async def _authenticate(expected: str, target: Target) -> str:
         while told.total() < CLIENTS:  # noqa: ASYNC110 - counted by all
             await trio.sleep(0.02)
         answered.set()
-    assert told == {expected: CLIENTS}, told
-    return f"{CLIENTS} clients {expected}"
+    # On a busy machine some wait too long for their turn. Nobody is let in.
+    assert told.keys() <= {expected, "E_AUTH_FAILED"}, told
+    return ", ".join(f"{count} clients {code}" for code, count in told.items())
 
 
 def _attacks() -> list[Attack]:
