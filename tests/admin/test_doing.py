@@ -126,6 +126,10 @@ async def test_a_tombstone_hides_the_node_before_it_deletes() -> None:
         assert await cluster.do("DELETE", f"/api/nodes/{node}", {"topic": "t"}) == (200, "")
         assert cluster.lookupd.paths == [f"POST /topic/tombstone topic=t node={node}"]
         assert cluster.nsqd.paths == ["GET /info", "POST /topic/delete topic=t"]
+        cluster.nsqd.says = lambda asked: (500, b"no")
+        assert (await cluster.do("DELETE", f"/api/nodes/{node}", {"topic": "u"}))[0] == 502
+        assert cluster.lookupd.paths[1:] == [f"POST /topic/tombstone topic=u node={node}"]
+        assert cluster.nsqd.paths[2:] == ["GET /info"]
 
 
 async def test_a_call_that_fails_is_a_warning() -> None:
@@ -205,11 +209,13 @@ async def test_a_receiver_that_fails_is_logged(
 ) -> None:
     """One line for each, and nothing else happens."""
     monkeypatch.setattr(logging.getLogger("trionsq"), "propagate", True)
-    notifier = Notifier(NsqadminOptions(notification_http_endpoint=f"http://{free_address()}/"))
+    url = f"http://user:secret@{free_address()}/?secret"
+    notifier = Notifier(NsqadminOptions(notification_http_endpoint=url))
     notifier.note(DONE)
     with trio.move_on_after(0):
         await notifier.run()
     assert "NOTIFY: POST http://127.0.0.1:" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_what_waits_to_be_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

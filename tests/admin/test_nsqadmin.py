@@ -160,21 +160,32 @@ def test_the_first_coding_that_is_named(header: str, coding: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../__init__.py",
-        "/static/%2e%2e/views.py",
-        "/static/..%2f__init__.py",
-        "/static//etc/passwd",
+        "/static/../secret.js",
+        "/static/%2e%2e/secret.js",
+        "/static/..%2fsecret.js",
+        "/static/in/..%2f..%2fsecret.js",
+        "/fonts/..%2f..%2fsecret.js",
         "/static/.hidden.js",
-        "/static/main.js%00",
-        "/fonts/../main.js",
+        "/static/in/.hidden.js",
+        "/static/shown.js%00",
+        "/static/in",
+        "/static/unknown.type",
     ],
 )
-async def test_static_files_stay_in_their_folder(path: str) -> None:
-    """Nothing but files of ours, whatever the path."""
-    async with nsqadmin(nsqd_http_address=("127.0.0.1:1",)) as dashboard:
+async def test_static_files_stay_in_their_folder(path: str, tmp_path: Path) -> None:
+    """Nothing but files of a known type in the folder, whatever the path."""
+    folder = trio.Path(tmp_path) / "static"
+    await (folder / "in").mkdir(parents=True)
+    names = ["../secret.js", ".hidden.js", "in/.hidden.js", "in/shown.js", "unknown.type"]
+    for name in names:
+        await (folder / name).write_text("secret")
+    options = {"dev_static_dir": str(folder), "nsqd_http_address": ("127.0.0.1:1",)}
+    async with nsqadmin(**options) as dashboard:
+        shown = await ask(dashboard, "GET", "/static/in/shown.js")
+        assert (shown.status, shown.body) == (200, b"secret")
         answer = await ask(dashboard, "GET", path)
         assert answer.status in (301, 404)
-        assert b"import" not in answer.body
+        assert b"secret" not in answer.body.replace(b"secret.js", b"")
 
 
 async def test_each_task_has_a_name_for_its_user() -> None:

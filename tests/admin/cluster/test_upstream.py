@@ -144,26 +144,20 @@ async def test_a_node_that_wants_https_gets_it(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery, Upstream(options) as upstream:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listener.socket.getsockname()[1]
-        scope = await nursery.start(_serve_tls, secured, trio.SSLListener(listener, context))
+        nursery.start_soon(
+            trio.serve_listeners, secured.serve, [trio.SSLListener(listener, context)]
+        )
         refusal = json.dumps({"message": "TLS_REQUIRED", "https_port": port}).encode()
         async with fake_node(lambda asked: (403, refusal)) as node:
             assert (await stats(upstream, node.address)).version == "secured"
             assert (await stats(upstream, node.address)).version == "secured"
             assert (len(node.asked), len(secured.asked)) == (1, 2)
-            scope.cancel()
+            secured.says = lambda asked: b"junk"
             node.says = lambda asked: (200, b'{"version":"open"}')
-            assert (await stats(upstream, node.address)).version == "open"
+            for _ in range(2):
+                assert (await stats(upstream, node.address)).version == "open"
+            assert (len(node.asked), len(secured.asked)) == (3, 3)
         nursery.cancel_scope.cancel()
-
-
-async def _serve_tls(
-    node: FakeNode,
-    listener: trio.SSLListener[trio.SocketStream],
-    task_status: trio.TaskStatus[trio.CancelScope],
-) -> None:
-    with trio.CancelScope() as scope:
-        task_status.started(scope)
-        await trio.serve_listeners(node.serve, [listener])
 
 
 @pytest.mark.parametrize("port", [b"0", b'"x"', b"true", b"99999", b"null", b"-1"])
