@@ -109,8 +109,8 @@ class Receiver:
         try:
             trio.run(self._main)
         except BaseException as error:
-            self._failure = _innermost(error)
-            log.error("the receiver failed: %s", self._failure)
+            self._failure = _first(error)
+            log.error("the receiver failed: %s", self._failure, exc_info=error)
         finally:
             self._figures.connections = 0
             self._started.set()
@@ -213,8 +213,8 @@ class Receiver:
             await trio.sleep(config.client.lookupd_poll_interval_s)
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """What is inside of a group that has only one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+def _first(error: BaseException) -> BaseException:
+    """Of a group the first: consumers mostly fail all at once and for one reason."""
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -188,6 +188,7 @@ class Writer:
             self._give_back(pending.batch)
         self._settle(rest)
         nbytes = max(_PROBE_NBYTES, 2 * sum(pending.nbytes for pending in cut))
+        nbytes = min(nbytes, self._wal.limits.max_nbytes // 2)
         while not self._is_draining:
             with trio.move_on_after(self._config.probe_s):
                 await self._wake.wait()
