@@ -1,0 +1,42 @@
+"""What the source's tests share: nsqd by its HTTP API, and a wait with a limit."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# nsqd takes 5 MiB at a time.
+PART = 1000
+PART_NBYTES = 4 << 20
+
+
+def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
+    """By /mpub, binary."""
+    step = max(1, min(PART, PART_NBYTES // max(map(len, bodies))))
+    for first in range(0, len(bodies), step):
+        part = bodies[first : first + step]
+        data = b"".join(
+            [len(part).to_bytes(4, "big"), *(len(b).to_bytes(4, "big") + b for b in part)]
+        )
+        url = f"http://{http_address}/mpub?topic={topic}&binary=true"
+        with urllib.request.urlopen(url, data, timeout=20) as answer:
+            assert answer.read() == b"OK"
+
+
+def channel_of(http_address: str, topic: str, channel: str) -> dict[str, Any]:
+    """What /stats says of a channel."""
+    url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        found: dict[str, Any] = json.load(answer)["topics"][0]["channels"][0]
+    return found
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Ask again and again; AssertionError after the limit."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,279 @@
+"""The stream's reader, asked as Spark asks it, without Spark: a real nsqd and a real log."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from pipelines.receiver import ReceiverError
+from pipelines.schema import ARROW_SCHEMA
+from pipelines.source.batch import NsqBatchReader
+from pipelines.source.offsets import DataLossError, Offset
+from pipelines.source.options import BatchOptions, StreamOptions
+from pipelines.source.stream import NsqStreamReader
+from pipelines.wal import Wal, WalLockedError
+from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.processes import free_address
+from trionsq.testing import OpenBroker
+
+ALL = ReadAllAvailable()
+
+
+@contextmanager
+def reading(nsqd: OpenBroker, wal_path: Path, **more: str) -> Iterator[NsqStreamReader]:
+    """A reader, stopped at the end. ``wal_`` in an option's name stands for ``wal.``."""
+    options = {
+        "topic": "t",
+        "channel": "c",
+        "nsqd.tcp.addresses": nsqd.tcp_address,
+        "walPath": str(wal_path),
+        "availableNowIdle": "300ms",
+    }
+    given = options | {name.replace("wal_", "wal."): text for name, text in more.items()}
+    reader = NsqStreamReader(StreamOptions.read(given))
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def bodies_of(reader: NsqStreamReader, start: Offset, end: Offset) -> list[bytes]:
+    """What the tasks of a batch read, on executors that have the reader by pickle."""
+    remote = pickle.loads(pickle.dumps(reader))
+    found: list[bytes] = []
+    for partition in reader.partitions(start, end):
+        for batch in remote.read(pickle.loads(pickle.dumps(partition))):
+            assert batch.schema.equals(ARROW_SCHEMA)
+            found += batch["body"].to_pylist()
+    return found
+
+
+def latest(reader: NsqStreamReader, start: Offset, messages: int) -> Offset:
+    """The offset when so many are there."""
+    found: list[Offset] = []
+
+    def has_come() -> bool:
+        found.append(reader.latestOffset(start, ALL))
+        return int(found[-1]["lsn"]) >= int(start["lsn"]) + messages
+
+    wait_until(has_come)
+    return found[-1]
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def test_a_batch_has_what_was_published(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Stored, visible, finished; and read by a task in another process."""
+    publish(nsqd.http_address, "t", numbered(3000))
+    with reading(nsqd, tmp_path) as reader:
+        start = reader.initialOffset()
+        end = latest(reader, start, 3000)
+        assert sorted(bodies_of(reader, start, end)) == sorted(numbered(3000))
+        assert reader.latestOffset(end, ALL) is end
+        assert reader.partitions(end, end) == []
+    channel = channel_of(nsqd.http_address, "t", "c")
+    assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
+
+
+def test_the_limit_of_a_trigger_holds(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """maxMessagesPerTrigger, told to Spark and kept; but not where Spark asks for all."""
+    publish(nsqd.http_address, "t", numbered(1000))
+    with reading(nsqd, tmp_path, maxMessagesPerTrigger="300") as reader:
+        start = reader.initialOffset()
+        limit = reader.getDefaultReadLimit()
+        assert limit == ReadMaxRows(300)
+        latest(reader, start, 1000)
+        assert reader.latestOffset(start, limit)["lsn"] == 300
+        assert reader.latestOffset(start, ALL)["lsn"] == 1000
+
+
+def test_a_batch_that_was_not_finished_is_the_same_after_a_restart(
+    nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """Spark's first question is then for the partitions, with the offsets of before."""
+    publish(nsqd.http_address, "t", numbered(500))
+    with reading(nsqd, tmp_path) as reader:
+        start = reader.initialOffset()
+        end = latest(reader, start, 500)
+        before = bodies_of(reader, start, end)
+    publish(nsqd.http_address, "t", numbered(10, first=500))
+    with reading(nsqd, tmp_path) as reader:
+        assert bodies_of(reader, start, end) == before
+        more = latest(reader, end, 10)
+        assert sorted(bodies_of(reader, end, more)) == sorted(numbered(10, first=500))
+
+
+def test_a_question_about_the_next_batch_commits_the_one_before(
+    nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """Spark says so itself only when there is a next one; the last one would come again."""
+    publish(nsqd.http_address, "t", numbered(100))
+    with reading(nsqd, tmp_path) as reader:
+        end = latest(reader, reader.initialOffset(), 100)
+    with Wal.open(tmp_path) as wal:
+        assert wal.committed == 0
+    with reading(nsqd, tmp_path) as reader:
+        reader.latestOffset(end, ALL)
+    with Wal.open(tmp_path) as wal:
+        assert wal.committed == 100
+
+
+def test_a_full_log_goes_on_when_spark_has_read_it(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Twice what the log may hold comes through, each message once, none lost."""
+    bodies = [b"%08d" % number + bytes(100_000) for number in range(330)]
+    publish(nsqd.http_address, "t", bodies)
+    limits = {"wal_maxBytes": "16m", "wal_segmentBytes": "1m", "wal_retention": "0"}
+    found: list[bytes] = []
+    with reading(nsqd, tmp_path, **limits) as reader:
+        start = reader.initialOffset()
+        wait_until(lambda: bool((reader.reportLatestOffset() or {})["paused"]))
+
+        def is_complete() -> bool:
+            nonlocal start
+            end = reader.latestOffset(start, ALL)
+            found.extend(body[:8] for body in bodies_of(reader, start, end))
+            start = end
+            return len(found) >= len(bodies)
+
+        wait_until(is_complete)
+        assert reader.latestOffset(start, ALL) is start
+        nbytes = (reader.reportLatestOffset() or {})["walBytes"]
+    assert sorted(found) == [body[:8] for body in bodies]
+    assert nbytes <= 16 << 20
+
+
+def test_available_now_drains_and_ends(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """All that was published before, in batches within the limit; then start comes back."""
+    publish(nsqd.http_address, "t", numbered(1000))
+    with reading(nsqd, tmp_path, maxMessagesPerTrigger="400") as reader:
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        ends = []
+        while (end := reader.latestOffset(start, ReadMaxRows(400))) is not start:
+            ends.append(end["lsn"])
+            start = end
+        publish(nsqd.http_address, "t", numbered(5))
+        assert reader.latestOffset(start, ReadMaxRows(400)) is start
+    assert ends[-1] == 1000
+    assert all(later - earlier <= 400 for earlier, later in zip([0, *ends], ends, strict=False))
+
+
+def test_a_failed_receiver_is_told_at_the_next_question(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Not silence: the query fails with the receiver's reason."""
+    nobody = {"nsqd.tcp.addresses": free_address(), "connectTimeout": "200ms"}
+    with reading(nsqd, tmp_path, **nobody) as reader:
+        start = reader.initialOffset()
+
+        def fails() -> bool:
+            try:
+                reader.latestOffset(start, ALL)
+            except ReceiverError:
+                return True
+            return False
+
+        wait_until(fails)
+        with pytest.raises(ReceiverError, match=r"the receiver failed: ."):
+            reader.latestOffset(start, ALL)
+
+
+def test_a_log_of_another_checkpoint_is_refused(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """At whichever question comes first."""
+    other = {"lsn": 5, "wal": "other"}
+    with reading(nsqd, tmp_path) as reader:
+        with pytest.raises(DataLossError, match="belongs to the log other"):
+            reader.latestOffset(other, ALL)
+        with pytest.raises(DataLossError, match="belongs to the log other"):
+            reader.partitions(other, other)
+
+
+def test_with_loss_accepted_another_log_is_read_from_its_begin(
+    nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """failOnDataLoss false: the old batch is empty, the next one has all there is."""
+    publish(nsqd.http_address, "t", numbered(20))
+    other = {"lsn": 5, "wal": "other"}
+    with reading(nsqd, tmp_path, failOnDataLoss="false") as reader:
+        assert reader.partitions(other, other) == []
+        wait_until(lambda: int(reader.latestOffset(other, ALL)["lsn"]) == 20)
+        end = reader.latestOffset(other, ALL)
+        reader.commit(other)
+        assert sorted(bodies_of(reader, other, end)) == sorted(numbered(20))
+
+
+def test_a_log_in_use_is_refused_after_a_time(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Two queries with one walPath: the second one says so."""
+    with reading(nsqd, tmp_path) as first:
+        first.initialOffset()
+        with (
+            reading(nsqd, tmp_path, wal_lockTimeout="200ms") as second,
+            pytest.raises(WalLockedError, match="in use by another query"),
+        ):
+            second.initialOffset()
+
+
+def test_a_log_is_waited_for_while_its_process_ends(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """A query that is started again at once begins when the one before is over."""
+    with reading(nsqd, tmp_path) as first, reading(nsqd, tmp_path) as second:
+        wal_id = first.initialOffset()["wal"]
+        ending = threading.Timer(0.3, first.stop)
+        ending.start()
+        assert second.initialOffset()["wal"] == wal_id
+        ending.join()
+
+
+def test_executors_get_no_secret(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """What is pickled for them has none of the options."""
+    options = {
+        "topic": "t",
+        "channel": "c",
+        "nsqd.tcp.addresses": nsqd.tcp_address,
+        "walPath": str(tmp_path),
+        "client.auth_secret": "hush-hush",
+    }
+    reader = NsqStreamReader(StreamOptions.read(options))
+    assert b"hush" not in pickle.dumps(reader)
+
+
+def test_progress_has_the_figures(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Before the start none; then backlog, in flight, the log's size, what was dropped."""
+    publish(nsqd.http_address, "t", numbered(50))
+    with reading(nsqd, tmp_path, maxMessagesPerTrigger="20") as reader:
+        assert reader.reportLatestOffset() is None
+        start = reader.initialOffset()
+        latest(reader, start, 50)
+        end = reader.latestOffset(start, ReadMaxRows(20))
+        wait_until(lambda: (reader.reportLatestOffset() or {})["stored"] == 50)
+        figures = reader.reportLatestOffset() or {}
+    assert end["lsn"] == 20
+    assert figures["backlog"] == 30
+    assert (figures["received"], figures["lsn"]) == (50, 50)
+    assert figures["walBytes"] > 0
+    assert (figures["duplicatesDropped"], figures["inFlight"], figures["paused"]) == (0, 0, False)
+
+
+def test_the_log_can_be_read_by_batch_while_a_query_writes_it(
+    nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """All that is retained, or a range of it; without taking the lock."""
+    publish(nsqd.http_address, "t", numbered(100))
+    with reading(nsqd, tmp_path) as reader:
+        end = latest(reader, reader.initialOffset(), 100)
+        reader.commit(end | {"lsn": 40})
+
+        def batch(**given: str) -> int:
+            told = BatchOptions.read({"walPath": str(tmp_path)} | given)
+            by_batch = NsqBatchReader(told)
+            return sum(len(rows) for part in by_batch.partitions() for rows in by_batch.read(part))
+
+        assert batch() == 100
+        assert batch(startingOffsets="committed") == 60
+        assert batch(endingOffsets="committed", minPartitions="3") == 40
+        assert batch(startingOffsets="7", endingOffsets="9") == 2
