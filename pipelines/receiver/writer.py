@@ -50,6 +50,8 @@ class Writer:
         self._figures = figures
         self._duplicates = Duplicates(config.duplicates_max)
         self._pending: deque[Pending] = deque()
+        # Messages that wait, by nsqd.
+        self._counts: dict[str, int] = {}
         self._first_s = 0.0
         self._is_due = False
         self._is_draining = False
@@ -63,13 +65,15 @@ class Writer:
         figures = self._figures
         figures.received += len(batch)
         nbytes = sum(map(len, batch.bodies))
-        if self._is_full or not self._has_room_for(len(batch), nbytes):
+        nsqd = batch.nsqd_address
+        if self._is_full or not self._has_room_for(nsqd, len(batch), nbytes):
             self._give_back(batch)
             return
         if not self._pending:
             self._first_s = trio.current_time()
             self._wake.set()
         self._pending.append(Pending(consumer.topic, batch, nbytes))
+        self._counts[nsqd] = self._counts.get(nsqd, 0) + len(batch)
         figures.pending += len(batch)
         figures.pending_nbytes += nbytes
         if 2 * figures.pending_nbytes > self._config.pending_nbytes_max:
@@ -86,13 +90,16 @@ class Writer:
             or figures.pending_nbytes >= config.segment_nbytes
         )
 
-    def _has_room_for(self, count: int, nbytes: int) -> bool:
-        """More than max_in_flight come when nsqd times out what waits, or keeps to no RDY."""
-        figures, config = self._figures, self._config
-        return not figures.pending or (
-            figures.pending + count <= 2 * config.max_in_flight
-            and figures.pending_nbytes + nbytes <= config.pending_nbytes_max
-        )
+    def _has_room_for(self, nsqd: str, count: int, nbytes: int) -> bool:
+        """More than max_in_flight come when nsqd times out what waits, or keeps to no RDY.
+
+        Counted for each nsqd, so that one such does not take the room of others.
+        """
+        waiting = self._counts.get(nsqd, 0)
+        if waiting and waiting + count > 2 * self._config.max_in_flight:
+            return False
+        waiting_nbytes = self._figures.pending_nbytes
+        return not waiting_nbytes or waiting_nbytes + nbytes <= self._config.pending_nbytes_max
 
     def _give_back(self, batch: Batch) -> None:
         self._figures.requeued += batch.open_count
@@ -166,6 +173,11 @@ class Writer:
 
     def _settle(self, cut: Sequence[Pending]) -> None:
         figures = self._figures
+        for pending in cut:
+            nsqd = pending.batch.nsqd_address
+            self._counts[nsqd] -= len(pending.batch)
+            if not self._counts[nsqd]:
+                del self._counts[nsqd]
         figures.pending -= sum(len(pending.batch) for pending in cut)
         figures.pending_nbytes -= sum(pending.nbytes for pending in cut)
         if 4 * figures.pending_nbytes <= self._config.pending_nbytes_max:

@@ -19,11 +19,14 @@ from tests.pipelines.receiver.drive import (
     until,
 )
 from tests.processes import free_address, running_nsqd
+from trionsq.client import Config
 
 MESSAGES = 60_000
 KILLS = 3
 # What was in flight when the receiver died comes again after the time-out.
 MSG_TIMEOUT_MS = 1000
+# Connections that were lost are tried again at once.
+QUICK = Config(lookupd_poll_interval_s=0.1)
 
 PROGRAM = """
 import os, signal, sys, time
@@ -86,7 +89,7 @@ async def test_an_nsqd_restarted_in_mid_stream_loses_and_doubles_nothing(tmp_pat
     count = 30_000
     with Wal.open(tmp_path / "log", limits=WalLimits()) as wal:
         address = flags[0].partition("=")[2]
-        with running(wal, address, max_in_flight=500) as receiver:
+        with running(wal, address, max_in_flight=500, client=QUICK) as receiver:
             for start in range(KILLS):
                 async with running_nsqd(tmp_path / "nsqd", flags) as nsqd:
                     numbers = range(start * count // KILLS, (start + 1) * count // KILLS)
