@@ -22,7 +22,7 @@ _PROBLEMS: Final[Mapping[str, str]] = {
 }
 
 _COLUMNS: Final[Sequence[Column[Entry]]] = (
-    Column("time", "Time (UTC)", lambda row: row.time_s),
+    Column("time", "Time (UTC)", lambda row: row.time_s, is_number=False),
     Column("user", "User", lambda row: row.user, is_number=False),
     Column("action", "Action", lambda row: row.action or row.path, is_number=False),
     Column("on", "On", lambda row: (row.topic, row.channel, row.node), is_number=False),

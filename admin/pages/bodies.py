@@ -66,7 +66,7 @@ def encoded(typed: str, form: str) -> bytes:
         BadBodyError: it is not of the format ``form``, one of `FORMATS`.
     """
     if form == "hex":
-        digits = re.sub(r"\s|(?:^|\s)0[xX]", "", typed)
+        digits = "".join(part.removeprefix("0x") for part in typed.lower().split())
         try:
             return bytes.fromhex(digits)
         except ValueError:

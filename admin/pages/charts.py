@@ -53,7 +53,7 @@ def sparkline(points: Points, name: str, kind: str = "depth") -> Markup:
         width=width,
         height=height,
         label=label,
-        drawn=_drawn(runs, height, width / len(values) / 2),
+        drawn=_drawn(runs, width, height, width / len(values) / 2),
     )
 
 
@@ -78,7 +78,10 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
         Markup('<g class="line-{}">{}</g>').format(
             line.kind,
             _drawn(
-                list(_runs(points, width, height, top)), height, width / max(len(points), 1) / 2
+                list(_runs(points, width, height, top)),
+                width,
+                height,
+                width / max(len(points), 1) / 2,
             ),
         )
         for line, points in zip(lines, values, strict=True)
@@ -173,13 +176,13 @@ def _runs(
 
 
 def _drawn(
-    runs: Sequence[Sequence[tuple[float, float]]], height: float, half_step: float
+    runs: Sequence[Sequence[tuple[float, float]]], width: float, height: float, half_step: float
 ) -> Markup:
     parts = []
     for run in runs:
         if len(run) == 1:  # a line of one point would not be seen
             x, y = run[0]
-            run = [(max(x - half_step, 0.0), y), (x + half_step, y)]
+            run = [(max(x - half_step, 0.0), y), (min(x + half_step, width), y)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
         first, last = run[0][0], run[-1][0]
         area = f"{first:.1f},{height:g} {line} {last:.1f},{height:g}"

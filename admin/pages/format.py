@@ -26,6 +26,8 @@ __all__ = [
 UNKNOWN: Final = "\N{EN DASH}"
 
 _DAY_S: Final = 86_400
+# No node is as old.
+_ALWAYS_S: Final = 10**12
 _STEPS: Final = ("", "k", "M", "G", "T", "P", "E")
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -82,7 +84,7 @@ def nbytes(value: int | None) -> str:
 
 def duration_s(seconds: float | None) -> str:
     """Seconds as ``1h2m3.5s``, ``150ms``, ``20us``, ``0s``; days too: ``3d4h``."""
-    if seconds is None or not _is_finite(seconds):
+    if seconds is None or not abs(seconds) < _ALWAYS_S:
         return UNKNOWN
     return duration_ns(round(seconds * 1e9))
 
