@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -198,6 +198,28 @@ FOREIGN: Mapping[str, str] = {
 }
 """Clients of others by name, and the modules they are; those that are installed are measured."""
 
+RECEIVER: Sequence[Row] = (
+    [
+        Row(
+            "receiver",
+            "the pipelines' receiver into its log, bodies of 100 B",
+            "consume",
+            {"consumers": 1, "rdy": 2500, "size-min": 100, "size-max": 100},
+            (
+                Metric("rate", "msg/s", _rate, 240_000, absolute=True),
+                Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
+            ),
+            procedure="client",
+            client="receiver",
+            pilot=200_000,
+            floor=False,
+        )
+    ]
+    if find_spec("pyarrow")
+    else []
+)
+"""With the extra `spark` alone."""
+
 PACED: Mapping[str, int | str] = {
     "publishers": 1,
     "consumers": 1,
@@ -368,4 +390,5 @@ ROWS: tuple[Row, ...] = (
     _our_client("batches", "our consumer.batches() at RDY 2500", 0.3),
     _our_client("messages", "our consumer, message by message, at RDY 2500", None),
     *(_foreign_client(name) for name, module in FOREIGN.items() if find_spec(module)),
+    *RECEIVER,
 )

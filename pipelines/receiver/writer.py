@@ -66,7 +66,8 @@ class Writer:
         figures.received += len(batch)
         nbytes = sum(map(len, batch.bodies))
         nsqd = batch.nsqd_address
-        if self._is_full or not self._has_room_for(nsqd, len(batch), nbytes):
+        is_closed = self._is_full or self._is_draining
+        if is_closed or not self._has_room_for(nsqd, len(batch), nbytes):
             self._give_back(batch)
             return
         if not self._pending:
@@ -103,7 +104,7 @@ class Writer:
 
     def _give_back(self, batch: Batch) -> None:
         self._figures.requeued += batch.open_count
-        batch.requeue(self._config.probe_s, backoff=False)
+        batch.requeue(0 if self._is_draining else self._config.probe_s, backoff=False)
 
     # The task
 

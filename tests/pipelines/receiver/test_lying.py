@@ -88,7 +88,12 @@ def test_the_same_messages_for_ever_are_stored_once(nsqd: OpenBroker, tmp_path: 
         Liar(lies).lying() as liar,
         Wal.open(tmp_path) as wal,
         running(
-            wal, nsqd.tcp_address, liar.address, max_in_flight=20, connections_per_nsqd=1
+            wal,
+            nsqd.tcp_address,
+            liar.address,
+            max_in_flight=20,
+            connections_per_nsqd=1,
+            stop_timeout_s=2,
         ) as receiver,
     ):
         until(lambda: receiver.end == 502, receiver)
