@@ -44,7 +44,7 @@ def against_floor(programs: Programs, tmp_path: Path) -> Callable[..., dict[str,
 def test_each_row_with_a_floor_measures_it(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every row that has a floor runs against it and yields each of its figures."""
     if not row.floor:
-        assert row.name in {"memory-message", "idle"} or row.name.startswith(
+        assert row.name in {"memory-message", "idle", "receiver"} or row.name.startswith(
             ("disk-", "http-", "client-")
         )
         return

@@ -27,7 +27,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 def test_every_client_has_a_row() -> None:
     """The development environment has all foreign clients, so none is left out unseen."""
-    ours = {"client-batches", "client-messages"}
+    ours = {"client-batches", "client-messages", "receiver"}
     assert CLIENTS.keys() == ours | {f"client-{name}" for name in FOREIGN}
 
 
