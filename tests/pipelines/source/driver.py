@@ -1,0 +1,48 @@
+"""A user's program: a stream from nsqd to Parquet, until it is killed.
+
+``python -m tests.pipelines.source.driver NSQD FOLDER``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pipelines.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def begin(
+    spark: SparkSession,
+    nsqd_address: str,
+    folder: str,
+    options: Mapping[str, str],
+    *,
+    now: bool = False,
+) -> StreamingQuery:
+    """Start the stream; log, checkpoint and table are below the folder."""
+    frame = (
+        spark.readStream.format("nsq")
+        .option("topic", "t")
+        .option("channel", "c")
+        .option("nsqd.tcp.addresses", nsqd_address)
+        .option("walPath", f"{folder}/wal")
+        .option("availableNowIdle", "1s")
+        .option("msgTimeoutMs", "5000")
+        .options(**options)
+        .load()
+    )
+    writer = frame.writeStream.format("parquet").option("path", f"{folder}/table")
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    return (writer.trigger(availableNow=True) if now else writer).start()
+
+
+if __name__ == "__main__":
+    session = spark_session(
+        "driver", "local[2,3]", **{"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+    )
+    begin(session, sys.argv[1], sys.argv[2], {"maxMessagesPerTrigger": "2000"}).awaitTermination()

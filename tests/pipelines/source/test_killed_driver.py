@@ -1,0 +1,98 @@
+"""The driver's program killed in mid-stream, in all the ways that it can be, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.pipelines.source.driver import begin
+from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from trionsq.testing import OpenBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES = 40_000
+LIMIT_S = 120
+
+
+@contextmanager
+def running_driver(nsqd_address: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The user's program, its JVM and the reader's process: one group, killed at the end."""
+    program = "tests.pipelines.source.driver"
+    with (folder / "driver.log").open("ab") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", program, nsqd_address, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield driver
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes of which that one is the parent."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in found.split()]
+
+
+def batches_in(folder: Path) -> int:
+    """How many batches the table has completely."""
+    names = [path.name for path in folder.glob("table/_spark_metadata/*")]
+    return max((int(name.split(".")[0]) + 1 for name in names if name[0].isdigit()), default=0)
+
+
+def run_and_kill(nsqd: OpenBroker, folder: Path, kill_all: bool) -> None:
+    """Let it finish two more batches, then SIGKILL all of its processes, or its JVM alone."""
+    before = batches_in(folder)
+    with running_driver(nsqd.tcp_address, folder) as driver:
+
+        def has_gone_on() -> bool:
+            assert driver.poll() is None, (folder / "driver.log").read_text(encoding="utf-8")[
+                -4000:
+            ]
+            return batches_in(folder) >= before + 2
+
+        wait_until(has_gone_on, LIMIT_S)
+        if kill_all:
+            os.killpg(driver.pid, signal.SIGKILL)
+        else:
+            # The reader's process lives on: it has to see that, and let go of the log.
+            for child in children_of(driver.pid):
+                os.kill(child, signal.SIGKILL)
+            driver.wait(LIMIT_S)
+            wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
+
+
+def test_a_killed_driver_loses_nothing_and_doubles_nothing(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """Messages are published meanwhile; the table has each of them once, by nsqd and id."""
+    bodies = [b"%06d" % number for number in range(MESSAGES)]
+    publish(nsqd.http_address, "t", bodies[:20_000])
+    for kill_all, more in ((True, bodies[20_000:30_000]), (False, bodies[30_000:])):
+        publisher = threading.Thread(target=publish, args=(nsqd.http_address, "t", more))
+        publisher.start()
+        run_and_kill(nsqd, tmp_path, kill_all)
+        publisher.join()
+    query = begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)
+    try:
+        assert query.awaitTermination(LIMIT_S)
+    finally:
+        query.stop()
+    table = spark.read.parquet(f"{tmp_path}/table")
+    found = sorted(bytes(row.body) for row in table.select("body").collect())
+    assert found == bodies
+    assert table.select("nsqd", "id").distinct().count() == MESSAGES

@@ -1,0 +1,111 @@
+"""The source in a real Spark, with a real nsqd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.pipelines.source.driver import begin
+from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from trionsq.testing import OpenBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LIMIT_S = 90
+
+
+@contextmanager
+def stopped(query: StreamingQuery) -> Iterator[StreamingQuery]:
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def bodies_in(spark: SparkSession, folder: Path) -> list[bytes]:
+    rows = spark.read.parquet(f"{folder}/table").select("body").collect()
+    return sorted(bytes(row.body) for row in rows)
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+def test_available_now_reads_what_there_is_and_ends(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """In batches of the limit; progress has the figures; a second run reads what came since."""
+    publish(nsqd.http_address, "t", numbered(5000))
+    options = {"maxMessagesPerTrigger": "2000", "minPartitions": "2"}
+    with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), options, now=True)) as query:
+        assert query.awaitTermination(LIMIT_S)
+        progress = [one for one in query.recentProgress if one.numInputRows]
+    assert all(one.numInputRows <= 2000 for one in progress)
+    assert sum(one.numInputRows for one in progress) == 5000
+    told: dict[str, Any] = json.loads(progress[-1].sources[0].latestOffset)
+    assert (told["backlog"], told["received"], told["duplicatesDropped"]) == (0, 5000, 0)
+    assert told["walBytes"] > 0
+    channel = channel_of(nsqd.http_address, "t", "c")
+    assert (channel["depth"], channel["in_flight_count"], channel["client_count"]) == (0, 0, 0)
+
+    publish(nsqd.http_address, "t", numbered(1000, first=5000))
+    with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)) as query:
+        assert query.awaitTermination(LIMIT_S)
+    assert bodies_in(spark, tmp_path) == numbered(6000)
+    log = spark.read.format("nsq").option("walPath", f"{tmp_path}/wal").load()
+    assert log.groupBy("topic", "channel", "nsqd").count().collect() == [
+        ("t", "c", nsqd.tcp_address, 6000)
+    ]
+
+
+def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """After stop() nothing is in flight; nothing is lost between the two runs or read twice."""
+    published = 0
+    # Fewer are waited for longer than this takes.
+    options = {"minMessagesPerTrigger": "1500", "maxTriggerDelay": "1h"}
+    for _ in range(2):
+        publish(nsqd.http_address, "t", numbered(2000, first=published))
+        published += 2000
+        with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), options)) as query:
+            wait_until(lambda: any(p.numInputRows for p in query.recentProgress), LIMIT_S)
+            assert all(p.numInputRows in (0, *range(1500, 2001)) for p in query.recentProgress)
+            assert query.exception() is None
+        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
+        assert channel_of(nsqd.http_address, "t", "c")["in_flight_count"] == 0
+    with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)) as query:
+        assert query.awaitTermination(LIMIT_S)
+    assert bodies_in(spark, tmp_path) == numbered(published)
+
+
+def test_a_wrong_option_is_refused_with_the_valid_ones(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """A misspelt one already at load(); what is wrong together when the query starts."""
+    with pytest.raises(PySparkException, match=r"is maxInFlight meant(.|\n)*valid options"):
+        spark.readStream.format("nsq").option("maxInFlights", "5").load()
+    wrong = {"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}
+    with (
+        stopped(begin(spark, nsqd.tcp_address, str(tmp_path), wrong)) as query,
+        pytest.raises(PySparkException, match="minMessagesPerTrigger is above"),
+    ):
+        query.awaitTermination(LIMIT_S)
+
+
+def test_an_nsqd_that_is_not_there_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """With the receiver's reason, not by silence."""
+    options = {"connectTimeout": "500ms"}
+    with (
+        stopped(begin(spark, "127.0.0.1:1", str(tmp_path), options)) as query,
+        pytest.raises(PySparkException, match="the receiver failed"),
+    ):
+        query.awaitTermination(LIMIT_S)
