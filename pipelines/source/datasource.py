@@ -6,6 +6,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from pipelines.schema import COLUMNS, SPARK_SCHEMA
+from pipelines.sink.columns import check_schema
+from pipelines.sink.options import SinkOptions
+from pipelines.sink.staged import NsqStagedWriter
+from pipelines.sink.writer import NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
 from pipelines.source.stream import NsqStreamReader
@@ -35,6 +39,30 @@ class NsqDataSource(DataSource):
         """For ``read``. Raises OptionsError, or ValueError for other columns."""
         _check_columns(schema)
         return NsqBatchReader(BatchOptions.read(self.options))
+
+    def streamWriter(
+        self, schema: StructType, overwrite: bool
+    ) -> NsqStreamWriter | NsqStagedWriter:
+        """For ``writeStream``; complete mode publishes every row anew each time.
+
+        Raises OptionsError, or ColumnsError.
+        """
+        options = self._sink_options(schema)
+        return NsqStreamWriter(options) if options.stage_path is None else NsqStagedWriter(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
+        """For ``write``. Raises OptionsError, ColumnsError, or ValueError: overwrite, staged."""
+        if overwrite:
+            raise ValueError('a topic can\'t be overwritten: write with mode("append")')
+        options = self._sink_options(schema)
+        if options.stage_path is not None:
+            raise ValueError("mode=staged is for writeStream: a batch write has no batch to repeat")
+        return NsqWriter(options)
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = SinkOptions.read(self.options)
+        check_schema(schema, options.topic)
+        return options
 
 
 def _check_columns(schema: StructType) -> None:
