@@ -40,11 +40,13 @@ async def run_demo(folder: Path, *flags: str, stop_at: str) -> tuple[int, list[s
 
 async def test_data_flows_until_ctrl_c(tmp_path: Path) -> None:
     """It reports what it consumed, says what to try, and stops the cluster at SIGINT with 0."""
-    flags = ["--port=0", "--lookupd-port=0", "--nsqd=2"]
+    flags = ["--port=0", "--lookupd-port=0", "--admin-port=0", "--nsqd=2"]
     code, lines = await run_demo(tmp_path, *flags, stop_at=r"consumed [1-9]")
     assert code == 0, lines
     for number in (1, 2):
         assert (tmp_path / f"run/nsqd-{number}/nsqd.dat").exists()
+    dashboard = re.compile(r"Look at it in a browser: http://127.0.0.1:\d+")
+    assert any(dashboard.fullmatch(line) for line in lines)
     assert any("curl -d 'hello'" in line for line in lines)
     assert any("nsq_tail --topic=demo --lookupd-http-address=127" in line for line in lines)
     assert not [line for line in lines if "ERROR" in line or "Traceback" in line]
@@ -57,7 +59,7 @@ async def test_a_busy_port(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        flags = [f"--port={port}", "--lookupd-port=0"]
+        flags = [f"--port={port}", "--lookupd-port=0", "--admin-port=0"]
         code, lines = await run_demo(tmp_path, *flags, stop_at="never")
     assert code == 1
     [line] = [line for line in lines if "FATAL" in line]

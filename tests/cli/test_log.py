@@ -155,7 +155,8 @@ def test_why_it_can_t_start_is_a_json_line_too(
 @pytest.mark.parametrize("more", [(), ("--processes",)], ids=["one process", "processes"])
 def test_all_parts_of_trionsq_up_log_in_json(tmp_path: Path, more: tuple[str, ...]) -> None:
     """Each line is an object that names its part, wherever that runs."""
-    command = [sys.executable, "-m", "trionsq.cli.main", "up", "--port=0", "--lookupd-port=0"]
+    ports = ["--port=0", "--lookupd-port=0", "--admin-port=0"]
+    command = [sys.executable, "-m", "trionsq.cli.main", "up", *ports]
     up = subprocess.Popen(
         [*command, "--log-format=json", f"--data-path={tmp_path}", *more],
         stdout=subprocess.PIPE,
@@ -172,4 +173,4 @@ def test_all_parts_of_trionsq_up_log_in_json(tmp_path: Path, more: tuple[str, ..
             up.kill()
     assert up.returncode == 0
     daemons = {json.loads(line)["daemon"] for line in logged.splitlines()}
-    assert daemons == {"trionsq", "nsqlookupd", "nsqd-1"}
+    assert daemons == {"trionsq", "nsqlookupd", "nsqd-1", "nsqadmin"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,9 +17,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from admin.tasks import NAMED as ADMIN_NAMED
 from trionsq import httpget
 from trionsq.cli.signals import ECHO_S
 from trionsq.client import Config, Consumer, Producer
+from trionsq.http.debug_names import NAMED
 from trionsq.storage.lock import lock_folder
 
 LIMIT_S = 60.0
@@ -56,9 +59,12 @@ class Up:
             text += chunk
             if b"Consumers find" in text:
                 break
-        for row in re.findall(r"^(nsq\S+) +(\S+:\d+) +(\S+:\d+).*?(\d*)$", text.decode(), re.M):
+        shown = text.decode()
+        for row in re.findall(r"^(nsq\S+) +(\S+:\d+)? +(\S+:\d+).*?(\d*)$", shown, re.M):
             name, self.tcp[name], self.http[name], pid = row
             self.pids[name] = int(pid or 0)
+        dashboard = re.findall(r"^Dashboard: http://(\S+)$", shown, re.M)
+        assert dashboard == [self.http[name] for name in self.http if name == "nsqadmin"]
 
     async def logged(self, pattern: str) -> re.Match[str]:
         """Wait for a line of the log."""
@@ -78,7 +84,7 @@ class Up:
 async def up(folder: Path, *flags: str, ports: Sequence[str] | None = None) -> AsyncIterator[Up]:
     """`trionsq up` in *folder*, on free ports; killed if the test leaves it running."""
     if ports is None:
-        ports = ["--port=0", "--lookupd-port=0"]
+        ports = ["--port=0", "--lookupd-port=0", "--admin-port=0"]
     log_path = folder / "up.log"
     with trio.fail_after(LIMIT_S), log_path.open("w") as log:
         process = await trio.lowlevel.open_process(
@@ -160,15 +166,16 @@ async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path)
     """
     (tmp_path / "logging.py").write_text("raise RuntimeError('not this one')")
     async with up(tmp_path, "--nsqd=2", *mode) as first:
-        assert first.tcp.keys() == {"nsqlookupd", "nsqd-1", "nsqd-2"}
+        assert first.tcp.keys() == {"nsqlookupd", "nsqd-1", "nsqd-2", "nsqadmin"}
         flowed = await publish(first, "nsqd-1", 30) | await publish(first, "nsqd-2", 40)
         await consume(first, flowed)
         waiting = await publish(first, "nsqd-1", 50) | await publish(first, "nsqd-2", 60)
         assert await first.end() == 0
         stops = [line for line in first.log if "stopping" in line]
         whose = [line.split()[0] for line in stops]
-        assert [whose[0], sorted(whose[1:3]), *whose[3:]] == [
+        assert [*whose[:2], sorted(whose[2:4]), *whose[4:]] == [
             "[trionsq]",
+            "[nsqadmin]",
             ["[nsqd-1]", "[nsqd-2]"],
             "[nsqlookupd]",
         ]
@@ -184,10 +191,55 @@ async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> N
     """No task that nsqd shows is named by a function of ours."""
     async with up(tmp_path, *mode) as running:
         await publish(running, "nsqd-1", 1)
+        await httpget.get(f"http://{running.http['nsqadmin']}/topics")
         shown = (await httpget.get(f"http://{running.http['nsqd-1']}/debug/tasks")).body.decode()
         names = [line.partition("  [")[0].strip() for line in shown.splitlines()]
         assert "disk jobs" in names
-        assert not [name for name in names if re.match(r"trionsq\.|lookupd\.|__main__", name)]
+        assert not [
+            name for name in names if re.match(r"trionsq\.|lookupd\.|admin\.|__main__", name)
+        ]
+        assert NAMED.keys() >= {name for name in ADMIN_NAMED if ".poller." in name}
+        assert ("nsqadmin's poller" in names) is not bool(mode)
+
+
+@MODES
+async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) -> None:
+    """nsqadmin finds all nsqds by the nsqlookupd, and shows what was published; it logs as told."""
+    async with up(tmp_path, "--nsqd=2", "--log-format=json", *mode) as running:
+        await publish(running, "nsqd-1", 3)
+        await publish(running, "nsqd-2", 4)
+        where = f"http://{running.http['nsqadmin']}"
+        nodes = json.loads((await httpget.get(f"{where}/api/nodes")).body)["nodes"]
+        assert {f"{node['broadcast_address']}:{node['http_port']}" for node in nodes} == {
+            running.http["nsqd-1"],
+            running.http["nsqd-2"],
+        }
+        topic = json.loads((await httpget.get(f"{where}/api/topics/orders")).body)
+        assert topic["message_count"] == 7
+        page = (await httpget.get(f"{where}/topics/orders")).body.decode()
+        assert "orders" in page
+        assert running.http["nsqd-2"] in page
+        assert await running.end() == 0
+        lines = [json.loads(line) for line in running.log]
+        assert [line for line in lines if line["daemon"] == "nsqadmin" and "listening" in str(line)]
+
+
+@MODES
+async def test_without_a_dashboard(mode: list[str], tmp_path: Path) -> None:
+    """--no-admin leaves nsqadmin out."""
+    async with up(tmp_path, "--no-admin", *mode) as running:
+        assert running.http.keys() == {"nsqlookupd", "nsqd-1"}
+        assert await running.end() == 0
+
+
+async def test_a_killed_nsqadmin_comes_back(tmp_path: Path) -> None:
+    """With --processes it is started again where it was."""
+    async with up(tmp_path, "--processes") as running:
+        killed = running.pids["nsqadmin"]
+        os.kill(killed, signal.SIGKILL)
+        await running.logged(rf"nsqadmin is up, pid (?!{killed}$)")
+        assert (await httpget.get(f"http://{running.http['nsqadmin']}/ping")).body == b"OK"
+        assert await running.end() == 0
 
 
 async def test_a_killed_nsqd_comes_back(tmp_path: Path) -> None:
@@ -222,7 +274,7 @@ async def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     """kill -9 of `trionsq up` itself: its processes save everything and end."""
     async with up(tmp_path, "--nsqd=2", "--processes") as running:
         waiting = await publish(running, "nsqd-1", 10) | await publish(running, "nsqd-2", 10)
-        assert len(set(running.pids.values())) == 3
+        assert len(set(running.pids.values())) == 4
         assert await running.end(signal.SIGKILL) == -signal.SIGKILL
         await until_ended(running.pids)
     async with up(tmp_path, "--nsqd=2") as second:
@@ -249,7 +301,8 @@ async def test_a_port_in_use(mode: list[str], tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        async with up(tmp_path, *mode, ports=[f"--port={port}", "--lookupd-port=0"]) as running:
+        ports = [f"--port={port}", "--lookupd-port=0", "--no-admin"]
+        async with up(tmp_path, *mode, ports=ports) as running:
             assert await running.process.wait() == 1
     [line] = running.fatal
     assert line.startswith(f"nsqd-1: listen (127.0.0.1:{port}) failed")

@@ -22,7 +22,7 @@ from trionsq.cli.up.options import UpOptions
 from trionsq.cli.up.parts import Ports, plan
 from trionsq.cli.up.processes import host_process
 
-PARTS = plan(UpOptions(nsqd=2, port=0, lookupd_port=0))
+PARTS = plan(UpOptions(nsqd=2, port=0, lookupd_port=0, no_admin=True))
 LIMIT_S = 20.0
 
 

@@ -26,14 +26,16 @@ def nsqd_options(part: Part) -> NsqdOptions:
 
 def test_the_usual_ports() -> None:
     """One nsqd and the nsqlookupd are where every NSQ program looks for them."""
-    lookupd, nsqd = plan(UpOptions())
+    lookupd, nsqd, admin = plan(UpOptions())
     assert (lookupd.name, lookupd.ports) == ("nsqlookupd", Ports(4160, 4161))
     assert (nsqd.name, nsqd.ports) == ("nsqd-1", Ports(4150, 4151))
+    assert (admin.name, admin.ports) == ("nsqadmin", Ports(0, 4171))
+    assert admin.addresses(admin.ports) == Addresses("", "127.0.0.1:4171")
 
 
 def test_further_nsqds_step_aside() -> None:
     """The sixth nsqd is not put where the nsqlookupd is, nor a later one at nsqadmin's 4171."""
-    ports = [part.ports.tcp for part in plan(UpOptions(nsqd=11))[1:]]
+    ports = [part.ports.tcp for part in plan(UpOptions(nsqd=11))[1:-1]]
     assert ports == [4150, 4152, 4154, 4156, 4158, 4162, 4164, 4166, 4168, 4172, 4174]
 
 
@@ -44,11 +46,13 @@ def test_no_two_parts_share_anything(nsqd: int, port: int, lookupd_port: int) ->
     """Whatever the flags are: ports, names, folders and node ids are different."""
     if abs(port - lookupd_port) < 2:
         return
+    if port and 4171 - port in (0, 1):
+        return
     parts = plan(UpOptions(nsqd=nsqd, port=port, lookupd_port=lookupd_port))
     numbers = [n for part in parts for n in (part.ports.tcp, part.ports.http) if n]
     assert len(set(numbers)) == len(numbers)
-    assert len({part.name for part in parts}) == nsqd + 1
-    options = [nsqd_options(part) for part in parts[1:]]
+    assert len({part.name for part in parts}) == nsqd + 2
+    options = [nsqd_options(part) for part in parts[1:-1]]
     assert len({one.node_id for one in options}) == len({one.data_path for one in options}) == nsqd
 
 
@@ -56,14 +60,14 @@ def test_an_nsqd_gets_what_the_user_says(tmp_path: Path) -> None:
     """--nsqd-opt and --nsqd-config reach every nsqd; so do --host and the nsqlookupd's address."""
     words = ["--nsqd=2", "--nsqd-opt=mem-queue-size=7", "--nsqd-opt", "requeue-on-disconnect"]
     options = read_options([*words, "--host=127.0.0.2", "--data-path=d"], "trionsq up")
-    for number, part in enumerate(plan(options)[1:], start=1):
+    for number, part in enumerate(plan(options)[1:-1], start=1):
         nsqd = nsqd_options(part)
         assert (nsqd.mem_queue_size, nsqd.requeue_on_disconnect) == (7, True)
         assert nsqd.lookupd_tcp_address == ("127.0.0.1:4160",)
         assert nsqd.tcp_address == f"127.0.0.2:{4148 + 2 * number}"
         assert nsqd.broadcast_address == "127.0.0.2"
         assert nsqd.data_path == f"d/nsqd-{number}"
-    [_, part] = plan(UpOptions(nsqd_config="nsqd.cfg"))
+    [_, part] = plan(UpOptions(nsqd_config="nsqd.cfg", no_admin=True))
     assert nsqd_options(part).config == "nsqd.cfg"
 
 
@@ -85,6 +89,9 @@ def test_a_host_that_is_everywhere_is_reached_at_home() -> None:
     [
         (["--nsqd=0"], "--nsqd must be 1..64"),
         (["--port=65536"], "--port must be 0..65000"),
+        (["--admin-port=-1"], "--admin-port must be 0..65000"),
+        (["--port=4170"], "--admin-port must be neither --port nor the next one"),
+        (["--admin-port=4161"], "--admin-port must be neither --lookupd-port nor the next one"),
         (["--port=4161"], "--port and --lookupd-port must be 2 apart at least"),
         (["--nsqd-opt=data-path=x"], "--nsqd-opt=data-path: that is decided by --data-path"),
         (["--nsqd-opt=foo=1"], "--nsqd-opt: flag provided but not defined: -foo"),

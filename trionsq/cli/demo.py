@@ -36,6 +36,7 @@ _OURS: Final = re.compile(rb"demo (\d+) (\d+)")
 
 _NEXT: Final = """
 Data flows: a task publishes to topic "{topic}", one consumes from its channel "{channel}".
+Look at it in a browser: {dashboard}
 Try in another terminal:
   curl -d 'hello' 'http://{http}/pub?topic={topic}'      publish; it shows up here
   curl 'http://{http}/stats?format=json&topic={topic}'   counters of topic and channel
@@ -114,9 +115,11 @@ async def report(counters: Counters) -> None:
 async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> None:
     """Produce, consume and report until cancelled."""
     lookupd = cluster.addresses["nsqlookupd"].http
-    nsqds = [found for name, found in cluster.addresses.items() if name.startswith("nsqd")]
+    nsqds = [found for name, found in cluster.addresses.items() if name.startswith("nsqd-")]
     print(table(cluster, pids=options.processes))
-    places = {"http": nsqds[0].http, "lookupd": lookupd}
+    admin = cluster.addresses.get("nsqadmin")
+    dashboard = f"http://{admin.http}" if admin else "(left out by --no-admin)"
+    places = {"http": nsqds[0].http, "lookupd": lookupd, "dashboard": dashboard}
     print(_NEXT.format(topic=TOPIC, channel=CHANNEL, **places), flush=True)
     async with trio.open_nursery() as tasks:
         await tasks.start(produce, nsqds[0].tcp, counters)

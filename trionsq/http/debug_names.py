@@ -38,6 +38,16 @@ NAMED: Final[Names] = {
     "lookupd.daemon.Lookupd.serve_socket": (
         lambda found: f"nsqlookupd client {peer_of(found['accepted'])}"
     ),
+    # nsqadmin's, beside it (--admin) or with it (trionsq up)
+    "admin.watch.poller.Poller.run": always("nsqadmin's poller"),
+    "admin.watch.poller.Poller._end_in_time": always("nsqadmin's poller's end"),
+    "admin.watch.poller.Poller._ask": always("nsqadmin's poll of a node"),
+    "admin.watch.poller.Poller._ask_ages": always("nsqadmin's poll of a node's ages"),
+    "admin.watch.poller.Poller._ask_for_nodes": always("nsqadmin's poll for nodes"),
+    "admin.cluster.queries._answers.<locals>.note": always("nsqadmin's request to a node"),
+    "admin.cluster.queries.Cluster.inactive_topics.<locals>.ask": (
+        always("nsqadmin's request to a node")
+    ),
     "trionsq.cli.demo.produce": lambda found: f"demo producer for {found['address']}",
     "trionsq.cli.demo.consume": always("demo consumer"),
     "trionsq.cli.demo.report": always("demo report"),

@@ -63,11 +63,9 @@ def table(cluster: Cluster, *, pids: bool) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in zip(*columns, strict=True)
     ]
-    lookupd = cluster.addresses["nsqlookupd"].http
-    return "\n".join(
-        [
-            "All is up. Ctrl-C stops it.",
-            *lines,
-            f"Consumers find every nsqd by lookupd-http-address {lookupd}.",
-        ]
-    )
+    addresses = cluster.addresses
+    if "nsqadmin" in addresses:
+        lines.append(f"Dashboard: http://{addresses['nsqadmin'].http}")
+    lookupd = addresses["nsqlookupd"].http
+    lines.append(f"Consumers find every nsqd by lookupd-http-address {lookupd}.")
+    return "\n".join(["All is up. Ctrl-C stops it.", *lines])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
+from admin.options import NsqadminOptions
 from lookupd.daemon import running_nsqlookupd
 from lookupd.options import NsqlookupdOptions
 from trionsq.broker.options import NsqdOptions, validated
@@ -45,4 +46,18 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
         raise UpError("could not save everything, see above")
 
 
-KINDS: Final[Mapping[str, Daemon]] = {"nsqlookupd": _nsqlookupd, "nsqd": _nsqd}
+@asynccontextmanager
+async def _nsqadmin(flags: Sequence[str]) -> AsyncIterator[Ports]:
+    # The other parts, each a process perhaps, do without its libraries.
+    from admin.daemon import running_nsqadmin
+
+    options, _ = read_options(NsqadminOptions, "nsqadmin", flags)
+    async with running_nsqadmin(options) as dashboard:
+        yield Ports(0, dashboard.http_port)
+
+
+KINDS: Final[Mapping[str, Daemon]] = {
+    "nsqlookupd": _nsqlookupd,
+    "nsqd": _nsqd,
+    "nsqadmin": _nsqadmin,
+}

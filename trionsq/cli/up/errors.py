@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from admin.options import OptionsError as AdminOptionsError
 from trionsq.broker.options import OptionsError
 from trionsq.listener import ListenError
 from trionsq.storage.lock import DataPathError
@@ -13,7 +14,7 @@ __all__ = ["UpError", "leaf_of", "start_error"]
 
 _IN_USE = (
     "another program has that port, perhaps another cluster (ss -ltnp names it): stop it, or "
-    "choose other ports by --port and --lookupd-port (0: any free ones)"
+    "choose other ports by --port, --lookupd-port and --admin-port (0: any free ones)"
 )
 
 
@@ -36,6 +37,6 @@ def start_error(error: BaseException) -> str | None:
         if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
             return f"{leaf}: {_IN_USE}"
         return str(leaf)
-    if isinstance(leaf, DataPathError | MetadataError | OptionsError):
+    if isinstance(leaf, AdminOptionsError | DataPathError | MetadataError | OptionsError):
         return str(leaf)
     return None

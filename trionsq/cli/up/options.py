@@ -67,6 +67,10 @@ class UpOptions:
     lookupd_port: int = option(
         "lookupd-port", 4160, INT, "of the nsqlookupd, its HTTP API has the next one; 0: any free"
     )
+    admin_port: int = option(
+        "admin-port", 4171, INT, "of nsqadmin, the dashboard for browsers; 0: any free one"
+    )
+    no_admin: bool = option("no-admin", False, BOOL, "without nsqadmin")
     data_path: str = option(
         "data-path",
         "nsq-data",
@@ -114,11 +118,16 @@ def _wrong(options: UpOptions) -> str | None:
     if not 1 <= options.nsqd <= NSQDS_MAX:
         return f"--nsqd must be 1..{NSQDS_MAX}"
     # Leaves room for the further nsqds.
-    for flag, port in (("port", options.port), ("lookupd-port", options.lookupd_port)):
+    ports = (options.port, options.lookupd_port, options.admin_port)
+    for flag, port in zip(("port", "lookupd-port", "admin-port"), ports, strict=True):
         if not 0 <= port <= 65_000:
             return f"--{flag} must be 0..65000"
     if options.port and options.lookupd_port and abs(options.port - options.lookupd_port) < 2:
         return "--port and --lookupd-port must be 2 apart at least"
+    if options.admin_port and not options.no_admin:
+        for flag, port in (("port", options.port), ("lookupd-port", options.lookupd_port)):
+            if port and options.admin_port - port in (0, 1):
+                return f"--admin-port must be neither --{flag} nor the next one"
     for text in options.nsqd_opt:
         name = text.lstrip("-").partition("=")[0]
         if name in _DECIDED:

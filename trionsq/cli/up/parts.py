@@ -1,6 +1,6 @@
 """What a cluster consists of, in the order of its start.
 
-A further kind of part, such as nsqadmin, needs an entry in `daemons` and one in `plan`.
+A further kind of part needs an entry in `daemons` and one in `plan`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANYWHERE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a part listens; 0: on any free port."""
+    """Where a part listens; 0: on any free port; once it is up, 0 is not at all."""
 
     tcp: int
     http: int
@@ -30,7 +30,7 @@ class Ports:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
-    """How other programs on this machine reach a part, as ``host:port``."""
+    """How other programs on this machine reach a part, as ``host:port``; "": they do not."""
 
     tcp: str
     http: str
@@ -63,7 +63,8 @@ class Part:
     def addresses(self, ports: Ports) -> Addresses:
         """How to reach it on these ports."""
         host = _ANYWHERE.get(self.host, self.host)
-        return Addresses(_address(host, ports.tcp), _address(host, ports.http))
+        tcp = _address(host, ports.tcp) if ports.tcp else ""
+        return Addresses(tcp, _address(host, ports.http))
 
 
 def plan(options: UpOptions) -> list[Part]:
@@ -77,13 +78,17 @@ def plan(options: UpOptions) -> list[Part]:
         data_path = str(Path(options.data_path) / name)
         flags = partial(_nsqd_flags, options, number, data_path)
         parts.append(Part(name, "nsqd", options.host, ports, data_path, flags))
+    if not options.no_admin:
+        flags = partial(_admin_flags, options)
+        ports = Ports(0, options.admin_port)
+        parts.append(Part("nsqadmin", "nsqadmin", options.host, ports, "", flags))
     return parts
 
 
 def _nsqd_ports(options: UpOptions) -> Iterator[Ports]:
     lookupd = options.lookupd_port
-    # nsqadmin's usual port is 10 above that of the nsqlookupd's HTTP API.
-    taken = {lookupd, lookupd + 1, lookupd + 11} if lookupd else set()
+    # nsqadmin's also if it is not started: who is where does not depend on that.
+    taken = {lookupd, lookupd + 1, options.admin_port} - {0, 1}
     port = options.port
     for _ in range(options.nsqd):
         while port and {port, port + 1} & taken:
@@ -94,6 +99,14 @@ def _nsqd_ports(options: UpOptions) -> Iterator[Ports]:
 
 def _lookupd_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
     return _common_flags(options, ports)
+
+
+def _admin_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
+    return [
+        f"--http-address={_address(options.host, ports.http)}",
+        *_log_flags(options),
+        f"--lookupd-http-address={known['nsqlookupd'].http}",
+    ]
 
 
 def _nsqd_flags(
@@ -114,12 +127,15 @@ def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
     flags = [
         f"--tcp-address={_address(options.host, ports.tcp)}",
         f"--http-address={_address(options.host, ports.http)}",
-        f"--log-level={options.log_level}",
-        f"--log-format={options.log_format}",
+        *_log_flags(options),
     ]
     if options.host not in _ANYWHERE:
         flags.append(f"--broadcast-address={options.host}")
     return flags
+
+
+def _log_flags(options: UpOptions) -> list[str]:
+    return [f"--log-level={options.log_level}", f"--log-format={options.log_format}"]
 
 
 def _address(host: str, port: int) -> str:
