@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 VARIABLE: Final = "TRIONSQ_TEST_CHROMIUM"
 SCREENSHOTS: Final = Path(__file__).parents[2] / "build" / "screenshots"
@@ -65,6 +72,7 @@ class Tab:
 
     page: Page
     base: str
+    script: bool = True
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,7 +91,7 @@ class Tab:
 
     def live(self) -> None:
         """Wait until the page is connected and has fetched its live part, if it has one."""
-        if self.page.locator("body[sse-connect]").count():
+        if self.script and self.page.locator("body[sse-connect]").count():
             expect(self.page.locator("#live-state.quiet")).to_have_attribute("data-state", "live")
 
 
@@ -100,7 +108,7 @@ def tab(
     """A page of its own cookies; fails if the console complains of what ``allowed`` can't match."""
     context = _context(browser, theme, size, script)
     try:
-        made = Tab(context.new_page(), base)
+        made = Tab(context.new_page(), base, script)
         yield made
         bad = [line for line in made.complaints if not (allowed and re.search(allowed, line))]
         assert not bad, "\n".join(bad)

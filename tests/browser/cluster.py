@@ -9,7 +9,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -213,9 +213,8 @@ class Cluster:
         answer = self.http.get(
             f"http://{self.lookupd.http_address}/lookup", params={"topic": topic}
         )
-        if answer.status_code == 404:
-            return {"producers": [], "channels": []}
-        return dict(answer.json())
+        found = answer.json() if answer.status_code == 200 else {}
+        return {name: found.get(name) or [] for name in ("producers", "channels")}
 
     def publish(self, which: int, topic: str, *bodies: bytes, **query: str) -> None:
         """Messages to one node."""
@@ -231,12 +230,12 @@ class Cluster:
     def topic(self, which: int, name: str) -> dict[str, Any] | None:
         """A node's statistics of a topic, None if it has none of that name."""
         document = self._json(self.node(which), "/stats", format="json", topic=name)
-        return next((dict(each) for each in document["topics"]), None)
+        return next((dict(each) for each in document["topics"] or ()), None)
 
     def channel(self, which: int, topic: str, name: str) -> dict[str, Any] | None:
         """A node's statistics of a channel, None if it has none of that name."""
-        channels = (self.topic(which, topic) or {"channels": []})["channels"]
-        return next((each for each in channels if each["channel_name"] == name), None)
+        channels = (self.topic(which, topic) or {}).get("channels") or ()
+        return next((dict(each) for each in channels if each["channel_name"] == name), None)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait for a condition that the daemons bring about by themselves."""
@@ -260,8 +259,3 @@ def running_cluster(path: Path) -> Iterator[Cluster]:
             yield cluster
         finally:
             cluster.http.close()
-
-
-def counts(rows: Sequence[dict[str, Any] | None], name: str) -> list[int]:
-    """One figure of statistics of several nodes."""
-    return [row[name] if row is not None else -1 for row in rows]
