@@ -47,7 +47,16 @@ function refresh() {
 }
 
 document.body.addEventListener("htmx:sseOpen", () => showState(paused ? "paused" : "live", paused ? "Paused" : "Live"));
-document.body.addEventListener("htmx:sseError", () => showState("lost", "Reconnecting"));
+document.body.addEventListener("htmx:sseError", async () => {
+  showState("lost", "Reconnecting");
+  // A stream does not tell why it is refused. Who is signed out has to sign in again.
+  try {
+    const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
+    if (answer.status === 401) location.reload();
+  } catch {
+    // Nobody is there; the stream is tried again.
+  }
+});
 document.body.addEventListener("htmx:sseClose", () => showState("lost", "Disconnected"));
 
 // A page that is paused or not looked at does not ask for itself. Nor is a table exchanged under
