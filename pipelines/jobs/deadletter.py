@@ -1,0 +1,93 @@
+"""deadletter: messages with too many attempts, to a table and a topic.
+
+nsqd counts attempts for each channel. So the job takes over the channel whose consumers fail: it
+gets all of its messages, and what it does not keep has to go somewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from pipelines.jobs.archive import PARTITION_BY, with_date
+from pipelines.jobs.arguments import UsageError, add_destination, add_session, add_source
+from pipelines.jobs.files import local_folder
+from pipelines.jobs.running import Job, run_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NAME: Final = "deadletter"
+HELP: Final = "messages with too many attempts, to a table and a topic"
+EXAMPLE: Final = """\
+python -m pipelines deadletter --topic=orders --channel=billing --attempts=5 \\
+    --nsqd-tcp-address=127.0.0.1:4150 --checkpoint=run/dead/state --output=run/dead/table \\
+    --rest-topic=orders_again --once
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_source(parser, "", "1s")
+    group = parser.add_argument_group("what is dead, and the rest")
+    group.add_argument(
+        "--attempts",
+        type=int,
+        default=5,
+        help="more than so many deliveries on the channel (default: %(default)s)",
+    )
+    group.add_argument("--output", metavar="DIR", help="folder of a Parquet table for the dead")
+    group.add_argument(
+        "--rest-topic", metavar="TOPIC", help="the other messages are published here"
+    )
+    group.add_argument("--drop-rest", action="store_true", help="the other messages are dropped")
+    add_destination(
+        parser, topic_help="topic for the dead", addresses_help=" (default: the source's)"
+    )
+    add_session(parser)
+
+
+def run(job: Job) -> None:
+    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
+    from pyspark.sql import functions as f
+
+    from pipelines.jobs.frames import messages, publish, sink_options, source_options
+    from pipelines.jobs.table import Table
+
+    arguments = job.arguments
+    _check(arguments)
+    options = source_options(arguments, job.checkpoint())
+    dead_sink, rest_sink = (
+        sink_options(arguments, topic) if topic else None
+        for topic in (arguments.destination_topic, arguments.rest_topic)
+    )
+    table = None
+    if arguments.output:
+        table = Table(local_folder(arguments.output, "--output"), partition_by=PARTITION_BY)
+
+    def write(frame: DataFrame, batch: int) -> None:
+        is_dead = f.col("attempts") > arguments.attempts
+        dead = frame.where(is_dead)
+        if table is not None:
+            table.write(with_date(dead), batch)
+        if dead_sink is not None:
+            publish(dead.select("body"), dead_sink)
+        if rest_sink is not None:
+            publish(frame.where(~is_dead).select("body"), rest_sink)
+
+    run_query(
+        job,
+        messages(job.spark(), options).writeStream.foreachBatch(write),
+        table=table,
+    )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if not arguments.channel:
+        raise UsageError("--channel is required: the one whose consumers fail")
+    if arguments.attempts < 1:
+        raise UsageError("--attempts must be at least 1")
+    if not arguments.output and not arguments.destination_topic:
+        raise UsageError("--output or --destination-topic (or both) is required")
+    if bool(arguments.rest_topic) == arguments.drop_rest:
+        raise UsageError("either --rest-topic or --drop-rest is required: all messages come here")

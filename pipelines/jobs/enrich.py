@@ -1,0 +1,104 @@
+"""enrich: messages joined with a static table, by SQL."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pipelines.jobs.arguments import UsageError, add_destination, add_session, add_source, pairs
+from pipelines.jobs.files import FolderError, local_folder
+from pipelines.jobs.running import Job, run_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAME: Final = "enrich"
+HELP: Final = "messages joined with a static table, by SQL"
+EXAMPLE: Final = """\
+mkdir -p run/enrich
+printf 'user,country\\nanna,IT\\nbert,DE\\n' > run/enrich/users.csv
+python -m pipelines enrich --topic=orders --nsqd-tcp-address=127.0.0.1:4150 \\
+    --table=run/enrich/users.csv --checkpoint=run/enrich/state \\
+    --destination-topic=orders_by_country --once \\
+    --sql="SELECT m.id, m.timestamp, t.country, CAST(m.body AS STRING) AS message
+           FROM messages m LEFT JOIN static t
+           ON t.user = get_json_object(CAST(m.body AS STRING), '$.user')"
+"""
+_FORMATS: Final = {".csv": "csv", ".json": "json", ".jsonl": "json", ".orc": "orc"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add_source(parser, NAME, "1s")
+    group = parser.add_argument_group("the join")
+    group.add_argument(
+        "--table",
+        metavar="PATH",
+        required=True,
+        help="a file or folder: .csv (with a header), .json, .orc, else Parquet",
+    )
+    group.add_argument(
+        "--table-option", metavar="NAME=VALUE", action="append", default=[], help="of its reader"
+    )
+    group.add_argument(
+        "--sql",
+        metavar="QUERY",
+        required=True,
+        help="over the views messages and static; rows without a column body are published as JSON",
+    )
+    group.add_argument("--output", metavar="DIR", help="folder of a Parquet table for the result")
+    add_destination(
+        parser, topic_help="topic for the result", addresses_help=" (default: the source's)"
+    )
+    add_session(parser)
+
+
+def run(job: Job) -> None:
+    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
+    from pipelines.jobs.frames import messages, publish, sink_options, source_options
+    from pipelines.jobs.table import Table
+
+    arguments = job.arguments
+    if not arguments.output and not arguments.destination_topic:
+        raise UsageError("--output or --destination-topic (or both) is required")
+    options = source_options(arguments, job.checkpoint())
+    sink = None
+    if arguments.destination_topic:
+        sink = sink_options(arguments, arguments.destination_topic)
+    table = Table(local_folder(arguments.output, "--output")) if arguments.output else None
+    spark = job.spark()
+    _static(spark, arguments).createOrReplaceTempView("static")
+    messages(spark, options).createOrReplaceTempView("messages")
+
+    def write(frame: DataFrame, batch: int) -> None:
+        if table is not None:
+            table.write(frame, batch)
+        if sink is not None:
+            publish(as_messages(frame), sink)
+
+    run_query(
+        job,
+        spark.sql(arguments.sql).writeStream.foreachBatch(write),
+        table=table,
+    )
+
+
+def as_messages(frame: DataFrame) -> DataFrame:
+    """Rows with their column body, else as JSON objects; and ``defer_ms``, if it is there."""
+    from pyspark.sql import functions as f
+
+    if "body" in frame.columns:
+        return frame.select([name for name in ("body", "defer_ms") if name in frame.columns])
+    return frame.select(f.to_json(f.struct("*")).alias("body"))
+
+
+def _static(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
+    path = Path(arguments.table)
+    if "://" not in arguments.table and not path.exists():
+        raise FolderError(f"--table: there is no {path}")
+    form = _FORMATS.get(path.suffix, "parquet")
+    options = {"header": "true"} if form == "csv" else {}
+    options |= pairs("--table-option", arguments.table_option)
+    where = arguments.table if "://" in arguments.table else str(path.absolute())
+    return spark.read.format(form).options(**options).load(where)
