@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill fuzz hostile interop lock compiler clean
+.PHONY: run test lint format bench drill fuzz hostile interop lock compiler browser clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -15,11 +15,14 @@ $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 compiler:
 	@scripts/setup.sh compiler
 
+browser:
+	@scripts/setup.sh browser
+
 # A local cluster with data flowing through it; Ctrl-C stops it. ARGS: flags of `trionsq up`.
 run: $(INSTALLED)
 	@$(PY) -m trionsq.cli.demo $(ARGS)
 
-test: lint compiler
+test: lint compiler browser
 	$(PY) -m pytest $(ARGS)
 
 lint: $(INSTALLED)

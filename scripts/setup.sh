@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh            the environment
 #   scripts/setup.sh compiler   a C compiler, which the benchmarks and their tests need
+#   scripts/setup.sh browser    Chromium, for the tests of the dashboard; without it they are skipped
 #
 # What the machine lacks is installed by apt when we are root or sudo asks no password;
 # else one line says what to do. PYTHON names the interpreter (default: python3.11, python3).
@@ -64,6 +65,14 @@ compiler)
     echo '#include <stdio.h>' | "$(command -v cc || command -v gcc)" -E - >/dev/null 2>&1 ||
         apt_install libc6-dev "no C headers"
     ;;
+browser)
+    [ -n "${TRIONSQ_TEST_CHROMIUM:-}" ] ||
+        command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 ||
+        command -v google-chrome >/dev/null 2>&1 ||
+        command -v google-chrome-stable >/dev/null 2>&1 ||
+        # In a subshell, for the other tests do without.
+        (apt_install chromium "no Chromium, so tests/browser is skipped") || true
+    ;;
 "")
     # A set-up that was interrupted leaves an environment without a working pip.
     .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
@@ -74,6 +83,6 @@ compiler)
     touch .venv/.installed
     ;;
 *)
-    die "usage: scripts/setup.sh [compiler]"
+    die "usage: scripts/setup.sh [compiler | browser]"
     ;;
 esac

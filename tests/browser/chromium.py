@@ -28,6 +28,9 @@ DESKTOP: Final = (1280, 800)
 PHONE: Final = (390, 844)
 LIMIT_MS: Final = 15_000
 
+# What Chromium and htmx log when a stream ends or is refused.
+LOST: Final = r"ERR_|object Event|status of 401"
+
 Theme = Literal["light", "dark"]
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from admin.access.passwords import hash_password
-from tests.browser.chromium import PHONE, Theme, check_accessible, screenshot, tab
+from tests.browser.chromium import LOST, PHONE, Theme, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
 
 PASSWORD: Final = "correct horse"
@@ -69,7 +69,7 @@ def test_a_wrong_password_is_told_of_and_the_right_one_leads_on(
 @pytest.mark.parametrize("role", MAY)
 def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -> None:
     """Nobody is offered what would be refused; the audit is for admins; signing out ends it."""
-    with tab(browser, base, allowed="401|403") as at:
+    with tab(browser, base, allowed="403|favicon") as at:
         page = at.go("/topics/guarded")
         sign_in(page, f"{role}-ann")
         expect(page.get_by_role("heading", name="guarded")).to_be_visible()
@@ -110,7 +110,7 @@ def test_an_operator_pauses_by_name_in_the_audit(
 
 def test_a_page_whose_session_has_ended_asks_to_sign_in(base: str, browser: Browser) -> None:
     """A live page of somebody who signed out elsewhere shows nothing more."""
-    with tab(browser, base, allowed="401|ERR_") as at:
+    with tab(browser, base, allowed=LOST) as at:
         page = at.go("/topics/guarded")
         sign_in(page, "viewer-ann")
         at.live()
