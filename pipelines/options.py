@@ -109,7 +109,20 @@ def told_of(problems: Sequence[str], table: Sequence[Option], what: str) -> str:
 def _note(option: Option) -> str:
     if option.required:
         return " (required)"
-    return "" if option.default in (None, "", ()) else f" (default {option.default})"
+    if option.default in (None, "", ()):
+        return ""
+    return f" (default {_as_written(option.default, option.parse)})"
+
+
+def _as_written(value: Any, parse: Callable[[str], Any]) -> str:
+    if parse is duration_s:
+        return durations.render(round(value * durations.SECOND_NS))
+    if parse is boolean:
+        return str(value).lower()
+    if parse is nbytes:
+        unit = next(unit for unit in "tgmkb" if value % _UNITS[unit] == 0)
+        return f"{value // _UNITS[unit]}{unit}"
+    return str(value)
 
 
 def _meant(name: str, table: Sequence[Option]) -> str:

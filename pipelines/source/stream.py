@@ -46,6 +46,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options: StreamOptions | None = options
         self._running: Running | None = None
         self._available_now: AvailableNow | None = None
+        self._connected_by_s = 0.0
         self._taken = 0
         self._admission = Admission(
             options.max_messages, options.min_messages, options.max_trigger_delay_s
@@ -75,6 +76,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on only what is there is read. Raises WalError."""
         self._begun()
         self._available_now = AvailableNow(self._told.available_now_idle_s, time.time_ns())
+        self._connected_by_s = time.monotonic() + self._told.receiver.connect_timeout_s
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next batch; ``start`` as it came if there is nothing to do.
@@ -179,7 +181,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 now.saw(end, _oldest_ns(running, end))
                 break
             figures = running.receiver.statistics()
-            is_quiet = figures["connections"] > 0 and not figures["pending"]
+            # nsqlookupd may know of no nsqd: then there is nothing.
+            is_connected = figures["connections"] > 0 or time.monotonic() >= self._connected_by_s
+            is_quiet = is_connected and not figures["pending"]
             if now.is_over(end, time.monotonic(), is_quiet=is_quiet):
                 break
             running.receiver.check()

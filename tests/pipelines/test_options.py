@@ -47,6 +47,22 @@ def test_all_that_is_wrong_is_told_at_once_with_the_valid_options() -> None:
     ]
 
 
+def test_defaults_are_shown_as_one_would_write_them() -> None:
+    """They can be copied from the error."""
+    table = (
+        Option("size", nbytes, "a", 64 << 20),
+        Option("time", duration_s, "b", 90.0),
+        Option("flag", boolean, "c", True),
+    )
+    with pytest.raises(OptionsError) as told:
+        read_options(table, {"x": ""}, "test")
+    assert str(told.value).splitlines()[-3:] == [
+        "  size  a (default 64m)",
+        "  time  b (default 1m30s)",
+        "  flag  c (default true)",
+    ]
+
+
 def test_values_are_read_as_people_write_them() -> None:
     """Sizes with units, durations with units or in milliseconds, lists with commas."""
     assert nbytes("4g") == 4 << 30

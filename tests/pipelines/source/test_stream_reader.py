@@ -166,6 +166,25 @@ def test_available_now_drains_and_ends(nsqd: OpenBroker, tmp_path: Path) -> None
     assert all(later - earlier <= 400 for earlier, later in zip([0, *ends], ends, strict=False))
 
 
+def test_available_now_ends_where_there_is_no_nsqd(tmp_path: Path) -> None:
+    """No nsqlookupd knows the topic, so nothing is available; it is not waited for without end."""
+    options = {
+        "topic": "t",
+        "channel": "c",
+        "lookupd.http.addresses": free_address(),
+        "walPath": str(tmp_path),
+        "availableNowIdle": "100ms",
+        "connectTimeout": "200ms",
+    }
+    reader = NsqStreamReader(StreamOptions.read(options))
+    try:
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        assert reader.latestOffset(start, ALL) is start
+    finally:
+        reader.stop()
+
+
 def test_a_failed_receiver_is_told_at_the_next_question(nsqd: OpenBroker, tmp_path: Path) -> None:
     """Not silence: the query fails with the receiver's reason."""
     nobody = {"nsqd.tcp.addresses": free_address(), "connectTimeout": "200ms"}
