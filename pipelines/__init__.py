@@ -1,5 +1,13 @@
-"""Spark sources and sinks for NSQ topics. Not built yet.
+"""Spark sources, sinks and ready pipelines for NSQ topics. Needs the ``spark`` extra.
 
-This package will hold a streaming source that stores messages before it acknowledges them, a
-batch sink, and the local log between the two. It needs the ``spark`` extra.
+- `session`, `java`: a Spark that works after ``pip install 'trionsq[spark]'`` alone
+- `source`: ``readStream.format("nsq")``, and the batch read of its log
+- `sink`: ``writeStream.format("nsq")`` and ``write.format("nsq")``
+- `receiver`: takes messages from nsqds into the log; no Spark in it
+- `wal`: the log: messages stored before they are acknowledged; no Spark in it
+- `schema`, `options`: the columns of a message, and how options are read
+- `jobs`: ``python -m pipelines NAME``
+- `pyspark_nsq`: how Spark finds the format's name
+
+See docs/pipelines.md.
 """
