@@ -10,7 +10,7 @@ from typing import Final
 
 from quart_trio import QuartTrio
 
-from admin import api, assets, compression, debugging, pages
+from admin import api, assets, compression, debugging, metrics, pages
 from admin.access import signin
 from admin.dashboard import Dashboard
 from admin.watch import events
@@ -25,6 +25,7 @@ _PARTS: Final[tuple[Callable[[Dashboard], Iterable[Endpoint]], ...]] = (
     api.endpoints,
     assets.endpoints,
     debugging.endpoints,
+    metrics.endpoints,
     pages.endpoints,
     events.endpoints,
     signin.endpoints,

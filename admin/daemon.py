@@ -9,50 +9,71 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 
+import httpx2
 import trio
 
+from admin.access.guard import cookie_name
 from admin.access.opening import open_access
 from admin.app import create_admin_app
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
 from admin.options import NsqadminOptions, OptionsError, validated
 from admin.upstream import Upstream
+from trionsq.histogram import Histogram
 from trionsq.listener import ListenError, bound_address, open_sockets, split_address
+from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.serve import WebServer, serve_web
 
-__all__ = ["open_dashboard", "run_nsqadmin", "running_nsqadmin"]
+__all__ = ["listening_hosts", "open_dashboard", "run_nsqadmin", "running_nsqadmin"]
 
 log = logging.getLogger("trionsq")
 
 
+Task = Callable[[], Awaitable[None]]
+
+
+async def _run(task: Task) -> None:
+    await task()
+
+
 @asynccontextmanager
 async def open_dashboard(
-    options: NsqadminOptions, hosts: tuple[str, ...]
+    options: NsqadminOptions,
+    hosts: tuple[str, ...],
+    port: int,
+    *,
+    transport: httpx2.AsyncBaseTransport | None = None,
+    run: Callable[[Task], Awaitable[None]] = _run,
 ) -> AsyncIterator[Dashboard]:
     """A dashboard without a socket, whose tasks run inside the context.
 
     Args:
         options: as given.
         hosts: the addresses that are listened on, without port; "" is a unix socket.
+        port: that is listened on; -1: a unix socket.
+        transport: what reaches all nodes, instead of the network.
+        run: runs each of its tasks.
 
     Raises:
         OptionsError: the options are no good.
     """
     options = validated(options)
-    await _resolve("lookupd", options.lookupd_http_address)
-    await _resolve("nsqd", options.nsqd_http_address)
+    if transport is None:
+        await _resolve("lookupd", options.lookupd_http_address)
+        await _resolve("nsqd", options.nsqd_http_address)
     access = open_access(options, hosts)
-    async with Upstream(options) as upstream, trio.open_nursery() as nursery:
-        dashboard = Dashboard(options, upstream, access)
+    access.cookie = cookie_name(port)
+    async with Upstream(options, transport) as upstream, trio.open_nursery() as nursery:
+        dashboard = Dashboard(options, upstream, access, http_port=port)
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.note)
             dashboard.tasks.append(dashboard.notify.run)
         for task in dashboard.tasks:
-            nursery.start_soon(task)
+            nursery.start_soon(run, task, name=task)
         try:
             yield dashboard
         finally:
@@ -71,10 +92,13 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
     options = validated(options)
     with ExitStack() as sockets:
         http = await _open(options.http_address, sockets)
-        async with open_dashboard(options, _hosts(http)) as dashboard:
-            dashboard.http_port = _announce(http)
+        hosts, port = listening_hosts(http), _port_of(http)
+        async with open_dashboard(options, hosts, port) as dashboard:
+            _announce(http)
+            dashboard.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
             app = create_admin_app(dashboard)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s)
                 for sock in http:
                     await nursery.start(serve_web, WebServer(app), sock)
                 sockets.pop_all()  # each listener closes its own from now on
@@ -105,16 +129,18 @@ async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
     return [opened.enter_context(sock) for sock in await open_sockets(address)]
 
 
-def _hosts(sockets: list[socket.socket]) -> tuple[str, ...]:
+def listening_hosts(sockets: Iterable[socket.socket]) -> tuple[str, ...]:
+    """The addresses of listening sockets, without port; "" is a unix socket."""
     return tuple("" if s.family == socket.AF_UNIX else s.getsockname()[0] for s in sockets)
 
 
-def _announce(sockets: list[socket.socket]) -> int:
-    port = 0
+def _port_of(sockets: list[socket.socket]) -> int:
+    return bound_address(sockets[-1])[1]
+
+
+def _announce(sockets: list[socket.socket]) -> None:
     for sock in sockets:
-        shown, port = bound_address(sock)
-        log.info("HTTP: listening on %s", shown)
-    return port
+        log.info("HTTP: listening on %s", bound_address(sock)[0])
 
 
 async def run_nsqadmin(options: NsqadminOptions) -> int:

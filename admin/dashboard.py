@@ -14,6 +14,7 @@ from admin.operations import Done, Operations
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream
 from admin.watch.poller import Poller
+from trionsq.histogram import Histogram
 
 if TYPE_CHECKING:
     from admin.notify import Notifier
@@ -38,6 +39,7 @@ class Dashboard:
         tasks: run as long as the dashboard, each in a task of its own.
         stopping: set when it ends; streams end then.
         http_port: where it listens; -1: on a unix socket.
+        loop_lag_s: how late the event loop is; None: that is not its own.
     """
 
     options: NsqadminOptions
@@ -51,6 +53,7 @@ class Dashboard:
     tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     stopping: trio.Event = field(default_factory=trio.Event)
     http_port: int = 0
+    loop_lag_s: Histogram | None = None
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.upstream, self.options)

@@ -78,10 +78,21 @@ class Upstream:
     Attributes:
         under_way: requests that wait for an answer now, never more than
             --http-client-max-requests.
+        asked: requests so far.
+        failed: of these, those that ended with an UpstreamError.
     """
 
-    def __init__(self, options: NsqadminOptions) -> None:
-        """Raises OptionsError if a file of the TLS options can't be used."""
+    asked = 0
+    failed = 0
+
+    def __init__(
+        self, options: NsqadminOptions, transport: httpx2.AsyncBaseTransport | None = None
+    ) -> None:
+        """``transport`` reaches all nodes, instead of the network.
+
+        Raises:
+            OptionsError: a file of the TLS options can't be used.
+        """
         self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         most = options.http_client_max_requests
         self._limit = trio.CapacityLimiter(most)
@@ -90,7 +101,8 @@ class Upstream:
         connect_s = options.http_client_connect_timeout_ns / SECOND_NS
         self._client = httpx2.AsyncClient(
             headers=_HEADERS,
-            verify=_tls_context(options),
+            transport=transport,
+            verify=_tls_context(options) if transport is None else False,
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(max_keepalive_connections=4 * most, keepalive_expiry=_IDLE_S),
             trust_env=False,
@@ -163,8 +175,14 @@ class Upstream:
         timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
         node = node_of(url)
         async with self._limit:
+            self.asked += 1
             with trio.move_on_after(timeout_s):
-                return await self._ask_by_https_too(method, url, node, body)
+                try:
+                    return await self._ask_by_https_too(method, url, node, body)
+                except UpstreamError:
+                    self.failed += 1
+                    raise
+        self.failed += 1
         raise UpstreamError(node, f'{method.title()} "{url}": no answer within {timeout_s:g} s')
 
     async def _ask_by_https_too(

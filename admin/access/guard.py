@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from admin.operations import Done
 
-__all__ = ["COOKIE", "NOBODY", "SIGN_IN_PATH", "Access"]
+__all__ = ["COOKIE", "NOBODY", "SIGN_IN_PATH", "Access", "cookie_name"]
 
 log = logging.getLogger("trionsq")
 
@@ -45,12 +45,21 @@ NOBODY: Final = User("", Role.EVERYONE, "nobody")
 _SCOPE_KEY: Final = "nsqadmin.audit"
 
 
+def cookie_name(port: int) -> str:
+    """The name of the cookie where ``port`` is listened on: browsers tell hosts apart, not ports.
+
+    Without it signing in to one dashboard of a host would be signing out of its others.
+    """
+    return f"{COOKIE}_{port}" if port > 0 else COOKIE
+
+
 class Access:
     """Who may do what, for one application.
 
     Attributes:
         mode: where users come from.
         audit: who did what.
+        cookie: the name of the session's cookie.
         passwords, users, sessions: of those who sign in.
     """
 
@@ -73,6 +82,7 @@ class Access:
         self.passwords = Passwords(users, now_s)
         self.sessions = Sessions(options.session_lifetime_ns / 1e9, now_s)
         self.audit = Audit(options.audit_file)
+        self.cookie = COOKIE
         self._tokens = Tokens()
         given = options.trusted_proxy_cidr
         self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
@@ -224,7 +234,7 @@ class Access:
         return Role.VIEWER
 
     def _in_session(self) -> User | None:
-        session = self.sessions.find(request.cookies.get(COOKIE, ""))
+        session = self.sessions.find(request.cookies.get(self.cookie, ""))
         if session is None:
             return None
         user = self._known(session)

@@ -20,6 +20,7 @@ NEEDED: Final[Mapping[str, Role]] = {
     "GET /sign-in": _EVERYONE,
     "POST /sign-in": _EVERYONE,
     "POST /sign-out": _VIEWER,
+    "GET /metrics": _VIEWER,
     # the JSON API
     "GET /api/topics": _VIEWER,
     "POST /api/topics": _OPERATOR,

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from quart import Response, g, request
 
 from admin.access.csrf import form
-from admin.access.guard import COOKIE, NOBODY, SIGN_IN_PATH, Access
+from admin.access.guard import NOBODY, SIGN_IN_PATH, Access
 from admin.access.passwords import Busy, TooManyAttempts
 from admin.access.users import Account
 from trionsq.web.app import Endpoint
@@ -83,7 +83,7 @@ class _Signing:
         access.record(user=account.name, role=account.role.title, how="session", action="sign_in")
         answer = _redirect(safe_path(wanted, self._base_path))
         answer.set_cookie(
-            COOKIE,
+            access.cookie,
             token,
             path=self._base_path or "/",
             httponly=True,
@@ -100,7 +100,8 @@ class _Signing:
             access.sessions.end(g.session)
         g.user, g.session = NOBODY, None
         answer = _redirect(self._base_path + (SIGN_IN_PATH if access.has_sign_in else "/"))
-        answer.delete_cookie(COOKIE, path=self._base_path or "/", httponly=True, samesite="Lax")
+        path = self._base_path or "/"
+        answer.delete_cookie(access.cookie, path=path, httponly=True, samesite="Lax")
         return answer
 
     def _again(self, problem: str, wanted: str, **more: str) -> Response:

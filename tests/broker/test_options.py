@@ -89,6 +89,9 @@ OUR_OWN = [
     ("max-connection-rate", "max_connection_rate"),
     ("max-connection-burst", "max_connection_burst"),
     ("log-format", "log_format"),
+    ("admin", "admin"),
+    ("admin-access", "admin_access"),
+    ("admin-users-file", "admin_users_file"),
     ("debug-from", "debug_from"),
 ]
 

@@ -55,6 +55,7 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
         "tls_min_version": '"tls1.2"',
         "log_level": '"warn"',
         "log_format": '"json"',
+        "admin_access": '"password"',
         "auth_http_request_method": '"post"',
     }
     value = text.get(key) or written.get(spec.kind.name, '"any"')

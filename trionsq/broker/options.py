@@ -11,6 +11,7 @@ import socket
 import zlib
 
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from trionsq.listener import split_address
 from trionsq.optionspec import (
     BOOL,
     DEBUG_FROM,
@@ -29,6 +30,7 @@ from trionsq.optionspec import (
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
+ADMIN_ACCESS = choice("way", "auto", "none", "password")
 
 
 class OptionsError(Exception):
@@ -231,6 +233,22 @@ class NsqdOptions:
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )
+    admin: bool = option(
+        "admin", False, BOOL, "the dashboard of this nsqd: nsqadmin's pages at /admin of its HTTP"
+    )
+    admin_access: str = option(
+        "admin-access",
+        "auto",
+        ADMIN_ACCESS,
+        "who may use it: auto, none or password",
+        note="auto: nobody signs in where only this machine gets to; else password",
+    )
+    admin_users_file: str = option(
+        "admin-users-file",
+        "",
+        STRING,
+        "who may sign in, see nsqadmin --add-user; empty: admin, password in the log at start",
+    )
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -264,11 +282,22 @@ def validated(options: NsqdOptions) -> NsqdOptions:
     _check_ranges(options)
     if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
         raise OptionsError("cannot require TLS client connections without TLS key and cert")
+    if options.admin:
+        _check_admin(options)
     for percentile in options.e2e_processing_latency_percentile:
         if not 0 < percentile <= 1:
             shown = re.sub(r"\.0$", "", str(percentile))
             raise OptionsError(f"invalid E2E processing latency percentile: {shown}")
     return options
+
+
+def _check_admin(options: NsqdOptions) -> None:
+    if not options.http_address or split_address(options.http_address) is None:
+        raise OptionsError("--admin needs an --http-address that is host:port")
+    if options.tls_required == "true" and not options.https_address:
+        raise OptionsError("--admin with --tls-required needs an --https-address")
+    if options.admin_users_file and options.admin_access == "none":
+        raise OptionsError("--admin-users-file has no meaning with --admin-access=none")
 
 
 def _check_ranges(options: NsqdOptions) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -30,6 +30,10 @@ from trionsq.storage.lock import lock_folder
 from trionsq.storage.metadata import remove_drafts
 from trionsq.transport import SocketTransport
 from trionsq.upgrades.certificates import ServerTls
+from trionsq.web.mounts import NO_MOUNTS, Mounts
+
+if TYPE_CHECKING:
+    from trionsq.cli.mount import Mount
 
 __all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
 
@@ -50,6 +54,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         DataPathError: the data path can't be had.
         ListenError: an address can't be listened on.
         MetadataError: the data path's metadata can't be understood.
+        OptionsError: the options for the dashboard (--admin) are no good.
         TlsConfigError: the certificate's files can't be used.
     """
     async with AsyncExitStack() as stack:
@@ -66,21 +71,25 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         broker.tcp_port = _announce("TCP", tcp)
         broker.https_port = _announce("HTTPS", https) if https else 0
         broker.http_port = _announce("HTTP", http) if http else 0
+        mount = await _mount(broker, [*http, *https], stack) if options.admin else None
         tasks = await stack.enter_async_context(trio.open_nursery())
         await tasks.start(background.run)
         await tasks.start(_run_broker, broker, tasks.cancel_scope)
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
             await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
+        mounts = mount.apps if mount is not None else NO_MOUNTS
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls)
+            await listeners.start(_serve_http, broker, sock, broker.tls, mounts)
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None)
+            await listeners.start(_serve_http, broker, sock, None, mounts)
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
         finally:
             log.info("NSQ: stopping")
+            if mount is not None:
+                mount.stop()
             listeners.cancel_scope.cancel()
             broker.stop()
 
@@ -98,9 +107,17 @@ async def _serve_http(
     broker: Broker,
     sock: socket.socket,
     tls: ServerTls | None,
+    mounts: Mounts,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    await serve_http(broker, sock, tls=tls, task_status=task_status)
+    await serve_http(broker, sock, tls=tls, mounts=mounts, task_status=task_status)
+
+
+async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:
+    # Not for an nsqd without: it costs time and memory.
+    from trionsq.cli.mount import running_mount
+
+    return await stack.enter_async_context(running_mount(broker, sockets, broker.http_port))
 
 
 async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
@@ -123,7 +140,8 @@ async def run_nsqd(options: NsqdOptions) -> int:
     The code is 0 if all messages were saved, else 1.
 
     Raises:
-        DataPathError, ListenError, MetadataError, TlsConfigError: as `running_nsqd`.
+        DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
+            `running_nsqd`.
     """
     tune_interpreter()
     code = 1

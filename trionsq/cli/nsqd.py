@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = trio.run(run_nsqd, options)
     except* (DataPathError, TlsConfigError) as group:
         failure = f"failed to instantiate nsqd - {_first(group)}"
-    except* (ListenError, MetadataError) as group:
+    except* (ListenError, MetadataError, OptionsError) as group:
         failure = str(_first(group))
     if failure:
         fatal(options.log_prefix, failure, options.log_format)

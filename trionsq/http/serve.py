@@ -19,6 +19,7 @@ from trionsq.transport import SocketTransport, Transport
 from trionsq.upgrades.certificates import ServerTls
 from trionsq.upgrades.tls import start_tls
 from trionsq.web import body, connection, serve
+from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted
 from trionsq.web.serve import WebServer, serve_web
 
 __all__ = ["HttpServer", "serve_http"]
@@ -30,26 +31,34 @@ async def serve_http(
     *,
     short_way: bool = True,
     tls: ServerTls | None = None,
+    mounts: Mounts = NO_MOUNTS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
     On cancellation idle connections end at once, the others after their answer or a second.
     Without ``short_way`` the framework answers all. With ``tls`` it is HTTPS; without, and with
-    --tls-required, requests are refused.
+    --tls-required, requests are refused. Requests below the paths of ``mounts`` are theirs.
     """
-    await serve_web(HttpServer(broker, short_way=short_way, tls=tls), sock, task_status)
+    server = HttpServer(broker, short_way=short_way, tls=tls, mounts=mounts)
+    await serve_web(server, sock, task_status)
 
 
 class HttpServer(WebServer):
     """Serves connections, each in a task that is started for it."""
 
     def __init__(
-        self, broker: Broker, *, short_way: bool = True, tls: ServerTls | None = None
+        self,
+        broker: Broker,
+        *,
+        short_way: bool = True,
+        tls: ServerTls | None = None,
+        mounts: Mounts = NO_MOUNTS,
     ) -> None:
         is_open = tls is not None or broker.options.tls_required != "true"
         front = _Front(ShortWay(broker, _wait_limits())) if short_way and is_open else None
-        super().__init__(create_app(broker, is_open=is_open), front)
+        app = create_app(broker, is_open=is_open)
+        super().__init__(mounted(app, mounts if is_open else NO_MOUNTS), front)
         self._tls = tls
         self._clock = broker.clock
 

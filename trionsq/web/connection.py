@@ -59,14 +59,14 @@ class _Connection(h11.Connection):
 class _Http1(H11Protocol):
     """HTTP/1 and nothing else: a wish to upgrade is passed over, as nsqd does."""
 
-    def __init__(self, wrapper: ProtocolWrapper) -> None:
+    def __init__(self, wrapper: ProtocolWrapper, *, is_https: bool) -> None:
         super().__init__(
             wrapper.app,
             wrapper.config,
             wrapper.context,
             wrapper.task_group,
             wrapper.state,
-            wrapper.ssl,
+            is_https,
             wrapper.client,
             wrapper.server,
             wrapper.send,
@@ -157,7 +157,9 @@ class HttpConnection(TCPServer):
 
     async def _read_data(self) -> None:
         wrapper = self.protocol
-        wrapper.protocol = _Http1(wrapper)
+        # Other streams than sockets are those under which there is TLS, unseen by hypercorn.
+        is_https = isinstance(self._stream, TransportStream)
+        wrapper.protocol = _Http1(wrapper, is_https=is_https)
         with self._reading:
             await self._read_to_the_end()
         self._read_all = True

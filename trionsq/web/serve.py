@@ -9,8 +9,8 @@ from typing import Final, Protocol
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework
 from hypercorn.utils import wrap_app
-from quart_trio import QuartTrio
 
 from trionsq.listener import accept_forever
 from trionsq.transport import SocketTransport, Transport
@@ -48,7 +48,7 @@ class Front(Protocol):
 class WebServer:
     """Serves connections, each in a task that is started for it."""
 
-    def __init__(self, app: QuartTrio, front: Front | None = None) -> None:
+    def __init__(self, app: ASGIFramework, front: Front | None = None) -> None:
         self._app = wrap_app(app, 0, "asgi")
         self._config = _config()
         self._context = WorkerContext(None)

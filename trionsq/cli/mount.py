@@ -1,0 +1,106 @@
+"""nsqadmin inside an nsqd (``--admin``): its pages below /admin, about this one node.
+
+It asks the nsqd in process, through the same HTTP API: TLS, addresses and limits on connections
+are not in its way. What fails in it is logged and costs the dashboard alone, never the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import httpx2
+import trio
+from hypercorn.typing import ASGIFramework
+
+from admin.app import create_admin_app
+from admin.daemon import listening_hosts, open_dashboard
+from admin.options import NsqadminOptions
+from admin.options import OptionsError as AdminOptionsError
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions, OptionsError
+from trionsq.http.app import create_app
+from trionsq.web.mounts import Mounts
+
+__all__ = ["PATH", "Mount", "running_mount"]
+
+log = logging.getLogger("trionsq")
+
+PATH: Final = "/admin"
+"""Where it is."""
+
+
+class Mount:
+    """A dashboard that runs beside a broker.
+
+    Attributes:
+        apps: for the HTTP servers of the nsqd.
+        stopping: ends streams when set.
+    """
+
+    def __init__(self) -> None:
+        self.apps: Mounts = {}
+        self.stopping = trio.Event()
+        self._scopes: list[trio.CancelScope] = []
+
+    def stop(self) -> None:
+        """End its tasks and streams. Requests under way are answered still."""
+        self.stopping.set()
+        for scope in self._scopes:
+            scope.cancel()
+
+    async def run(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until `stop`."""
+        with trio.CancelScope() as scope:
+            self._scopes.append(scope)
+            try:
+                await task()
+            except Exception:
+                # A defect of the dashboard is no reason to end a broker: pages are not live now.
+                log.exception("ADMIN: a task of the dashboard failed")
+
+
+@asynccontextmanager
+async def running_mount(
+    broker: Broker, sockets: Sequence[socket.socket], port: int
+) -> AsyncIterator[Mount]:
+    """The dashboard of ``broker``, whose tasks run inside the context.
+
+    Args:
+        broker: is asked; it need not run yet.
+        sockets: on which the dashboard is to be seen.
+        port: of HTTP, which names the node.
+
+    Raises:
+        OptionsError: the options for it are no good.
+    """
+    mount = Mount()
+    # Typed in two ways, by hypercorn and by httpx2; both mean ASGI.
+    app = cast(Any, create_app(broker))
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    options = _options(broker.options, port)
+    hosts = listening_hosts(sockets)
+    try:
+        async with open_dashboard(
+            options, hosts, port, transport=transport, run=mount.run
+        ) as dashboard:
+            mount.stopping = dashboard.stopping
+            mount.apps = {PATH: cast(ASGIFramework, create_admin_app(dashboard))}
+            yield mount
+    except AdminOptionsError as error:
+        raise OptionsError(f"--admin: {error}") from None
+
+
+def _options(options: NsqdOptions, port: int) -> NsqadminOptions:
+    return NsqadminOptions(
+        base_path=PATH,
+        nsqd_http_address=(f"127.0.0.1:{port}",),
+        access=options.admin_access,
+        users_file=options.admin_users_file,
+        log_level=options.log_level,
+        log_format=options.log_format,
+        debug_from=options.debug_from,
+    )
