@@ -53,7 +53,7 @@ def test_figures_and_charts_follow_without_a_reload(at: Tab, cluster: Cluster) -
     expect(waiting).to_have_text("7")
     chart = page.get_by_role("region", name="Messages waiting over time")
     expect(chart).to_contain_text("waiting 7")
-    expect(chart.get_by_role("img", name="0 to 7")).to_be_visible()
+    expect(chart.get_by_role("img", name="waiting now 7")).to_be_visible()
     assert stayed(page)
     screenshot(page, "live-topic")
 

@@ -41,6 +41,9 @@ function showState(name, text) {
   if (label.textContent !== text) label.textContent = text;
 }
 
+// What is being typed is not replaced.
+if (window.Idiomorph) window.Idiomorph.defaults.ignoreActiveValue = true;
+
 function refresh() {
   missed = false;
   if (live && window.htmx) window.htmx.trigger(live, "refresh");
