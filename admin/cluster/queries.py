@@ -7,7 +7,7 @@ is nothing to say. Spec: nsqadmin, sections 1 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
@@ -19,10 +19,12 @@ from admin.cluster.versions import version_key
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["INACTIVE_S", "AllFailed", "Cluster", "Found", "url_of"]
+__all__ = ["INACTIVE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
 
 T = TypeVar("T")
 
+SILENT_S: Final = 1.0
+"""Nodes that did not answer lately get so long, where somebody waits for a page."""
 INACTIVE_S: Final = 15.0
 """`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
 
@@ -180,8 +182,9 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
         timeout_s: float | None = None,
+        silent: Collection[str] = (),
     ) -> dict[str, NodeStats | UpstreamError]:
-        """As `stats`, but nothing is raised."""
+        """As `stats`, but nothing is raised; nodes of ``silent`` get `SILENT_S` at most."""
         query = {"format": "json", "include_mem": "false"}
         query["include_clients"] = "true" if clients else "false"
         query |= {"topic": topic} if topic else {}
@@ -189,7 +192,10 @@ class Cluster:
 
         async def ask(producer: Producer) -> NodeStats:
             url = url_of(producer.node, "/stats", **query)
-            return await self.upstream.get_json(url, NodeStats, timeout_s=timeout_s)
+            limit_s = timeout_s
+            if producer.node in silent:
+                limit_s = SILENT_S if timeout_s is None else min(timeout_s, SILENT_S)
+            return await self.upstream.get_json(url, NodeStats, timeout_s=limit_s)
 
         return await _answers({node.node: node for node in producers}, ask)
 

@@ -235,7 +235,8 @@ class Nodes:
         producer = next((each for each in found.value if each.node == node), None)
         if producer is None:
             return _Looked(warnings=found.warnings, error=f"There is no node {node}.")
-        stats = (await self._cluster.each_stats([producer], clients=clients))[node]
+        silent = self._poller.silent_nodes
+        stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
             return _Looked(producer, warnings=found.warnings, error=str(stats))
         return _Looked(producer, stats, found.warnings)

@@ -109,7 +109,11 @@ class OneTopic:
         except AllFailed as failure:
             return _Looked(View(name=channel or topic), error=str(failure))
         answers = await cluster.each_stats(
-            found.value, topic=topic, channel=channel, clients=bool(channel)
+            found.value,
+            topic=topic,
+            channel=channel,
+            clients=bool(channel),
+            silent=self._poller.silent_nodes,
         )
         if channel:
             view = channel_view(topic, channel, found.value, answers)

@@ -7,8 +7,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
-from admin.cluster.queries import AllFailed, Cluster
+from admin.cluster.queries import SILENT_S, AllFailed, Cluster
+from admin.cluster.shapes import Producer
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 from tests.admin.nodes import Asked, FakeNode, fake_node, producer, stats_of
@@ -46,6 +49,27 @@ class Fakes(AsyncExitStack):
         """To be asked."""
         given = NsqadminOptions(http_client_request_timeout_ns=5 * 10**8, **options)
         return Cluster(await self.enter_async_context(Upstream(given)), given)
+
+
+async def test_silent_nodes_get_little_time(autojump_clock: trio.testing.MockClock) -> None:
+    """Those that are known not to answer cost a page a second, others all that they may take."""
+
+    class Hanging(Upstream):
+        async def get_json(self, url: str, kind: Any, *, timeout_s: float | None = None) -> Any:
+            with trio.move_on_after(self._request_timeout_s if timeout_s is None else timeout_s):
+                await trio.sleep_forever()
+            raise UpstreamError(url, "no answer")
+
+    options = NsqadminOptions(lookupd_http_address=("127.0.0.1:1",))
+    cluster = Cluster(Hanging(options), options)
+    nodes = [Producer(broadcast_address=f"10.0.0.{n}", http_port=4151) for n in (1, 2)]
+    waits_s = []
+    for silent in ((), ("10.0.0.1:4151",), ("10.0.0.1:4151", "10.0.0.2:4151")):
+        began_s = trio.current_time()
+        found = await cluster.each_stats(nodes, silent=silent)
+        assert all(isinstance(each, UpstreamError) for each in found.values())
+        waits_s.append(trio.current_time() - began_s)
+    assert waits_s == [5.0, 5.0, SILENT_S]
 
 
 async def test_nodes_are_the_union_of_what_nsqlookupds_know() -> None:
