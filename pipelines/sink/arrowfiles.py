@@ -1,12 +1,20 @@
-"""Files of a `pipelines.wal.disk.Disk` as Arrow reads and writes them: in sequence, or by place."""
+"""Files of a `pipelines.wal.disk.Disk`, as Arrow reads and writes them."""
 
 from __future__ import annotations
 
 import os
 
-from pipelines.wal.disk import DiskFile
+from pipelines.wal.disk import DiskFile, RealDisk, RealFile
 
-__all__ = ["DiskReader", "DiskWriter"]
+__all__ = ["DiskReader", "DiskWriter", "WritableDisk"]
+
+
+class WritableDisk(RealDisk):
+    """A folder whose files are opened to be changed as well."""
+
+    def open(self, name: str) -> RealFile:
+        """Raises OSError."""
+        return RealFile(os.path.join(self.path, name), os.O_RDWR)
 
 
 class DiskWriter:

@@ -48,8 +48,8 @@ _MAY_PASS: Final = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
 _ADVICE: Final = {
     "E_BAD_BODY": "; batchBytes must be within nsqd's --max-body-size",
     "E_BAD_MESSAGE": "; maxMessageBytes must be within nsqd's --max-msg-size",
-    "E_INVALID": "; defer_ms must be within nsqd's --max-req-timeout",
 }
+_ADVICE_ON_DELAYS: Final = "; defer_ms must be within nsqd's --max-req-timeout"
 
 
 class Nsqd:
@@ -151,9 +151,11 @@ class Nsqds:
         except ProtocolError as error:
             reason = f"{nsqd.address}: {error}"
             if error.code not in _MAY_PASS:
+                advice = _ADVICE.get(error.code, "")
+                if error.code == "E_INVALID" and "out of range" in reason:
+                    advice = _ADVICE_ON_DELAYS
                 raise PublishError(
-                    f"refused {parcel.rows} messages for {parcel.topic}: {reason}"
-                    f"{_ADVICE.get(error.code, '')}"
+                    f"refused {parcel.rows} messages for {parcel.topic}: {reason}{advice}"
                 ) from error
             return reason
         return None

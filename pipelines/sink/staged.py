@@ -17,6 +17,7 @@ import trio
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from pipelines.sink.arrowfiles import WritableDisk
 from pipelines.sink.columns import check_batch
 from pipelines.sink.errors import StageError
 from pipelines.sink.nsqds import open_nsqds
@@ -24,7 +25,6 @@ from pipelines.sink.options import SinkOptions
 from pipelines.sink.parcels import Parcel, parcels_of
 from pipelines.sink.stage import Stage, StagedFile
 from pipelines.wal import WalLockedError
-from pipelines.wal.disk import RealDisk
 from pipelines.wal.meta import FolderLock
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
             os.makedirs(self._path, exist_ok=True)
         except OSError as error:
             raise StageError(f"stagePath can't be made: {error}") from error
-        return Stage(RealDisk(self._path))
+        return Stage(WritableDisk(self._path))
 
     @contextmanager
     def _locked(self) -> Iterator[Stage]:
