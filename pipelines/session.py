@@ -53,7 +53,7 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
     prepare(master)
     from pyspark.sql import SparkSession
 
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = _is_submitted()
     if master is None and not submitted:
         master = "local[*]"
     is_local = (master or "").startswith("local")
@@ -75,21 +75,28 @@ def prepare(master: str | None = None) -> None:
     """Set JAVA_HOME, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON for Spark's processes.
 
     Workers on this machine are this Python. Where a cluster has another path for it, the user's
-    own PYSPARK_PYTHON stands.
+    own PYSPARK_PYTHON stands. Under spark-submit Java runs already.
 
     Raises:
         SetupError: no Java, or no pyspark, that fits.
     """
     _check_packages()
+    submitted = _is_submitted()
     try:
-        os.environ["JAVA_HOME"] = str(java_home())
+        if not submitted:
+            os.environ["JAVA_HOME"] = str(java_home())
     except JavaError as error:
         raise SetupError(str(error)) from error
-    if master is None or master.startswith("local"):
+    if (master or ("" if submitted else "local")).startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit started this program."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _check_packages() -> None:

