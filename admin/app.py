@@ -13,6 +13,7 @@ from quart_trio import QuartTrio
 from admin import api, assets, compression, debugging, metrics, pages
 from admin.access import signin
 from admin.dashboard import Dashboard
+from admin.pages.refusals import refusal_pages
 from admin.watch import events
 from trionsq.web.app import Endpoint, create_app
 
@@ -44,4 +45,5 @@ def create_admin_app(dashboard: Dashboard) -> QuartTrio:
     dashboard.access.install(app)
     # Hooks of other parts are added here; what is registered first sees the answer last.
     app.after_request(compression.compressed)
+    app.after_request(refusal_pages(dashboard))
     return app

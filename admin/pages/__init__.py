@@ -6,7 +6,7 @@ Spec: nsqadmin, section 6.
 - `recent`, `peekers`, `drawing`, `graphite`: what several pages need
 - `site`: the frame of all pages
 - `overview`, `topics`, `topic`, `nodes`, `clients`, `lookup`, `messages`, `account`: the pages
-- `forms`: what is done by them
+- `forms`: what is done by them; `refusals`: what is shown instead
 
 A page takes what it shows from the poller's last snapshot; those of one topic, channel or node ask
 the nodes for the rest, once a second for all viewers (`recent`).

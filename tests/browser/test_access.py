@@ -66,10 +66,29 @@ def test_a_wrong_password_is_told_of_and_the_right_one_leads_on(
         expect(page.get_by_role("banner")).to_contain_text("viewer-ann · viewer")
 
 
+def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
+    """A mistyped address leads back to the overview; programs get JSON all the same."""
+    with tab(browser, base, allowed="status of 404") as at:
+        page = at.go("/")
+        sign_in(page, "viewer-ann")
+        at.live()
+        answer = page.goto(f"{base}/nowhere")
+        assert answer is not None
+        assert answer.status == 404
+        expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+        check_accessible(page)
+        answer = page.goto(f"{base}/api/nowhere")
+        assert answer is not None
+        assert answer.json() == {"message": "NOT_FOUND"}
+        page.goto(f"{base}/nowhere")
+        page.get_by_role("link", name="To the overview", exact=True).click()
+        expect(page).to_have_url(f"{base}/")
+
+
 @pytest.mark.parametrize("role", MAY)
 def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -> None:
     """Nobody is offered what would be refused; the audit is for admins; signing out ends it."""
-    with tab(browser, base, allowed="403|favicon") as at:
+    with tab(browser, base, allowed="status of 403") as at:
         page = at.go("/topics/guarded")
         sign_in(page, f"{role}-ann")
         expect(page.get_by_role("heading", name="guarded")).to_be_visible()
@@ -82,6 +101,9 @@ def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -
         answer = page.goto(f"{base}/audit")
         assert answer is not None
         assert answer.status == (200 if role == "admin" else 403)
+        if role != "admin":
+            expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+            check_accessible(page)
         page = at.go("/topics/guarded")
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
