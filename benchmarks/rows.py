@@ -46,7 +46,7 @@ class Row:
     does around the load ("start", "beside"; "client" is that of `client`), `backlog` the messages
     behind the slow channel. `http` has the load go to the HTTP port. `client` is a program of
     `clients`, `beside` others, or the generator's "reader", that get the same load. `layer` is what
-    lies over the connection where the procedure is "upgraded".
+    lies over the connection where the procedure is "upgraded", and the mode where it is "sink".
     """
 
     name: str
@@ -213,7 +213,24 @@ RECEIVER: Sequence[Row] = (
             client="receiver",
             pilot=200_000,
             floor=False,
-        )
+        ),
+        *(
+            Row(
+                "sink" if mode == "direct" else f"sink-{mode}",
+                f"the pipelines' sink, {mode}, one task, bodies of 100 B",
+                "publish",
+                {},
+                (
+                    Metric("rate", "msg/s", _rate, target, absolute=True),
+                    Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
+                ),
+                pilot=500_000,
+                procedure="sink",
+                layer=mode,
+                floor=False,
+            )
+            for mode, target in (("direct", 370_000), ("staged", None))
+        ),
     ]
     if find_spec("pyarrow")
     else []
