@@ -43,6 +43,7 @@ def refusal_pages(dashboard: Dashboard) -> Callable[[Response], Awaitable[Respon
             response.status_code < 400
             or response.mimetype != "application/json"
             or "text/html" not in request.headers.get("Accept", "")
+            or "HX-Request" in request.headers
             or path.startswith(_PROGRAMS)
         ):
             return response

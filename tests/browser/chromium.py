@@ -142,7 +142,8 @@ def screenshot(page: Page, name: str, *, whole: bool = True) -> None:
 def check_accessible(page: Page) -> None:
     """Nothing serious or critical is found by axe-core; less is printed."""
     # By the debugger's protocol, so that the page's Content-Security-Policy stays as it is.
-    page.evaluate(f"() => {{ {_AXE} }}")
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(f"() => {{ {_AXE} }}")
     found: dict[str, Any] = page.evaluate(
         "rules => axe.run(document, {runOnly: {type: 'tag', values: rules},"
         " resultTypes: ['violations']})",
