@@ -70,6 +70,26 @@ async def test_pages_and_api_are_about_this_nsqd(tmp_path: Path) -> None:
         assert "nsqadmin_upstream_failures_total" in (await client.get("/admin/metrics")).text
 
 
+async def test_what_is_published_on_a_page_is_peeked_at_on_another(tmp_path: Path) -> None:
+    """Bodies of any length that a page takes get to the nsqd as they are, and back."""
+    async with nsqd(tmp_path) as (process, client):
+        page = (await client.get("/admin/publish?topic=orders")).text
+        token = re.search(r'name="csrf_token" value="([^"]+)"', page)
+        assert token is not None
+        for body in ("first <b>", "x" * 500_000):
+            form = {"csrf_token": token[1], "topic": "orders", "node": process.http_address}
+            answer = await client.post(
+                "/admin/do/publish",
+                data={**form, "format": "text", "body": body},
+                headers={"Origin": str(client.base_url).rstrip("/")},
+            )
+            assert answer.status_code == 303, answer.text
+        stats = (await client.get("/stats?format=json&topic=orders")).json()
+        assert stats["topics"][0]["message_bytes"] == 9 + 500_000
+        shown = (await client.get("/admin/peek?topic=orders")).text
+        assert "first &lt;b&gt;" in shown
+
+
 async def test_live_pages_end_with_the_nsqd(tmp_path: Path) -> None:
     """A stream of events tells of the node; SIGTERM ends it, and nsqd ends with 0 as ever."""
     async with nsqd(tmp_path) as (process, client):
