@@ -175,11 +175,11 @@ class Cluster:
         self.nsqds = [self.start_nsqd(name) for name in ("one", "two")]
         self.until(lambda: len(self.nodes()) == 2, "both nsqd are registered")
 
-    def start_nsqd(self, name: str) -> Held[NsqdProcess]:
+    def start_nsqd(self, name: str, *more: str) -> Held[NsqdProcess]:
         """One more nsqd, which registers with the nsqlookupd."""
         folder = self.path / name
         folder.mkdir()
-        flags = [f"--lookupd-tcp-address={self.lookupd.tcp_address}", "--mem-queue-size=50"]
+        flags = [f"--lookupd-tcp-address={self.lookupd.tcp_address}", "--mem-queue-size=50", *more]
         return self._thread.hold(running_nsqd(folder, flags))
 
     def start_nsqadmin(self, *flags: str) -> Held[DaemonProcess]:

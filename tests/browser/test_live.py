@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.chromium import LOST, Tab, screenshot, tab
+from tests.browser.chromium import LOST, Tab, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
 
 
@@ -180,3 +180,25 @@ def test_streams_end_at_shutdown_and_pages_come_back(browser: Browser, cluster: 
         expect(state).to_have_attribute("data-state", "live")
         assert stayed(page)
     again.close()
+
+
+def test_one_nsqd_shows_itself_live(browser: Browser, cluster: Cluster) -> None:
+    """`nsqd --admin` has the same pages below /admin, which follow, and end with it."""
+    nsqd = cluster.start_nsqd("alone", "--admin")
+    address = nsqd.value.http_address
+    with tab(browser, f"http://{address}/admin", allowed=LOST) as at:
+        page = at.go("/topics/inside")
+        mark(page)
+        url = f"http://{address}/pub"
+        assert cluster.http.post(url, params={"topic": "inside"}, content=b"x").status_code == 200
+        waiting = page.locator(figure(page, "Waiting at the topic"))
+        expect(waiting).to_have_text("1")
+        assert stayed(page)
+        check_accessible(page)
+        screenshot(page, "nsqd-admin")
+        page.get_by_role("link", name="Overview", exact=True).click()
+        at.live()
+        expect(page.locator("h1")).to_be_visible()
+        nsqd.close()
+        assert nsqd.value.process.returncode == 0
+        expect(page.locator("#live-state")).to_have_attribute("data-state", "lost")
