@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipelines.settings import MASTER, SETTINGS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores, three attempts for a task, no UI. A query must be stopped by who started it."""
+    """No UI. A query must be stopped by who started it."""
     from pipelines.session import spark_session
 
-    settings = {
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-    }
-    session = spark_session("tests", "local[2,3]", **settings)
+    warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = spark_session("tests", MASTER, **SETTINGS, **warehouse)
     yield session
     session.stop()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.session import spark_session
+from tests.pipelines.settings import MASTER, SETTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,5 @@ def begin(
 
 
 if __name__ == "__main__":
-    session = spark_session(
-        "driver", "local[2,3]", **{"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-    )
+    session = spark_session("driver", MASTER, **SETTINGS)
     begin(session, sys.argv[1], sys.argv[2], {"maxMessagesPerTrigger": "2000"}).awaitTermination()
