@@ -34,13 +34,12 @@ def batches(messages: int) -> Iterator[pa.RecordBatch]:
 
 def main(address: str, topic: str, messages: int, mode: str) -> None:
     """Publish, and print the figures."""
-    told = {"nsqd.tcp.addresses": address, "topic": topic}
+    told = {"nsqd.tcp.addresses": address, "topic": topic, "mode": mode}
     rows = list(batches(messages))
     began_s, cpu_s = time.perf_counter(), time.process_time()
     if mode == "staged":
         with tempfile.TemporaryDirectory() as folder:
-            staged = {"mode": mode, "stagePath": folder}
-            writer = NsqStagedWriter(SinkOptions.read(told | staged))
+            writer = NsqStagedWriter(SinkOptions.read(told | {"stagePath": folder}))
             writer.commit([writer.write(iter(rows))], 0)
             done = messages
     else:

@@ -45,7 +45,7 @@ def test_each_row_with_a_floor_measures_it(programs: Programs, row: Row, tmp_pat
     """Every row that has a floor runs against it and yields each of its figures."""
     if not row.floor:
         assert row.name in {"memory-message", "idle", "receiver"} or row.name.startswith(
-            ("disk-", "http-", "client-")
+            ("disk-", "http-", "client-", "sink", "tls-", "snappy-", "deflate-")
         )
         return
     bench = Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True)
