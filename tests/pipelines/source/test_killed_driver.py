@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MESSAGES = 40_000
-LIMIT_S = 120
+LIMIT_S = 180
 
 
 @contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-LIMIT_S = 90
+LIMIT_S = 180
 
 
 @contextmanager
