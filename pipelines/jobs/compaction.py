@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pipelines.jobs.files import FolderError, replace_file, sync
 
-__all__ = ["Compacted", "compact", "groups", "reading", "recover"]
+__all__ = ["Compacted", "batches_of", "compact", "groups", "reading", "recover"]
 
 _ASIDE: Final = "_compaction"
 # Fewer are not worth a rewrite, unless they fill a file of the wanted size.
@@ -221,7 +221,7 @@ def _write(
     with pq.ParquetWriter(draft, schema, compression=compression) as writer:
         waiting: list[pa.RecordBatch] = []
         for path in paths:
-            for batch in _batches(path):
+            for batch in batches_of(path):
                 if should_stop():
                     return None
                 waiting.append(batch)
@@ -236,7 +236,7 @@ def _write(
     return rows
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+def batches_of(path: Path) -> Iterator[pa.RecordBatch]:
     """A file's rows, not too many bytes at a time."""
     with pq.ParquetFile(path) as file:
         metadata = file.metadata

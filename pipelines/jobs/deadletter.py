@@ -51,7 +51,7 @@ def run(job: Job) -> None:
     """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
     from pyspark.sql import functions as f
 
-    from pipelines.jobs.frames import messages, publish, sink_options, source_options
+    from pipelines.jobs.frames import messages, persisted, publish, sink_options, source_options
     from pipelines.jobs.table import Table
 
     arguments = job.arguments
@@ -67,13 +67,14 @@ def run(job: Job) -> None:
 
     def write(frame: DataFrame, batch: int) -> None:
         is_dead = f.col("attempts") > arguments.attempts
-        dead = frame.where(is_dead)
-        if table is not None:
-            table.write(with_date(dead), batch)
-        if dead_sink is not None:
-            publish(dead.select("body"), dead_sink)
-        if rest_sink is not None:
-            publish(frame.where(~is_dead).select("body"), rest_sink)
+        with persisted(frame):
+            dead = frame.where(is_dead)
+            if table is not None:
+                table.write(with_date(dead), batch)
+            if dead_sink is not None:
+                publish(dead.select("body"), dead_sink)
+            if rest_sink is not None:
+                publish(frame.where(~is_dead).select("body"), rest_sink)
 
     run_query(
         job,

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(job: Job) -> None:
     """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
-    from pipelines.jobs.frames import messages, publish, sink_options, source_options
+    from pipelines.jobs.frames import messages, persisted, publish, sink_options, source_options
     from pipelines.jobs.table import Table
 
     arguments = job.arguments
@@ -72,10 +72,11 @@ def run(job: Job) -> None:
     messages(spark, options).createOrReplaceTempView("messages")
 
     def write(frame: DataFrame, batch: int) -> None:
-        if table is not None:
-            table.write(frame, batch)
-        if sink is not None:
-            publish(as_messages(frame), sink)
+        with persisted(frame):
+            if table is not None:
+                table.write(frame, batch)
+            if sink is not None:
+                publish(as_messages(frame), sink)
 
     run_query(
         job,

@@ -23,10 +23,18 @@ def one_line(error: BaseException) -> str:
     raised = [found for found in _RAISED.finditer(text) if found["name"] not in _NOISE]
     if raised:
         last = raised[-1]
-        return _short(last["text"] if last["name"].endswith("Error") else last[0])
+        return _short(_whole(last, text))
     java = [found[1] for found in _JAVA.finditer(text) if found[1].strip()]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return _short(java[-1] if _STACK in text and java else first or type(error).__name__)
+
+
+def _whole(found: re.Match[str], text: str) -> str:
+    """What was raised; of a list of problems the first one."""
+    told = found["text"]
+    if told.endswith(":"):
+        told += text[found.end() :].lstrip("\n").partition("\n")[0]
+    return told
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from pipelines.options import OptionsError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["messages", "publish", "sink_options", "source_options"]
+__all__ = ["messages", "persisted", "publish", "sink_options", "source_options"]
 
 
 def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, str]:
@@ -63,6 +64,16 @@ def sink_options(arguments: argparse.Namespace, topic: str | None) -> dict[str, 
 def messages(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """The stream."""
     return spark.readStream.format("nsq").options(**options).load()
+
+
+@contextmanager
+def persisted(frame: DataFrame) -> Iterator[None]:
+    """Several uses of a batch, which is made once."""
+    frame.persist()
+    try:
+        yield
+    finally:
+        frame.unpersist()
 
 
 def publish(frame: DataFrame, options: Mapping[str, str]) -> None:

@@ -20,29 +20,27 @@ class Portions:
 
     Attributes:
         given: messages handed out so far.
-        last: ``(timestamp in us, topic, nsqd, id)`` of the newest of them, or None.
     """
 
     def __init__(
         self,
-        tables: Iterator[pa.Table],
+        batches: Iterator[pa.RecordBatch],
         pace: Pace,
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*tables* are in order. *stopping*, once set, ends a portion early."""
+        """*batches*: to be handed out in this order. *stopping*, once set, ends a portion early."""
         self.given = 0
-        self.last: tuple[int, str, str, str] | None = None
-        self._tables = tables
+        self._batches = batches
         self._pace = pace
         self._stopping = stopping
         self._clock = clock
-        self._rest: pa.Table | None = None
+        self._rest: pa.RecordBatch | None = None
 
     def has_more(self) -> bool:
         """Whether there is anything left to hand out; fetches it."""
         while self._rest is None or not self._rest.num_rows:
-            self._rest = next(self._tables, None)
+            self._rest = next(self._batches, None)
             if self._rest is None:
                 return False
         return True
@@ -58,8 +56,6 @@ class Portions:
             if self._stopping.wait(self._pace.wait_s(count, self._clock())):
                 return
             part, self._rest = self._rest.slice(0, count), self._rest.slice(count)
-            yield from part.select(columns).to_batches()
-            newest = part.slice(count - 1).to_pylist()[0]
-            self.last = (newest["timestamp"], newest["topic"], newest["nsqd"], newest["id"])
+            yield part.select(columns)
             self.given += count
             left -= count

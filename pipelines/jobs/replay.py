@@ -1,14 +1,15 @@
 """replay: an archive back into a topic, in the order of publishing, at a rate.
 
-Spark reads and sorts; the sorted messages come to the driver in pieces, which publishes them: one
-place keeps the rate. The position (time, nsqd and id of the last confirmed message) is written
-after each portion; a restart goes on after it. A crash publishes a portion again.
+First Spark writes what is asked for, sorted, below --checkpoint; so there has to be room for it.
+The job's own process publishes that, for one place keeps the rate, and writes after each portion
+how many are confirmed: a restart goes on there. A crash publishes one portion again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -23,7 +24,7 @@ from pipelines.jobs.running import Job, tell
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from pipelines.sink.options import SinkOptions
 
@@ -36,8 +37,6 @@ python -m pipelines replay --input=run/archive/table --topic=orders \\
 """
 _PORTION_S: Final = 1.0
 _PORTION_MESSAGES: Final = 50_000
-_ARROW_ROWS: Final = 5000
-_ARROW_NBYTES: Final = 16 << 20
 _SORTED_NBYTES: Final = 64 << 20
 _SCHEMA: Final = (
     "channel STRING, nsqd STRING, id STRING, timestamp TIMESTAMP, attempts INT, body BINARY, "
@@ -96,13 +95,18 @@ def run(job: Job) -> None:
     if not table.is_dir():
         raise FolderError(f"--input: there is no folder {table}")
     sink = SinkOptions.read(_sink_options(arguments))
-    position = Position(job.checkpoint() / _POSITION, _request_of(arguments))
+    checkpoint = job.checkpoint()
+    position = Position(checkpoint / _POSITION, _request_of(arguments))
     if position.is_done:
         tell(job.name, "this replay is complete: use a new --checkpoint for another one")
         return
-    with reading(table):
-        frame = chosen(job.spark(), table, arguments, position.last)
-        _publish_all(job, pieces(frame, _nbytes_of(table)), sink, position)
+    ordered = checkpoint / "sorted"
+    if not (ordered / "_SUCCESS").exists():
+        with reading(table):
+            write_sorted(chosen(job.spark(), table, arguments), ordered, _nbytes_of(table))
+    job.close()
+    if _publish_all(job, pieces(ordered, position.rows), sink, position):
+        shutil.rmtree(ordered)
 
 
 def _sink_options(arguments: argparse.Namespace) -> dict[str, str]:
@@ -129,7 +133,7 @@ class Position:
     """How far a replay has come, in its checkpoint.
 
     Attributes:
-        last: ``(timestamp in us, topic, nsqd, id)`` of the last confirmed message, or None.
+        rows: of the sorted ones, those that are confirmed.
         is_done: all were published.
     """
 
@@ -137,58 +141,50 @@ class Position:
         """Raises FolderError: the checkpoint is of another replay, or damaged."""
         self._path = path
         self._request = request
-        self.last: tuple[int, str, str, str] | None = None
+        self.rows = 0
         self.is_done = False
         try:
             told = json.loads(path.read_bytes())
-            if told["request"] != request:
-                changed = [name for name in request if told["request"].get(name) != request[name]]
-                raise FolderError(
-                    f"--checkpoint is of a replay with another {', '.join(changed)}: use a new one"
-                )
-            self.last = told["last"] and tuple(told["last"])
-            self.is_done = told["is_done"]
+            before = told["request"]
+            self.rows, self.is_done = int(told["rows"]), bool(told["is_done"])
         except FileNotFoundError:
-            pass
+            # Before Spark has sorted for it.
+            self.save(0)
+            return
         except (ValueError, KeyError, TypeError) as error:
             raise FolderError(f"--checkpoint: {path} is damaged: {error}") from error
+        changed = [name for name in request if before.get(name) != request[name]]
+        if changed:
+            raise FolderError(
+                f"--checkpoint is of a replay with another {', '.join(changed)}: use a new one"
+            )
 
-    def save(self, last: tuple[int, str, str, str] | None, *, is_done: bool = False) -> None:
+    def save(self, rows: int, *, is_done: bool = False) -> None:
         """Durable when it returns. Raises OSError."""
-        self.last, self.is_done = last, is_done
-        told = {"request": self._request, "last": last, "is_done": is_done}
+        self.rows, self.is_done = rows, is_done
+        told = {"request": self._request, "rows": rows, "is_done": is_done}
         replace_file(self._path, json.dumps(told).encode())
 
 
-def chosen(
-    spark: SparkSession,
-    table: Path,
-    arguments: argparse.Namespace,
-    last: tuple[int, str, str, str] | None,
-) -> DataFrame:
-    """The messages that are still to be published: columns of `ORDER`, and ``body``."""
+def chosen(spark: SparkSession, table: Path, arguments: argparse.Namespace) -> DataFrame:
+    """The messages of the topics in the range: the columns of `ORDER`, and ``body``."""
     from pyspark.sql import functions as f
 
     frame = spark.read.schema(_SCHEMA).parquet(str(table))
     frame = frame.where(f.col("topic").isin(split(arguments.topic).split(",")))
-    time_us = f.unix_micros("timestamp")
-    since, until = arguments.since, arguments.until
-    if last is not None:
-        begun = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=last[0])
-        since = begun if since is None else max(since, begun)
-        ours = f.struct(time_us, "topic", "nsqd", "id")
-        frame = frame.where(ours > f.struct(*map(f.lit, last)))
-    if since is not None:
-        frame = frame.where(f.col("date") >= f.lit(_date(since)))
-        frame = frame.where(time_us >= _micros(since))
-    if until is not None:
-        frame = frame.where(f.col("date") <= f.lit(_date(until)))
-        frame = frame.where(time_us < _micros(until))
-    return frame.select(time_us.alias("timestamp"), *ORDER[1:], "body")
+    if arguments.since is not None:
+        frame = frame.where(f.col("date") >= f.lit(_date(arguments.since)))
+        frame = frame.where(f.col("timestamp") >= f.timestamp_micros(_micros(arguments.since)))
+    if arguments.until is not None:
+        frame = frame.where(f.col("date") <= f.lit(_date(arguments.until)))
+        frame = frame.where(f.col("timestamp") < f.timestamp_micros(_micros(arguments.until)))
+    return frame.select(*ORDER, "body")
 
 
-def _micros(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+def _micros(moment: datetime) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.lit((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))
 
 
 def _date(moment: datetime) -> date:
@@ -199,51 +195,58 @@ def _nbytes_of(table: Path) -> int:
     return sum(path.stat().st_size for path in table.rglob("*.parquet"))
 
 
-def pieces(frame: DataFrame, nbytes: int) -> Iterator[pa.Table]:
-    """The rows in order, in pieces; one part of the sorted whole is in memory at a time."""
-    import pyarrow as pa
+def write_sorted(frame: DataFrame, folder: Path, nbytes: int) -> None:
+    """Write the rows in `ORDER`: within each file, and from file to file.
 
-    session = frame.sparkSession
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ARROW_ROWS))
-    session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_ARROW_NBYTES))
-    # Parquet is smaller than its rows.
+    Args:
+        frame: see `chosen`.
+        folder: is complete when ``_SUCCESS`` is in it.
+        nbytes: of the Parquet files that are read.
+    """
+    # A task sorts about so many in memory; Parquet is smaller than its rows.
     parts = max(2, 4 * nbytes // _SORTED_NBYTES)
     ordered = frame.repartitionByRange(parts, *ORDER).sortWithinPartitions(*ORDER)
-    for row in ordered.mapInArrow(_packed, "piece BINARY").toLocalIterator():
-        with pa.ipc.open_stream(row.piece) as reader:
-            yield reader.read_all()
+    ordered.select("topic", "body").write.mode("overwrite").parquet(str(folder))
 
 
-def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """On a worker: each batch as one row, which is cheap to bring over."""
-    import pyarrow as pa
+def pieces(folder: Path, skip: int) -> Iterator[pa.RecordBatch]:
+    """The sorted rows from one on, not too many bytes at a time."""
+    import pyarrow.parquet as pq
 
-    for batch in batches:
-        if batch.num_rows:
-            output = pa.BufferOutputStream()
-            with pa.ipc.new_stream(output, batch.schema) as writer:
-                writer.write_batch(batch)
-            piece = pa.array([output.getvalue().to_pybytes()], pa.binary())
-            yield pa.RecordBatch.from_arrays([piece], ["piece"])
+    from pipelines.jobs.compaction import batches_of
+
+    for path in sorted(folder.glob("*.parquet")):
+        rows = pq.read_metadata(path).num_rows
+        if rows <= skip:
+            skip -= rows
+            continue
+        for batch in batches_of(path):
+            if skip < len(batch):
+                yield batch.slice(skip)
+            skip = max(0, skip - len(batch))
 
 
 def _publish_all(
-    job: Job, tables: Iterator[pa.Table], sink: SinkOptions, position: Position
-) -> None:
+    job: Job, batches: Iterator[pa.RecordBatch], sink: SinkOptions, position: Position
+) -> bool:
+    """Whether all are published now."""
     from pipelines.jobs.portions import Portions
     from pipelines.sink.writer import publish
 
     progress = Progress(job.name)
-    portions = Portions(tables, Pace(job.arguments.rate, time.monotonic()), job.stopping)
+    pace = Pace(job.arguments.rate, time.monotonic())
+    portions = Portions(batches, pace, job.stopping)
     columns = ["body"] if job.arguments.destination_topic else ["topic", "body"]
+    begun = position.rows
     try:
         while portions.has_more() and not job.stopping.is_set():
             publish(portions.next(_PORTION_MESSAGES, _PORTION_S, columns), sink)
-            if portions.last is not None:
-                position.save(portions.last)
+            position.save(begun + portions.given)
             progress.count(portions.given)
             progress.show()
-        if not portions.has_more() and not job.stopping.is_set():
-            position.save(portions.last or position.last, is_done=True)
+        is_done = not portions.has_more()
+        if is_done:
+            position.save(begun + portions.given, is_done=True)
+        return is_done
     finally:
         progress.end()

@@ -30,6 +30,8 @@ BATCH_LIMIT_S: Final = 30.0
 """How long a stop waits for the batch that is under way; later it is done anew at the restart."""
 
 _POLL_S: Final = 0.25
+# What fails is told in one line; --conf=spark.log.level=WARN has all of it.
+_QUIET: Final = {"spark.log.level": "FATAL"}
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -60,7 +62,9 @@ class Job:
             conf = pairs("--conf", self.arguments.conf)
             # Starting, Spark takes SIGINT for itself.
             with stop_on_signals(self.stopping):
-                self._session = spark_session(f"nsq {self.name}", self.arguments.master, **conf)
+                self._session = spark_session(
+                    f"nsq {self.name}", self.arguments.master, **(_QUIET | conf)
+                )
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
         return self._session
@@ -75,6 +79,7 @@ class Job:
             # After a SIGTERM to all processes there may be no Java left to tell.
             with contextlib.suppress(Exception):
                 self._session.stop()
+            self._session = None
 
 
 def tell(name: str, text: str) -> None:
@@ -129,7 +134,6 @@ def run_query(
         StreamingQueryException: it failed.
     """
     arguments = job.arguments
-    writer = writer.queryName(f"nsq {job.name}")
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
     if arguments.once:
         writer = writer.trigger(availableNow=True)

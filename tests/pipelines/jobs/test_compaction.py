@@ -1,0 +1,170 @@
+"""Joining small files loses no row and doubles none, whatever crashes or runs beside it."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.jobs import compaction, files
+from pipelines.jobs.compaction import compact, groups, reading
+from pipelines.jobs.files import FolderError
+from tests.pipelines.jobs.running import archived
+
+TARGET = 1 << 20
+
+
+def bodies_of(table: Path) -> list[int]:
+    found = ds.dataset(table, format="parquet", partitioning="hive").to_table()
+    return sorted(int(body) for body in found["body"].to_pylist())
+
+
+def files_of(table: Path) -> list[Path]:
+    return sorted(table.glob("date=*/topic=*/*.parquet"))
+
+
+def small_files(table: Path, topic: str = "t", count: int = 6) -> None:
+    for first in range(0, 10 * count, 10):
+        archived(table, topic, range(first, first + 10))
+
+
+def test_small_files_become_one(tmp_path: Path) -> None:
+    """In each folder; a second run finds nothing to do."""
+    small_files(tmp_path)
+    small_files(tmp_path, "other")
+    done = compact(tmp_path, TARGET)
+    assert done is not None
+    assert (done.before, done.after, done.rows) == (12, 2, 120)
+    assert bodies_of(tmp_path) == sorted([*range(60)] * 2)
+    assert len(files_of(tmp_path)) == 2
+    again = compact(tmp_path, TARGET)
+    assert again is not None
+    assert again.before == 0
+
+
+def test_groups() -> None:
+    """In order up to the size; few small ones wait for more."""
+    assert groups([("b", 60), ("a", 60), ("c", 60), ("d", 10)], 100) == [["a", "b"]]
+    assert groups([("a", 1), ("b", 1), ("c", 1)], 100) == []
+    assert groups([(name, 1) for name in "dcba"], 100) == [["a", "b", "c", "d"]]
+    assert groups([("a", 100)], 100) == []
+
+
+def test_a_row_group_is_written_when_it_is_large_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So memory is bounded by the size of one, not of a file."""
+    monkeypatch.setattr(compaction, "_ROW_GROUP_NBYTES", 1000)
+    small_files(tmp_path)
+    compact(tmp_path, TARGET)
+    (path,) = files_of(tmp_path)
+    assert pq.ParquetFile(path).num_row_groups > 1
+    assert bodies_of(tmp_path) == [*range(60)]
+
+
+def test_files_with_other_columns_stay_apart(tmp_path: Path) -> None:
+    """A table that a newer version writes, too."""
+    small_files(tmp_path, count=4)
+    folder = files_of(tmp_path)[0].parent
+    for name in ("x1", "x2"):
+        pq.write_table(pa.table({"body": [b"100"], "more": [1]}), folder / f"{name}.parquet")
+    compact(tmp_path, TARGET)
+    assert sorted(pq.read_metadata(path).num_rows for path in files_of(tmp_path)) == [2, 40]
+
+
+@pytest.mark.parametrize("failing", ["draft", "journal", "rename", "remove 1", "remove 3"])
+def test_a_crash_is_put_right_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """At each step: before that rows are doubled for a reader at most, never lost."""
+    small_files(tmp_path)
+    step, _, count = failing.partition(" ")
+    with monkeypatch.context() as patch:
+        if step == "remove":
+            unlink, left = Path.unlink, [int(count)]
+
+            def limited(path: Path, missing_ok: bool = False) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                unlink(path, missing_ok)
+
+            patch.setattr(Path, "unlink", limited)
+        else:
+            owner, name = {
+                "draft": (compaction, "sync"),
+                "journal": (compaction, "replace_file"),
+                "rename": (Path, "rename"),
+            }[step]
+
+            def crash(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(owner, name, crash)
+        with pytest.raises(KeyboardInterrupt):
+            compact(tmp_path, TARGET)
+    assert set(bodies_of(tmp_path)) == set(range(60))
+    with reading(tmp_path):
+        assert bodies_of(tmp_path) == [*range(60)]
+    compact(tmp_path, TARGET)
+    assert bodies_of(tmp_path) == [*range(60)]
+    assert len(files_of(tmp_path)) == 1
+    assert [path.name for path in (tmp_path / "_compaction").iterdir()] == ["LOCK"]
+
+
+def test_new_files_of_a_running_job_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was read is replaced; what came meanwhile is for the next run."""
+    small_files(tmp_path)
+    real = files.replace_file
+
+    def replace_file(path: Path, data: bytes) -> None:
+        archived(tmp_path, "t", range(60, 61))
+        real(path, data)
+
+    monkeypatch.setattr(compaction, "replace_file", replace_file)
+    compact(tmp_path, TARGET)
+    assert bodies_of(tmp_path) == [*range(61)]
+
+
+def test_it_stops_when_told_to(tmp_path: Path) -> None:
+    """What was begun is given up, and everything is as it was."""
+    small_files(tmp_path)
+    before = files_of(tmp_path)
+    answers = iter([False, False])
+    compact(tmp_path, TARGET, lambda: next(answers, True))
+    assert files_of(tmp_path) == before
+    assert not list((tmp_path / "_compaction").glob("*.parquet"))
+
+
+def test_readers_and_compaction_exclude_each_other(tmp_path: Path) -> None:
+    """Two readers do not."""
+    small_files(tmp_path)
+    with reading(tmp_path), reading(tmp_path):
+        assert compact(tmp_path, TARGET) is None
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was done; a damaged file, or no folder, is told in one line with exit code 1."""
+    small_files(tmp_path)
+    assert main(["compact", f"--table={tmp_path}"]) == 0
+    assert "compact: joined 6 files to 1 (60 rows)" in capsys.readouterr().err
+    small_files(tmp_path, "bad")
+    path = files_of(tmp_path)[0]
+    path.write_bytes(b"no Parquet")
+    assert main(["compact", f"--table={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(f"compact: {tmp_path} can't be compacted: ")
+    assert main(["compact", "--table=/nowhere/at/all"]) == 1
+    assert capsys.readouterr().err == "compact: --table: there is no folder /nowhere/at/all\n"
+
+
+def test_reading_says_why_it_can_not(tmp_path: Path) -> None:
+    """A compaction that goes on is told, not waited for."""
+    with compaction._locked(tmp_path, fcntl.LOCK_EX) as is_locked:
+        assert is_locked
+        with pytest.raises(FolderError, match="is being compacted"), reading(tmp_path):
+            pass

@@ -1,0 +1,208 @@
+"""Each job as its --help shows it, with a real nsqd, in the tests' own Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from pipelines.__main__ import main
+from tests.pipelines.jobs.running import QUICK, archived, run_example
+from tests.pipelines.sink.rows import taken
+from tests.pipelines.source.publishing import channel_of, publish
+from trionsq.testing import OpenBroker, broker_in_thread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NSQD = "127.0.0.1:4150"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Examples have relative paths."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(first, first + count)]
+
+
+def rows_of(table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ds.dataset(table, partitioning="hive").to_table().to_pylist()
+    return found
+
+
+def test_archive(
+    spark: SparkSession, nsqd: OpenBroker, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each message once, by date and topic, also after a restart; small files are joined."""
+    publish(nsqd.http_address, "orders", numbered(3000))
+    assert run_example("archive", spark, {NSQD: nsqd.tcp_address}, [QUICK]) == 0
+    publish(nsqd.http_address, "orders", numbered(500, 3000))
+    small = ["--source-option=maxMessagesPerTrigger=100", "--target-size=1m"]
+    assert run_example("archive", spark, {NSQD: nsqd.tcp_address}, [QUICK, *small]) == 0
+
+    rows = rows_of("run/archive/table")
+    assert sorted(row["body"] for row in rows) == numbered(3500)
+    assert {row["topic"] for row in rows} == {"orders"}
+    assert all(str(row["date"]) == f"{row['timestamp']:%Y-%m-%d}" for row in rows)
+    told = capsys.readouterr().err
+    assert "archive: 3,000 rows in 1 batches" in told
+    assert "archive: 500 rows in 5 batches" in told
+    assert "archive: joined" in told
+    assert not any(folder.glob("run/archive/table/_staging/*/*"))
+    channel = channel_of(nsqd.http_address, "orders", "archive")
+    assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
+
+
+def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the console every window, with all messages counted."""
+    publish(nsqd.http_address, "orders", numbered(2000))
+    more = [QUICK, "--window=1d"]
+    assert run_example("counts", spark, {NSQD: nsqd.tcp_address}, more) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "orders" in line]
+    # Two, if it is midnight just now; and of several batches the last one tells
+    last = {line[0]: int(line[4].replace(",", "")) for line in lines}
+    assert sum(last.values()) == 2000
+    assert all(line[2] == "+86400s" and "max 6 B" in " ".join(line) for line in lines)
+
+
+def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
+    """A window that is complete, and past the watermark, is one JSON message."""
+    state = "--checkpoint=run/counts"
+    flags = ["counts", "--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", state, "--once"]
+    flags += ["--window=100ms", "--watermark=1ms", "--destination-topic=figures", QUICK]
+    publish(nsqd.http_address, "orders", numbered(100))
+    assert main(flags, spark) == 0
+    publish(nsqd.http_address, "orders", numbered(100))
+    assert main(flags, spark) == 0
+    (figures,) = {json.loads(body)["messages"] for body in taken(nsqd.tcp_address, 1, "figures")}
+    assert figures == 100
+
+
+def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
+    """What was tried too often is in the table and the topic, the rest goes on."""
+    import trio
+
+    from trionsq.client import Config, Consumer
+
+    publish(nsqd.http_address, "orders", [b"bad", *numbered(5)])
+
+    async def fail() -> None:
+        with trio.fail_after(30):
+            async with Consumer(
+                "orders",
+                "billing",
+                nsqd_tcp_addresses=[nsqd.tcp_address],
+                config=Config(max_backoff_duration_s=0),
+            ) as one:
+                async for message in one:
+                    message.requeue(0 if message.body == b"bad" else 60_000)
+                    if message.attempts == 5:
+                        return
+
+    trio.run(fail)
+    publish(nsqd.http_address, "orders", numbered(10, 5))
+    more = [QUICK, "--destination-topic=orders_dead"]
+    assert run_example("deadletter", spark, {NSQD: nsqd.tcp_address}, more) == 0
+    (dead,) = rows_of("run/dead/table")
+    assert (dead["body"], dead["topic"]) == (b"bad", "orders")
+    assert dead["attempts"] > 5
+    assert taken(nsqd.tcp_address, 1, "orders_dead") == [b"bad"]
+    assert sorted(taken(nsqd.tcp_address, 10, "orders_again")) == numbered(10, 5)
+
+
+def test_replay(spark: SparkSession, nsqd: OpenBroker, folder: Path) -> None:
+    """All of the topic in its order; a second run with the same checkpoint publishes nothing."""
+    table = folder / "run/archive/table"
+    archived(table, "orders", range(1, 200, 2))
+    archived(table, "orders", range(0, 200, 2))
+    archived(table, "other", range(10))
+    more = ["--rate=0"]
+    assert run_example("replay", spark, {NSQD: nsqd.tcp_address}, more) == 0
+    assert run_example("replay", spark, {NSQD: nsqd.tcp_address}, more) == 0
+    found = taken(nsqd.tcp_address, 200, "orders_again")
+    assert found == [b"%d" % number for number in range(200)]
+
+
+def test_replay_of_a_range_goes_on_where_it_was(
+    spark: SparkSession,
+    nsqd: OpenBroker,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It fails in the middle; then the rest of the range is published, and nothing outside."""
+    import pipelines.sink.writer
+    from pipelines.jobs import replay
+    from pipelines.sink.errors import PublishError
+
+    archived(folder / "t", "orders", range(200))
+    flags = ["replay", "--input=t", "--topic=orders", "--checkpoint=state", "--rate=0"]
+    flags += ["--since=2026-11-20T23:59:50", "--until=2026-11-21T01:01:00+01:00"]
+    flags += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
+    real, calls = pipelines.sink.writer.publish, Counter[str]()
+
+    def publish_twice(*arguments: Any) -> int:
+        calls["publish"] += 1
+        if calls["publish"] == 3:
+            raise PublishError("nsqd is gone")
+        return real(*arguments)
+
+    monkeypatch.setattr(replay, "_PORTION_MESSAGES", 20)
+    monkeypatch.setattr(pipelines.sink.writer, "publish", publish_twice)
+    assert main(flags, spark) == 1
+    assert "replay: nsqd is gone\n" in capsys.readouterr().err
+    assert main(flags, spark) == 0
+    assert calls["publish"] > 3
+    found = taken(nsqd.tcp_address, 70, "orders")
+    assert found == [b"%d" % number for number in range(50, 120)]
+    assert main([*flags, "--topic=other"], spark) == 1
+    assert "is of a replay with another topic" in capsys.readouterr().err
+
+
+def test_enrich(spark: SparkSession, nsqd: OpenBroker) -> None:
+    """Each message has what the table says of it, as JSON; one that is not there, nothing."""
+    bodies = [json.dumps({"user": user}).encode() for user in ("anna", "bert", "carl")]
+    publish(nsqd.http_address, "orders", bodies)
+    assert run_example("enrich", spark, {NSQD: nsqd.tcp_address}, [QUICK]) == 0
+    found = [json.loads(body) for body in taken(nsqd.tcp_address, 3, "orders_by_country")]
+    countries = {json.loads(row["message"])["user"]: row.get("country") for row in found}
+    assert countries == {"anna": "IT", "bert": "DE", "carl": None}
+
+
+def test_mirror(spark: SparkSession, nsqd: OpenBroker) -> None:
+    """Every message is in the other cluster, in its own topic."""
+    publish(nsqd.http_address, "orders", numbered(1000))
+    with broker_in_thread() as other:
+        addresses = {NSQD: nsqd.tcp_address, "127.0.0.1:5150": other.tcp_address}
+        assert run_example("mirror", spark, addresses, [QUICK]) == 0
+        assert sorted(taken(other.tcp_address, 1000, "orders")) == numbered(1000)
+        publish(nsqd.http_address, "orders", numbered(10, 1000))
+        more = [QUICK, "--checkpoint=other", "--mode=staged"]
+        more += ["--destination-topic=copy"]
+        assert run_example("mirror", spark, addresses, more) == 0
+        assert sorted(taken(other.tcp_address, 10, "copy")) == numbered(10, 1000)
+
+
+def test_a_failure_is_one_line_and_exit_code_1(
+    spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it is nsqd that is not there, or SQL that Spark does not understand."""
+    state = ["--checkpoint=state", "--once"]
+    nobody = ["--nsqd-tcp-address=127.0.0.1:1", "--source-option=connectTimeout=300ms"]
+    assert main(["counts", "--topic=t", *nobody, *state], spark) == 1
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("counts: ")]
+    assert told[-1].startswith("counts: the receiver failed: ")
+
+    Path("t.csv").write_text("user\nanna\n")
+    flags = ["enrich", "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", "--table=t.csv"]
+    flags += ["--output=o", *state, "--sql=SELECT nothing FROM messages"]
+    assert main(flags, spark) == 1
+    assert capsys.readouterr().err.startswith("enrich: [UNRESOLVED_COLUMN")

@@ -1,0 +1,292 @@
+"""What jobs are made of: progress, failures, flags, a rate, portions; without Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.__main__ import JOBS, main, parser
+from pipelines.jobs.failures import one_line
+from pipelines.jobs.files import FolderError, local_folder
+from pipelines.jobs.pace import Pace
+from pipelines.jobs.portions import Portions
+from pipelines.jobs.progress import Progress, line_of
+from pipelines.jobs.replay import Position
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def report(second: int, rows: int, **figures: int) -> dict[str, object]:
+    told = {"backlog": 7000, "inFlight": 20, "paused": False} | figures
+    return {
+        "timestamp": f"2026-11-21T10:00:{second:02}.000Z",
+        "numInputRows": rows,
+        "processedRowsPerSecond": 1234.5,
+        "sources": [{"latestOffset": json.dumps(told)}],
+    }
+
+
+def test_progress_counts_each_report_once() -> None:
+    """Spark keeps the last ones and gives them again; those without rows are no batches."""
+    progress = Progress("archive", Terminal())
+    progress.saw([report(1, 100), report(2, 0)])
+    progress.saw([report(1, 100), report(2, 0), report(3, 50)])
+    assert (progress.rows, progress.batches) == (150, 2)
+
+
+def test_a_terminal_gets_a_line_a_second() -> None:
+    """With rate, backlog and what is in flight; elsewhere only the last line is written."""
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        progress = Progress("archive", stream)
+        progress.saw([report(1, 2000)])
+        for now_s in (10.0, 10.5, 11.0):
+            progress.show(now_s)
+        progress.end()
+    line = "archive: 2,000 rows, 1,234 rows/s, backlog 7,000, in flight 20"
+    assert terminal.getvalue().count(line) == 2
+    assert pipe.getvalue() == "archive: 2,000 rows in 1 batches\n"
+
+
+def test_a_full_log_is_shown() -> None:
+    """It is why nothing comes; and before the first report there is nothing to show."""
+    assert line_of(5, report(1, 5, paused=True)).endswith("paused: the log is full")
+    assert line_of(0, {}) == "0 rows, 0 rows/s"
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated: Traceback (most recent call last):\n"
+            '  File "x.py", line 1\npipelines.receiver.errors.ReceiverError: the receiver failed: '
+            "can't connect\n\n\tat org.apache.spark.Foo\n",
+            "the receiver failed: can't connect",
+        ),
+        (
+            "pipelines.options.OptionsError: options of the nsq sink:\n"
+            "  there is no option 'x'\nvalid options:\n  topic",
+            "options of the nsq sink: there is no option 'x'",
+        ),
+        (
+            "job aborted\n\tat org.x\nCaused by: java.io.IOException: No space left\n\tat java.y",
+            "No space left",
+        ),
+        ("[TABLE_NOT_FOUND] there is no table; line 1 pos 5;\n'Project [*]", None),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_failure_is_one_line(text: str, line: str | None) -> None:
+    """The reason that was given first of all, without stack traces."""
+    said = one_line(RuntimeError(text))
+    assert said == (line or "[TABLE_NOT_FOUND] there is no table; line 1 pos 5;")
+    assert len(one_line(RuntimeError("x" * 5000))) < 500
+
+
+# Flags
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_has_the_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is run by the other tests, word for word."""
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert JOBS[name].EXAMPLE in capsys.readouterr().out
+
+
+STATE = ["--checkpoint=state"]
+NSQD = ["--nsqd-tcp-address=127.0.0.1:4150"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["archive", "--topic=t", "--output=o", *STATE], "--nsqd-tcp-address or --lookupd"),
+        (
+            ["archive", "--topic=t", "--output=o", *NSQD, *STATE, "--lookupd-http-address=a:1"],
+            "not both",
+        ),
+        (["archive", "--topic=t", "--output=o", *NSQD], "--checkpoint"),
+        (["archive", "--topic=t!", "--output=o", *NSQD, *STATE], "not a valid name"),
+        (
+            ["archive", "--topic=t", "--output=o", *NSQD, *STATE, "--source-option=maxInFligt=5"],
+            "is maxInFlight meant",
+        ),
+        (
+            ["archive", "--topic=t", "--output=o", *NSQD, *STATE, "--consumer-opt=nope,5"],
+            "there is no option",
+        ),
+        (
+            ["archive", "--topic=t", "--output=o", *NSQD, *STATE, "--target-size=5"],
+            "must be at least 1024 bytes",
+        ),
+        (["counts", "--topic=t", *NSQD, *STATE, "--window=10"], "no time such as 10s"),
+        (
+            ["counts", "--topic=t", *NSQD, *STATE, "--output=o", "--destination-topic=x"],
+            "not both",
+        ),
+        (["deadletter", "--topic=t", *NSQD, *STATE, "--output=o"], "--channel is required"),
+        (
+            ["deadletter", "--topic=t", "--channel=c", *NSQD, *STATE, "--output=o"],
+            "either --rest-topic or --drop-rest",
+        ),
+        (
+            ["deadletter", "--topic=t", "--channel=c", *NSQD, *STATE, "--drop-rest"],
+            "--output or --destination-topic",
+        ),
+        (["mirror", "--topic=t", *NSQD, *STATE], "--destination-nsqd-tcp-address"),
+        (
+            ["mirror", "--topic=a,t", *NSQD, *STATE, "--destination-topic=t"],
+            "mirrored into itself",
+        ),
+        (
+            ["mirror", "--topic=t", *NSQD, *STATE, "--destination-topic=u", "--sink-option=x=1"],
+            "there is no option",
+        ),
+        (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--rate=-1"], "at least 0"),
+        (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--since=soon"], "is no time such"),
+        (["nope"], "invalid choice"),
+    ],
+)
+def test_wrong_flags_are_told_before_spark_starts(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the usage, and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
+
+
+def test_repeated_flags_and_commas_are_the_same() -> None:
+    """--topic=a,b and --topic=a --topic=b; options of the library reach both ends."""
+    from pipelines.jobs.frames import sink_options, source_options
+
+    words = ["mirror", "--topic=a", "--topic=b,c", *NSQD, *STATE]
+    words += ["--destination-nsqd-tcp-address=d:1", "--producer-opt=snappy"]
+    words += ["--consumer-opt=auth_secret,x,y"]
+    arguments = parser().parse_args(words)
+    source = source_options(arguments, Path("/state"))
+    assert source["topic"] == "a,b,c"
+    assert source["client.auth_secret"] == "x,y"
+    assert source["walPath"] == "/state/wal"
+    sink = sink_options(arguments, None)
+    assert (sink["nsqd.tcp.addresses"], sink["client.snappy"]) == ("d:1", "true")
+    assert "client.auth_secret" not in sink
+
+
+def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
+    """It knows no rename; and a file is none either."""
+    with pytest.raises(FolderError, match="--output: s3a://b/t is a URL"):
+        local_folder("s3a://b/t", "--output")
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="can't be made"):
+        local_folder(str(tmp_path / "file" / "x"), "--output")
+    assert local_folder(f"file://{tmp_path}/new", "--output").is_dir()
+
+
+# A rate
+
+
+@given(st.integers(1, 100_000), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
+def test_a_rate_is_kept(rate: int, counts: list[int]) -> None:
+    """Slices that wait as they are told take as long as the rate has it."""
+    pace, now_s = Pace(rate, 0.0), 0.0
+    for count in counts:
+        now_s += pace.wait_s(count, now_s)
+    assert now_s == pytest.approx(sum(counts[:-1]) / rate)
+
+
+def test_lost_time_is_not_made_up_for() -> None:
+    """After a pause the rate is the same, not higher; 0 is no limit."""
+    pace = Pace(10, 0.0)
+    assert pace.wait_s(10, 0.0) == 0.0
+    assert pace.wait_s(10, 100.0) == 0.0
+    assert pace.wait_s(10, 100.0) == pytest.approx(1.0)
+    free = Pace(0, 0.0)
+    assert (free.wait_s(10**9, 0.0), free.slice_max) == (0.0, None)
+
+
+# Portions
+
+
+def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for size in sizes:
+        yield pa.record_batch({"body": [*range(first, first + size)], "topic": ["t"] * size})
+        first += size
+
+
+def bodies_of(portion: Iterator[pa.RecordBatch]) -> list[int]:
+    return [body for batch in portion for body in batch["body"].to_pylist()]
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.integers(1, 25))
+def test_portions_have_every_row_once_in_order(sizes: list[int], most: int) -> None:
+    """However the pieces and the portions are cut."""
+    portions = Portions(batches(*sizes), Pace(0, 0.0), threading.Event(), lambda: 0.0)
+    found: list[int] = []
+    while portions.has_more():
+        portion = bodies_of(portions.next(most, 1.0, ["body"]))
+        assert 0 < len(portion) <= most
+        found += portion
+        assert portions.given == len(found)
+    assert found == [*range(sum(sizes))]
+
+
+def test_a_portion_ends_when_its_time_is_over_or_a_stop_is_asked_for() -> None:
+    """What it had given by then is what counts."""
+    clock = iter([0.0, 0.1, 0.1, 0.5, 0.5, 1.5])
+    portions = Portions(batches(20), Pace(100, 0.0), Waiting(), lambda: next(clock))
+    assert bodies_of(portions.next(1000, 1.0, ["body"])) == [*range(20)]
+    assert portions.given == 20
+
+    stopping = threading.Event()
+    portions = Portions(batches(50), Pace(100, 0.0), stopping, lambda: 0.0)
+    portion = portions.next(1000, 1.0, ["body"])
+    assert len(next(portion)) == 10
+    stopping.set()
+    assert list(portion) == []
+    assert portions.given == 10
+
+
+class Waiting(threading.Event):
+    """Time passes at once."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return False
+
+
+# A replay's position
+
+
+def test_a_position_is_of_one_replay(tmp_path: Path) -> None:
+    """With other flags, or damaged, it is refused."""
+    path = tmp_path / "replay.json"
+    Position(path, {"topic": "a"}).save(17)
+    assert Position(path, {"topic": "a"}).rows == 17
+    with pytest.raises(FolderError, match="of a replay with another topic: use a new one"):
+        Position(path, {"topic": "b"})
+    path.write_text("{")
+    with pytest.raises(FolderError, match="is damaged"):
+        Position(path, {"topic": "a"})

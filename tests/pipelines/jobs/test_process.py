@@ -1,0 +1,46 @@
+"""A job as a process of its own: it starts Spark, and SIGTERM ends it in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from trionsq.testing import OpenBroker
+
+START_LIMIT_S = 90.0
+STOP_LIMIT_S = 45.0
+
+
+def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Exit code 0, every message that was received is in the table, none is left in flight."""
+    bodies = [b"%06d" % number for number in range(1000)]
+    publish(nsqd.http_address, "orders", bodies)
+    flags = ["--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", "--trigger=200ms"]
+    flags += ["--checkpoint=state", "--output=table", "--master=local[1]"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "pipelines", "archive", *flags],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(
+            lambda: job.poll() is not None or any(tmp_path.glob("table/date=*/*/*.parquet")),
+            START_LIMIT_S,
+        )
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate(timeout=STOP_LIMIT_S)
+    finally:
+        job.kill()
+    assert job.returncode == 0, said
+    assert "archive: 1,000 rows in " in said.splitlines()[-1]
+    channel = channel_of(nsqd.http_address, "orders", "archive")
+    figures = [channel[name] for name in ("depth", "in_flight_count", "client_count")]
+    assert figures == [0, 0, 0]
+    assert not any(tmp_path.glob("table/_staging/*/*"))
