@@ -9,6 +9,7 @@ Spec: client, section 2; tcp-protocol, section 12; lookupd's GET /nodes.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -39,6 +40,8 @@ log = logging.getLogger("pipelines.sink")
 
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 5.0
+# One that can't be connected to is left out for so long, if there are others.
+_REST_S: Final = 5.0
 _FAREWELL_S: Final = 2.0
 _LOOKUPD_S: Final = 10.0
 # More nsqds than a task needs; where it begins differs from task to task.
@@ -53,10 +56,15 @@ _ADVICE_ON_DELAYS: Final = "; defer_ms must be within nsqd's --max-req-timeout"
 
 
 class Nsqd:
-    """One nsqd and the connection to it, made when it is needed."""
+    """One nsqd and the connection to it, made when it is needed.
+
+    Attributes:
+        rests_until_s: trio's clock; it could not be connected to, others come first.
+    """
 
     def __init__(self, address: str, config: Config, timeout_s: float, tasks: trio.Nursery) -> None:
         self.address = address
+        self.rests_until_s = -math.inf
         self._config = config
         self._timeout_s = timeout_s
         self._tasks = tasks
@@ -88,7 +96,11 @@ class Nsqd:
     async def _connected(self) -> Connection:
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
-                connection = await Connection.open(self.address, self._config)
+                try:
+                    connection = await Connection.open(self.address, self._config)
+                except ConnectError:
+                    self.rests_until_s = trio.current_time() + _REST_S
+                    raise
                 await self._tasks.start(connection.run, name=f"connection to {self.address}")
                 self._connection = connection
             return self._connection
@@ -127,8 +139,7 @@ class Nsqds:
         for number in range(1 + self._retries):
             if number:
                 await trio.sleep(min(_PAUSE_S * 2 ** min(number - 1, 10), _PAUSE_MAX_S))
-            for at in range(self.count):
-                nsqd = self._nsqds[(begin + at) % self.count]
+            for nsqd in self._in_turn(begin):
                 reason = await self._try(nsqd, parcel)
                 if reason is None:
                     return
@@ -139,6 +150,12 @@ class Nsqds:
             f"no nsqd took {parcel.rows} messages for {parcel.topic} in {rounds}: "
             + "; ".join(failures.values())
         )
+
+    def _in_turn(self, begin: int) -> list[Nsqd]:
+        """All but those that rest; all, if all of them do."""
+        nsqds = [self._nsqds[(begin + at) % self.count] for at in range(self.count)]
+        now_s = trio.current_time()
+        return [nsqd for nsqd in nsqds if nsqd.rests_until_s <= now_s] or nsqds
 
     async def _try(self, nsqd: Nsqd, parcel: Parcel) -> str | None:
         """None: done. Else why not, with the address; PublishError if a retry is of no use."""

@@ -165,6 +165,37 @@ def test_an_nsqd_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     assert trio.run(main) == 2000
 
 
+@contextmanager
+def closing_server() -> Iterator[tuple[str, list[int]]]:
+    """Takes connections and closes them at once; how many is the list's length."""
+    taken: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                taken.append(connection.fileno())
+                connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield "{}:{}".format(*listener.getsockname()), taken
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(LIMIT_S)
+
+
+def test_an_nsqd_that_can_not_be_used_does_not_slow_the_others(nsqd: OpenBroker) -> None:
+    """It is not tried again for each parcel."""
+    with closing_server() as (address, tries):
+        told = options(address, nsqd.tcp_address, batchMessages="10", unconfirmed="1")
+        assert publish(numbers(0, 10_000), told) == 10_000
+        assert 1 <= len(tries) <= 100
+    assert count_at(nsqd) == 10_000
+
+
 def test_without_any_nsqd_it_says_so_after_its_rounds() -> None:
     """Each address with its reason, in one line."""
     one, other = free_address(), free_address()
