@@ -27,6 +27,8 @@ JOBS: Final = {
     one.NAME: one for one in (archive, compact, counts, deadletter, replay, enrich, mirror)
 }
 
+# What pyspark logs of an exception that it raises as well
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _NOTES: Final = """\
 SIGTERM and Ctrl-C end a job after the batch under way; started again with the same --checkpoint it
 goes on where it was. Exit codes: 0 at the end and after a signal; 1 after a line that says what is
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None, session: SparkSession | None = None)
     arguments = parser().parse_args(argv)
     job = Job(arguments.name, arguments, session)
     logging.basicConfig(level=logging.WARNING, format=f"{job.name}: %(message)s")
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with stop_on_signals(job.stopping):
         try:
             JOBS[arguments.name].run(job)
