@@ -16,6 +16,7 @@ from benchmarks.build import BuildError, build
 from benchmarks.folders import data_base, file_system
 from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import message_counts, run_row
+from benchmarks.pipelines import SPARK_ROWS
 from benchmarks.report import Result, document, machine, table, versions
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
-    by_name = {row.name: row for row in ROWS}
+    by_name = {row.name: row for row in (*ROWS, *SPARK_ROWS)}
     if unknown := set(names or ()) - by_name.keys():
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; --list names them")
     return [by_name[name] for name in names] if names else list(ROWS)
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a row failed, 2 when nothing could start."""
     arguments = _parser().parse_args(argv)
     if arguments.list:
-        print("\n".join(f"{row.name:18}{row.title}" for row in ROWS))
+        print("\n".join(f"{row.name:18}{row.title}" for row in (*ROWS, *SPARK_ROWS)))
         return 0
     _raise_file_limit()
     base = data_base(arguments.data)

@@ -6,7 +6,7 @@ from benchmarks.checks import await_counts, await_quiet, await_topic, check_on_d
 from benchmarks.client import run_client
 from benchmarks.disk import run_beside, run_start
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC, Bench, MeasureError, run_load
-from benchmarks.pipelines import run_sink
+from benchmarks.pipelines import run_sink, run_spark
 from benchmarks.rows import Row, Run
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, Server, ServerError
 from benchmarks.upgraded import run_upgraded
@@ -37,6 +37,8 @@ def run_row(bench: Bench, row: Row, kind: str, messages: int) -> Run:
         return run_upgraded(bench, row, kind, messages)
     if row.procedure == "sink":
         return run_sink(bench, row, kind, messages)
+    if row.procedure == "spark":
+        return run_spark(bench, row, kind, messages)
     if row.procedure == "client":
         return run_client(bench, row, kind, messages)
     with bench.kinds.start(kind, _server_options(row, kind, messages)) as server:

@@ -1,0 +1,53 @@
+"""A small disk of its own for the log, that can be filled up; with the right to mount one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+__all__ = ["SmallDisk", "small_disk"]
+
+_SIZE: Final = "96m"
+_PART: Final = bytes(1 << 16)
+_FILLER: Final = "filler"
+
+
+class SmallDisk:
+    """A mounted file system."""
+
+    def __init__(self, path: Path) -> None:
+        self._filler = path / _FILLER
+
+    def fill(self) -> None:
+        """Until not one byte more fits."""
+        with self._filler.open("wb", buffering=0) as file:
+            for part in (_PART, b"\0"):
+                try:
+                    while file.write(part):
+                        pass
+                except OSError:
+                    continue
+
+    def clear(self) -> None:
+        """As before."""
+        self._filler.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[SmallDisk | None]:
+    """Mount one at a folder, which is made; None, and an ordinary folder, where that is refused."""
+    path.mkdir(parents=True)
+    try:
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path)]
+        subprocess.run(mounting, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield None
+        return
+    try:
+        yield SmallDisk(path)
+    finally:
+        # Lazily: of a failed drill somebody may still be there.
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

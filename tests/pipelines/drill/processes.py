@@ -1,0 +1,193 @@
+"""The processes of a drill: nsqd on fixed ports, the driver with all that it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tests.pipelines.source.publishing import wait_until
+from tests.processes import free_address, nsqd_command
+
+__all__ = ["Driver", "Nsqd", "batches_in"]
+
+LIMIT_S: Final = 240.0
+_JVM_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+_PYTHON_WORKER: Final = "pyspark.daemon"
+
+
+class Nsqd:
+    """An nsqd that can be stopped and started again on the same ports and data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tcp_address = free_address()
+        self.http_address = free_address()
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        flags = {
+            "tcp-address": self.tcp_address,
+            "http-address": self.http_address,
+            "broadcast-address": "127.0.0.1",
+            "data-path": str(self._folder),
+            "mem-queue-size": "2000",
+        }
+        with (self._folder / "nsqd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*nsqd_command(), *(f"--{name}={value}" for name, value in flags.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._answers)
+
+    def stop(self) -> None:
+        """SIGTERM. AssertionError: it exits otherwise than by 0."""
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(LIMIT_S)
+        assert code == 0, f"nsqd exits with {code}"
+
+    def kill(self) -> None:
+        """For an end in any case."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http_address}/ping", timeout=5):
+                return True
+        except OSError:
+            return False
+
+
+class Driver:
+    """The user's program, its JVM and the reader's process: one group. A context manager."""
+
+    def __init__(self, master: str, nsqd_address: str, folder: Path, messages: int) -> None:
+        self.folder = folder
+        (folder / "figures.json").unlink(missing_ok=True)
+        program = [sys.executable, "-m", "tests.pipelines.drill.driver"]
+        with (folder / "driver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*program, master, nsqd_address, str(folder), str(messages)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, all at once."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def freeze(self, for_s: float) -> None:
+        """SIGSTOP all of it, and SIGCONT after that time."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        time.sleep(for_s)
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The source's last progress report; empty before the first."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "figures.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def await_batches(self, more: int) -> None:
+        """Wait until the table has so many batches more."""
+        wanted = batches_in(self.folder) + more
+        self.await_that(lambda: batches_in(self.folder) >= wanted)
+
+    def await_that(self, condition: Callable[[], object]) -> None:
+        """Wait for it. AssertionError, with the log, if the program ends or it takes too long."""
+
+        def is_so() -> bool:
+            assert self._process.poll() is None, "the driver has ended"
+            return bool(condition())
+
+        try:
+            wait_until(is_so, LIMIT_S)
+        except AssertionError as error:
+            log = (self.folder / "driver.log").read_text(errors="replace")[-5000:]
+            raise AssertionError(f"{error}; figures {self.figures}:\n{log}") from error
+
+    def kill_python_workers(self) -> int:
+        """SIGKILL what runs the tasks' Python; how many. Local masters only."""
+        workers = [
+            child
+            for pid in descendants(self._process.pid)
+            if _PYTHON_WORKER in command_of(pid)
+            for child in descendants(pid)
+        ]
+        for pid in workers:
+            kill(pid)
+        return len(workers)
+
+
+def kill_executor(root: int) -> bool:
+    """SIGKILL the JVM of an executor that the worker with this pid has started, if there is one."""
+    for pid in descendants(root):
+        if _JVM_EXECUTOR in command_of(pid):
+            kill(pid)
+            return True
+    return False
+
+
+def kill(pid: int) -> None:
+    """SIGKILL; it may be gone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        time.sleep(0)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Children, their children, and so on."""
+    try:
+        told = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        # A thread of a JVM is the parent of what it starts.
+        told += "".join(
+            path.read_text(encoding="ascii")
+            for path in Path(f"/proc/{pid}/task").glob("*/children")
+            if path.parent.name != str(pid)
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for child in map(int, told.split()):
+        yield child
+        yield from descendants(child)
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def batches_in(folder: Path) -> int:
+    """How many batches the table has completely."""
+    names = [path.name for path in folder.glob("table/_spark_metadata/*")]
+    return max((int(name.split(".")[0]) + 1 for name in names if name[0].isdigit()), default=0)

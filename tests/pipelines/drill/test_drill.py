@@ -1,0 +1,38 @@
+"""The drill, short, in ``local[2,3]``; `python -m tests.pipelines.drill` is the long one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.pipelines.drill.__main__ import problems_of
+from tests.pipelines.drill.publisher import Publisher, body_of
+from tests.pipelines.drill.run import Plan, _judged, run_drill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES = 20_000
+
+
+def test_nothing_is_lost_or_doubled_whatever_breaks(spark: SparkSession, tmp_path: Path) -> None:
+    """Three kills of the driver, one of Python workers, nsqd restarted, a full disk."""
+    counts = run_drill(Plan(MESSAGES, 1000, is_standalone=False), tmp_path, lambda: spark)
+    assert problems_of(counts) == [], counts
+    assert counts["published"] >= MESSAGES
+    assert counts["drivers_killed"] == 3
+
+
+def test_the_drill_sees_what_is_lost_doubled_or_strange(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A table of which three things are wrong; and faults that never occurred are told."""
+    rows = [("t", "n:1", "1", body_of(0)), ("t", "n:1", "2", body_of(0)), ("t", "n:1", "3", b"?")]
+    frame = spark.createDataFrame(rows, "topic string, nsqd string, id string, body binary")
+    frame.write.parquet(f"{tmp_path}/table")
+    publisher = Publisher("127.0.0.1:1", "t")
+    publisher.confirmed = {0, 1, 2}
+    counts = _judged(spark, tmp_path, publisher)
+    assert (counts["lost"], counts["duplicates"], counts["strange"]) == (2, 1, 1)
+    assert "nsqd_restarted never occurred" in problems_of(Counter())
