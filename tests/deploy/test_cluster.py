@@ -1,0 +1,131 @@
+"""The topology of deploy/compose.yaml, run as processes on nodes with addresses of their own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.deploy import netns
+from tests.deploy.cluster import PASSWORD, USER, Cluster, add_user, cluster
+from trionsq import httpget
+from trionsq.client import Config, ConnectError, Consumer, NotConnectedError, Producer
+
+WHY_NOT = netns.why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 90.0
+PAUSE_S = 0.005
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Cluster]:
+    """The cluster, not yet started."""
+    with cluster(tmp_path) as ours:
+        yield ours
+
+
+async def test_a_rolling_restart_loses_no_message(made: Cluster) -> None:
+    """Consumers find all three nsqd by nsqlookupd; each restarts in turn while messages flow.
+
+    A publisher whose node is away goes on at the next one. nsqadmin shows three nodes afterwards.
+    """
+    await add_user(made)
+    sent, seen = set[bytes](), set[bytes]()
+    with made.network.entered(), trio.fail_after(LIMIT_S):
+        await made.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_consume, made, seen)
+            nursery.start_soon(_publish, made, sent)
+            for node in made.nsqds:
+                await _flow_on(made, sent, seen)
+                assert await made.restart(node) == 0, made.log(node)
+            await _flow_on(made, sent, seen)
+            nursery.cancel_scope.cancel()
+        shown = await _nodes(made)
+    assert shown == sorted(made.network.addresses[node] for node in made.nsqds)
+
+
+async def _flow_on(made: Cluster, sent: set[bytes], seen: set[bytes]) -> None:
+    """Until what was sent by now has been seen, and something more of each node."""
+    before = set(sent)
+    wanted = {node.encode() for node in made.nsqds}
+    while True:
+        if before <= seen and wanted == {body.split(b" ")[0] for body in seen - before}:
+            return
+        await trio.sleep(0.05)
+
+
+async def _publish(made: Cluster, sent: set[bytes]) -> None:
+    """Publish to each node in turn; a message that one does not take goes to the next."""
+    async with AsyncExitStack() as stack:
+        producers = {
+            node: await stack.enter_async_context(Producer(made.address(node, 4150)))
+            for node in made.nsqds
+        }
+        for number in count():
+            for node, producer in producers.items():
+                body = b"%s %d" % (node.encode(), number)
+                try:
+                    await producer.publish("flow", body)
+                except (ConnectError, NotConnectedError):
+                    continue  # the same number goes to the others
+                sent.add(body)
+            await trio.sleep(PAUSE_S)
+
+
+async def _consume(made: Cluster, seen: set[bytes]) -> None:
+    lookups = [made.address(node, 4161) for node in made.services if node.startswith("nsqlookupd")]
+    config = Config(lookupd_poll_interval_s=0.5, max_in_flight=100)
+    async with Consumer("flow", "c", lookupd_http_addresses=lookups, config=config) as consumer:
+        async for message in consumer:
+            seen.add(message.body)
+            message.finish()
+
+
+async def _nodes(made: Cluster) -> list[str]:
+    """The broadcast addresses of the nodes that nsqadmin shows, once it shows them all."""
+    basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    url = f"http://{made.address('nsqadmin', 4171)}/api/nodes"
+    while True:
+        answer = await httpget.get(url, {"Authorization": f"Basic {basic}"})
+        assert answer.status == 200, answer
+        nodes = json.loads(answer.body)["nodes"]
+        found = sorted(node["broadcast_address"] for node in nodes)
+        if len(found) >= len(made.nsqds):
+            return found
+        await trio.sleep(0.1)
+
+
+def test_what_a_killed_test_leaves_is_removed_by_the_next() -> None:
+    """SIGKILL leaves namespaces with a daemon in them; the next start ends both."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        process.kill()
+    assert netns.runs(left)
+    removed = netns.clean_up()
+    assert {f"tq{process.pid}-node", f"tq{process.pid}-host"} <= set(removed)
+    assert not netns.runs(left)
+    assert not list(Path("/run/netns").glob(f"tq{process.pid}-*"))
+
+
+_KILLED = """\
+import subprocess, time
+from tests.deploy.netns import network
+with network(["node"]) as net:
+    print(subprocess.Popen(net.command("node", ["sleep", "60"])).pid, flush=True)
+    time.sleep(60)
+"""
