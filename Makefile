@@ -1,5 +1,5 @@
-# make run | test | lint | bench [ORIGINAL=dir] | drill | fuzz | hostile | interop ORIGINAL=dir
-# | format | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | drill-spark | fuzz | hostile
+# | interop ORIGINAL=dir | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill fuzz hostile interop lock compiler browser clean
+.PHONY: run test lint format bench drill drill-spark fuzz hostile interop lock compiler browser clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -40,6 +40,11 @@ bench: $(INSTALLED) compiler
 # Stops nsqd under load and starts it again, 50 times: nothing acknowledged may be missing.
 drill: $(INSTALLED)
 	$(PY) -m tests.drill --runs 50 $(ARGS)
+
+# 200,000 messages through a Spark standalone cluster to Parquet, while drivers, an executor, nsqd
+# and the disk fail: each row once. As root, for a disk that can be filled.
+drill-spark: $(INSTALLED)
+	$(PY) -m tests.pipelines.drill $(ARGS)
 
 # Malformed input of all kinds, 145,000 cases: nsqd stays up and serves others.
 fuzz: $(INSTALLED)

@@ -36,7 +36,7 @@ def run_sink(bench: Bench, row: Row, kind: str, messages: int) -> Run:
             run_load(bench.load, "channels", {**where, "channel": CHANNEL, "channels": 1})
             cpu_s = server.cpu_s()
             order = (f"127.0.0.1:{server.tcp_port}", TOPIC, str(messages), row.layer)
-            run = _run_program("sink", order, SINK_S)
+            run = _run_program("sink", order, messages, SINK_S)
             await_counts(server, published=messages, waiting=messages)
             return {**run, "cpu_seconds": server.cpu_s() - cpu_s}
         except (MeasureError, ServerError) as error:
@@ -57,7 +57,7 @@ def run_spark(bench: Bench, row: Row, kind: str, messages: int) -> Run:
             cpu_s = server.cpu_s()
             tcp, http = f"127.0.0.1:{server.tcp_port}", f"127.0.0.1:{server.http_port}"
             order = (row.layer, tcp, http, TOPIC, CONSUMED, str(messages))
-            run = _run_program("spark", order, SPARK_S)
+            run = _run_program("spark", order, messages, SPARK_S)
             published = messages + (_WARM if row.layer.startswith("latency") else 0)
             waiting = messages if row.layer == "sink" else 0
             await_counts(server, published=published, waiting=waiting)
@@ -67,16 +67,16 @@ def run_spark(bench: Bench, row: Row, kind: str, messages: int) -> Run:
             raise MeasureError(text) from error
 
 
-def _run_program(program: str, order: tuple[str, ...], limit_s: float) -> Run:
+def _run_program(program: str, order: tuple[str, ...], messages: int, limit_s: float) -> Run:
     command = [sys.executable, "-m", f"benchmarks.clients.{program}", *order]
     try:
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise MeasureError(f"{program} is not done after {limit_s:g} s") from error
+        raise MeasureError(f"{messages} messages are not done after {limit_s:g} s") from error
     if done.returncode:
-        raise MeasureError(f"{program} has failed: {done.stderr[-1500:]}")
+        raise MeasureError(f"it has not done {messages} messages: {done.stderr[-1500:]}")
     run: dict[str, object] = json.loads(done.stdout)
     return run
 
