@@ -1,7 +1,10 @@
-"""What all tests share: property tests draw the same examples at each run."""
+"""What all tests share: the same examples at each run; a log that is as it was before."""
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -14,3 +17,13 @@ settings.register_profile(
 )
 settings.register_profile("explore", max_examples=1_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    """A test that runs a command in this process does not decide what others' logs hold."""
+    logger = logging.getLogger("trionsq")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
