@@ -1,0 +1,54 @@
+"""Command lines of deploy/, read by the parsers of the programs that they are for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from admin.options import NsqadminOptions
+from lookupd.options import NsqlookupdOptions
+from tests.deploy.topology import DEPLOY
+from trionsq.broker.options import NsqdOptions, validated
+from trionsq.cli import config, flags
+
+__all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options", "script"]
+
+DAEMONS: Final[Mapping[str, type]] = {
+    "nsqd": NsqdOptions,
+    "nsqlookupd": NsqlookupdOptions,
+    "nsqadmin": NsqadminOptions,
+}
+CONFIG_FOLDER: Final = "/etc/nsq"
+CONFIG_NAMES: Final = {f"{CONFIG_FOLDER}/{name}.toml": name for name in DAEMONS}
+
+
+def options(words: Sequence[str]) -> Any:
+    """The options that a daemon has by its command line and its mounted config file.
+
+    Raises:
+        AssertionError: a word or a key that is no option's.
+        flags.UsageError, config.ConfigError, OptionsError: a value that is refused.
+    """
+    program, *rest = words
+    given = flags.parse(DAEMONS[program], rest)
+    assert not given.warnings, given.warnings
+    assert not given.rest, given.rest
+    path = str(given.values["config"])
+    assert CONFIG_NAMES[path] == program
+    content = config.load(DAEMONS[program], str(DEPLOY / "config" / Path(path).name))
+    assert not content.warnings, content.warnings
+    found = DAEMONS[program](**{**content.values, **given.values})
+    return validated(found) if program == "nsqd" else found
+
+
+def script(name: str) -> ModuleType:
+    """A script of deploy/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"deploy_{name}", DEPLOY / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,156 @@
+"""deploy/kubernetes: of Kubernetes' schemas, and true to the programs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.commands import CONFIG_FOLDER, options
+from tests.deploy.topology import DEPLOY
+
+FOLDER = DEPLOY / "kubernetes"
+MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+OLDEST = "1.30"
+PROGRAMS = {"nsqd": 4151, "nsqlookupd": 4161, "nsqadmin": 4171}
+
+
+def documents() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every object, and where it is written."""
+    for path in MANIFESTS:
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            yield path, document
+
+
+def found(kind: str, name: str) -> dict[str, Any]:
+    """An object by its kind and name."""
+    (document,) = (
+        document
+        for _, document in documents()
+        if (document["kind"], document["metadata"]["name"]) == (kind, name)
+    )
+    return document
+
+
+def pod(name: str) -> dict[str, Any]:
+    """What the pods of a daemon are made by."""
+    kind = "Deployment" if name == "nsqadmin" else "StatefulSet"
+    template: dict[str, Any] = found(kind, name)["spec"]["template"]["spec"]
+    return template
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_the_manifests_are_of_the_schemas(version: str) -> None:
+    """Strictly: a key that Kubernetes does not know is refused."""
+    for path, document in documents():
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise AssertionError(f"{path.name}: {error}") from error
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    """The check can fail: a misspelt probe is refused."""
+    document = found("StatefulSet", "nsqd")
+    container = document["spec"]["template"]["spec"]["containers"][0]
+    container["livenesProbe"] = container.pop("livenessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, OLDEST, strict=True)
+
+
+def test_kustomize_joins_them() -> None:
+    """Where kubectl is at hand: the config map's name is put in, all is in one namespace."""
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("no kubectl here")
+    text = subprocess.run(
+        [kubectl, "kustomize", str(FOLDER)], check=True, capture_output=True, timeout=60
+    ).stdout
+    made = list(yaml.safe_load_all(text))
+    for document in made:
+        kubernetes_validate.validate(document, OLDEST, strict=True)
+    (config,) = (document for document in made if document["kind"] == "ConfigMap")
+    assert set(config["data"]) == {f"{name}.toml" for name in PROGRAMS}
+    (nsqd,) = (
+        document
+        for document in made
+        if document["kind"] == "StatefulSet" and document["metadata"]["name"] == "nsqd"
+    )
+    volumes = nsqd["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "config", "configMap": {"name": config["metadata"]["name"]}} in volumes
+    spaces = {document["metadata"].get("namespace", "nsq") for document in made}
+    assert spaces == {"nsq"}
+
+
+@pytest.mark.parametrize(("name", "port"), PROGRAMS.items())
+def test_the_daemons_take_their_arguments(name: str, port: int) -> None:
+    """Every flag is an option; the ports of containers, probes and services are the daemon's."""
+    (container,) = pod(name)["containers"]
+    values = {"POD_NAME": f"{name}-0", "POD_NAMESPACE": "nsq", "POD_INDEX": "0"}
+    declared = {variable["name"] for variable in container.get("env", ())}
+    words = list(container["args"])
+    for variable in declared:
+        words = [word.replace(f"$({variable})", values[variable]) for word in words]
+    assert not [word for word in words if "$(" in word]
+    given = options(words)
+    assert given.http_address.endswith(f":{port}")
+    ports = {told["name"]: told["containerPort"] for told in container["ports"]}
+    assert ports["http"] == port
+    for probe, path in (("startup", "/live"), ("liveness", "/live"), ("readiness", "/ready")):
+        assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "http"}
+    served = {told["name"]: told["port"] for told in found("Service", name)["spec"]["ports"]}
+    assert served == ports
+    mounted = {told["mountPath"] for told in container["volumeMounts"]}
+    assert CONFIG_FOLDER in mounted
+    if name != "nsqadmin":
+        assert given.broadcast_address == f"{name}-0.{name}.nsq.svc.cluster.local"
+
+
+def test_the_names_of_nsqlookupd_are_those_of_its_pods() -> None:
+    """As many as there are replicas, by the headless service."""
+    replicas = found("StatefulSet", "nsqlookupd")["spec"]["replicas"]
+    names = [f"nsqlookupd-{number}.nsqlookupd" for number in range(replicas)]
+    words = [word for word in pod("nsqd")["containers"][0]["args"] if "lookupd-tcp" in word]
+    assert [word.partition("=")[2] for word in words] == [
+        f"{name}.$(POD_NAMESPACE).svc.cluster.local:4160" for name in names
+    ]
+    words = [word for word in pod("nsqadmin")["containers"][0]["args"] if "lookupd-http" in word]
+    assert [word.partition("=")[2] for word in words] == [f"{name}:4161" for name in names]
+    assert found("Service", "nsqlookupd")["spec"]["clusterIP"] == "None"
+
+
+def test_a_stop_waits_for_the_drain_and_what_nsqd_saves() -> None:
+    """The grace period is that of the drain and the minute of saving together."""
+    template = pod("nsqd")
+    words = template["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert words[0] == "nsq-drain"
+    limit_s = float(words[1].removeprefix("--limit="))
+    assert template["terminationGracePeriodSeconds"] >= limit_s + 90
+
+
+@pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
+def test_one_node_at_a_time_is_taken_away(name: str) -> None:
+    """By drains of machines; the budget's selector is that of the pods."""
+    budget = found("PodDisruptionBudget", name)["spec"]
+    assert budget["maxUnavailable"] == 1
+    labels = found("StatefulSet", name)["spec"]["template"]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_pod_is_locked_down(name: str) -> None:
+    """What the namespace's policy, restricted, asks for, and a read-only root file system."""
+    template = pod(name)
+    assert template["securityContext"]["runAsNonRoot"] is True
+    context = template["containers"][0]["securityContext"]
+    assert context == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }

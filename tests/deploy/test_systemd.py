@@ -1,0 +1,55 @@
+"""deploy/systemd: units that systemd reads, with command lines that the daemons take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from tests.deploy.commands import DAEMONS, options
+from tests.deploy.topology import DEPLOY
+
+FOLDER = DEPLOY / "systemd"
+
+
+def settings(name: str) -> dict[str, str]:
+    """The settings of a unit; no key of which the value matters comes twice."""
+    text = (FOLDER / f"{name}.service").read_text(encoding="utf-8")
+    return dict(re.findall(r"(?m)^([A-Za-z]+)=(.*)$", text))
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+def test_the_daemons_take_their_command_lines(name: str) -> None:
+    """With the example of the file for what differs by machine."""
+    text = (FOLDER / f"{name}.service").read_text(encoding="utf-8")
+    found = re.search(r"(?m)^#   ([A-Z]+_FLAGS)=(.*)$", text)
+    assert found is not None
+    path, *words = shlex.split(settings(name)["ExecStart"].replace(f"${found[1]}", found[2]))
+    assert path == f"/opt/trionsq/bin/{name}"
+    given = options([name, *words])
+    if name != "nsqadmin":
+        assert given.broadcast_address.endswith(".example")
+
+
+def test_a_stop_waits_for_what_nsqd_saves() -> None:
+    """Nobody kills it within the minute that it may need."""
+    assert int(settings("nsqd")["TimeoutStopSec"]) > 60
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+def test_systemd_reads_them(name: str) -> None:
+    """Where systemd-analyze is at hand, it has nothing to say but that nothing is installed."""
+    analyze = shutil.which("systemd-analyze")
+    if not analyze:
+        pytest.skip("no systemd-analyze here")
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(FOLDER / f"{name}.service")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    told = [line for line in done.stderr.splitlines() if f"{name}.service" in line]
+    assert [line for line in told if "is not executable" not in line] == []
