@@ -59,10 +59,15 @@ hostile: $(INSTALLED)
 interop: $(INSTALLED)
 	ORIGINAL=$(ORIGINAL) $(PY) -m pytest tests/interop $(ARGS)
 
-# Pins anew what pyproject.toml allows; needs uv (pip install uv).
+# Pins anew what pyproject.toml allows, then, of that, what the images install; needs uv
+# (pip install uv).
+PIN := uv pip compile --quiet --universal --python-version 3.11 --custom-compile-command 'make lock'
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --upgrade --group dev \
-		--custom-compile-command 'make lock' --output-file requirements-dev.txt pyproject.toml
+	$(PIN) --upgrade --group dev --output-file requirements-dev.txt pyproject.toml
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt \
+		--output-file requirements.txt pyproject.toml
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra spark \
+		--output-file deploy/requirements-spark.txt pyproject.toml
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
