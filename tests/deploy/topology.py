@@ -38,11 +38,21 @@ class Service:
 
 def compose(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The file with its variables filled in, from ``environ`` or by their defaults."""
-    given = environ or {}
-    text = COMPOSE_FILE.read_text(encoding="utf-8")
-    content = yaml.safe_load(_VARIABLE.sub(lambda found: given.get(found[1], found[2]), text))
+    content = _filled(yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8")), environ or {})
     assert isinstance(content, dict)
     return content
+
+
+def _filled(value: Any, environ: Mapping[str, str]) -> Any:
+    """In texts only, after they are read: a number that is filled in stays a text."""
+    match value:
+        case str():
+            return _VARIABLE.sub(lambda found: environ.get(found[1], found[2]), value)
+        case list():
+            return [_filled(one, environ) for one in value]
+        case dict():
+            return {key: _filled(one, environ) for key, one in value.items()}
+    return value
 
 
 def services() -> dict[str, Service]:
