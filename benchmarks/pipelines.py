@@ -115,7 +115,7 @@ def _spark_latency(layer: str, title: str, p50_ms: float | None, p95_ms: float |
         Metric(point, "ms", _latency_ms(point), target, more_is_better=False, absolute=True)
         for point, target in (("p50", p50_ms), ("p95", p95_ms))
     ]
-    return _spark(layer, title, *metrics, messages=3000, quick=300)
+    return _spark(layer, title, *metrics, messages=2000, quick=300)
 
 
 SPARK_ROWS: tuple[Row, ...] = (

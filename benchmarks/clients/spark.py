@@ -24,31 +24,31 @@ from pipelines.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 SIZE: Final = 100
 PUBLISH_S: Final = 0.01
-# Before this many messages are there, Spark compiles what it does.
+# So many are not counted, as batches begin to follow each other.
 WARM: Final = 500
+WARM_TOPIC: Final = "warm"
 LIMIT_S: Final = 150.0
 
 
 def main(kind: str, tcp: str, http: str, topic: str, channel: str, messages: int) -> None:
     """Print the figures of one run."""
-    spark = spark_session("benchmark", "local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    reports = {"spark.sql.streaming.noDataProgressEventInterval": "100"}
+    settings = {"spark.sql.shuffle.partitions": "2", **reports}
+    spark = spark_session("benchmark", "local[2]", **settings)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        sink(spark, tcp, WARM_TOPIC, 10_000)
         if kind == "sink":
             figures = sink(spark, tcp, topic, messages)
         else:
-            frame = (
-                spark.readStream.format("nsq")
-                .option("topic", topic)
-                .option("channel", channel)
-                .option("nsqd.tcp.addresses", tcp)
-                .option("walPath", f"{folder}/wal")
-                .load()
-            )
+            warm = _noop(_stream(spark, tcp, WARM_TOPIC, channel, f"{folder}/warm"), folder)
+            warm.trigger(availableNow=True).start().awaitTermination()
+            frame = _stream(spark, tcp, topic, channel, f"{folder}/wal")
             if kind == "through":
-                figures = through(frame, folder, messages)
+                figures = through(frame, f"{folder}/through", (http, topic, channel), messages)
             else:
                 every = "1 second" if kind == "latency-1s" else "0 seconds"
                 figures = latency(frame, folder, (http, topic), messages, every)
@@ -57,12 +57,21 @@ def main(kind: str, tcp: str, http: str, topic: str, channel: str, messages: int
     print(json.dumps({"messages": messages} | whole | figures), flush=True)
 
 
+def _stream(spark: SparkSession, tcp: str, topic: str, channel: str, log: str) -> DataFrame:
+    reader = spark.readStream.format("nsq").option("topic", topic).option("channel", channel)
+    return reader.option("nsqd.tcp.addresses", tcp).option("walPath", log).load()
+
+
+def _noop(frame: DataFrame, folder: str) -> DataStreamWriter:
+    writer = frame.writeStream.format("noop")
+    return writer.option("checkpointLocation", f"{folder}/checkpoint")
+
+
 def sink(spark: SparkSession, tcp: str, topic: str, messages: int) -> dict[str, Any]:
-    """From the call to its return, when nsqd has confirmed all; Python's workers run already."""
+    """From the call to its return, when nsqd has confirmed all."""
     frame = spark.range(0, messages, numPartitions=2).selectExpr(
         f"cast(lpad(cast(id AS STRING), {SIZE}, '0') AS BINARY) AS body"
     )
-    frame.limit(1000).mapInArrow(lambda batches: batches, frame.schema).collect()
     began_s = time.perf_counter()
     frame.write.format("nsq").mode("append").option("nsqd.tcp.addresses", tcp).option(
         "topic", topic
@@ -70,31 +79,45 @@ def sink(spark: SparkSession, tcp: str, topic: str, messages: int) -> dict[str, 
     return {"timed_messages": messages, "timed_seconds": time.perf_counter() - began_s}
 
 
-def through(frame: DataFrame, folder: str, messages: int) -> dict[str, Any]:
-    """From the start of the first batch that has rows to the end of the last.
-
-    The rows of the first came before, so they do not count; the rest was received meanwhile, too.
-    """
-    query = (
-        frame.writeStream.format("noop")
-        .option("checkpointLocation", f"{folder}/checkpoint")
-        .start()
-    )
+def through(
+    frame: DataFrame, folder: str, where: tuple[str, str, str], messages: int
+) -> dict[str, Any]:
+    """The channel is paused until the receiver is connected; from then to the last batch's end."""
+    _pause(where, "pause")
+    query = _noop(frame, folder).start()
     reports: dict[int, Any] = {}
+    deadline_s = time.monotonic() + LIMIT_S
     try:
-        deadline_s = time.monotonic() + LIMIT_S
+        while not _connections(query):
+            _check(query, deadline_s)
+            time.sleep(0.05)
+        began_s = time.time()
+        _pause(where, "unpause")
         while sum(one.numInputRows for one in reports.values()) < messages:
             _check(query, deadline_s)
             reports |= {one.batchId: one for one in query.recentProgress if one.numInputRows}
             time.sleep(0.05)
     finally:
         query.stop()
-    first, last = reports[min(reports)], reports[max(reports)]
     rows = sum(one.numInputRows for one in reports.values())
     if rows != messages:
         raise SystemExit(f"{rows} rows instead of {messages}")
-    seconds = _start_s(last) + last.batchDuration / 1000 - _start_s(first)
-    return {"timed_messages": rows - first.numInputRows, "timed_seconds": seconds}
+    last = reports[max(reports)]
+    seconds = _start_s(last) + last.batchDuration / 1000 - began_s
+    return {"timed_messages": rows, "timed_seconds": seconds}
+
+
+def _pause(where: tuple[str, str, str], command: str) -> None:
+    http, topic, channel = where
+    url = f"http://{http}/channel/{command}?topic={topic}&channel={channel}"
+    urllib.request.urlopen(url, b"", timeout=10).close()
+
+
+def _connections(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    told = progress.sources[0].latestOffset if progress else None
+    figures = json.loads(told) if told else None
+    return int(figures.get("connections", 0)) if figures else 0
 
 
 def latency(
@@ -109,7 +132,7 @@ def latency(
         late_s.extend(now_s - float(body) for body in bodies)
 
     writer = frame.writeStream.foreachBatch(arrive).trigger(processingTime=every)
-    query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
+    query = writer.option("checkpointLocation", f"{folder}/latency").start()
     total = WARM + messages
     threading.Thread(target=_publish, args=(*where, total), daemon=True).start()
     began_s = time.monotonic()
@@ -145,4 +168,4 @@ def _start_s(progress: Any) -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6], int(sys.argv[6]))
+    main(*sys.argv[1:6], messages=int(sys.argv[6]))
