@@ -52,6 +52,17 @@ async def test_an_empty_write_does_not_block_what_follows(autojump_clock: MockCl
     assert await stream.receive_some() == b"efgh"
 
 
+async def test_what_comes_after_the_end_goes_nowhere() -> None:
+    """A task that has something to write when the connection ends is no error, nor is it sent."""
+    stream, transport = memory_connection(capacity_nbytes=10)
+    output = Output(transport)
+    output.write(b"all")
+    output.end()
+    assert output.write(b"more")
+    assert output.pending == 0
+    assert [await stream.receive_some(), await stream.receive_some()] == [b"all", b""]
+
+
 async def test_knows_since_when_it_is_blocked(mock_clock: MockClock) -> None:
     """The time counts from the last byte that was taken, not from the first that was refused."""
     stream, transport = memory_connection(capacity_nbytes=4)

@@ -323,7 +323,7 @@ class Client:
         transport = self._bottom
         with trio.move_on_after(_LAST_WORDS_S):
             await self.output.drain()
-            self.transport.end_sending()
+            self.output.end()
             while transport.receive_nowait(_READ_NBYTES_MAX) != b"":
                 await transport.wait_readable()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from trionsq.transport import Transport
@@ -20,10 +22,11 @@ class Output:
         blocked_since_s: monotonic time since which it has taken nothing, None if all is written.
     """
 
-    __slots__ = ("_chunks", "_lock", "_transport", "blocked_since_s", "pending")
+    __slots__ = ("_chunks", "_lock", "_send", "_transport", "blocked_since_s", "pending")
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._send: Callable[[bytes | memoryview], int] = transport.send_nowait
         # A list, and a lock once it is needed: of thousands of connections few are ever behind.
         self._chunks: list[memoryview] = []
         self._lock: trio.Lock | None = None
@@ -34,6 +37,13 @@ class Output:
         """Write to ``transport`` from now on. Nothing is pending."""
         assert not self.pending
         self._transport = transport
+        self._send = transport.send_nowait
+
+    def end(self) -> None:
+        """End the stream, all of which is written; what is written from now on goes nowhere."""
+        assert not self.pending
+        self._send = len
+        self._transport.end_sending()
 
     def __repr__(self) -> str:
         return f"<Output pending={self.pending}>"
@@ -50,7 +60,7 @@ class Output:
             self._chunks.append(memoryview(data))
             self.pending += len(data)
             return False
-        sent = self._transport.send_nowait(data)
+        sent = self._send(data)
         if sent == len(data):
             return True
         self._chunks.append(memoryview(data)[sent:])
@@ -75,7 +85,7 @@ class Output:
         chunks = self._chunks
         done = 0
         for chunk in chunks:
-            sent = self._transport.send_nowait(chunk)
+            sent = self._send(chunk)
             if sent:
                 self.pending -= sent
                 self.blocked_since_s = trio.current_time()
