@@ -12,7 +12,7 @@ from trionsq.cli.up import command as up
 __all__ = ["main"]
 
 _COMMANDS: Final[Mapping[str, tuple[Callable[[Sequence[str]], int], str]]] = {
-    "up": (up.main, "a local cluster: nsqlookupd and any number of nsqd"),
+    "up": (up.main, "a local cluster: nsqlookupd, any number of nsqd, and their dashboard"),
 }
 
 
