@@ -199,7 +199,9 @@ class NsqdOptions:
     tls_root_ca_file: str = option(
         "tls-root-ca-file", "", STRING, "issuer of client certificates and of auth servers'"
     )
-    tls_required: str = option("tls-required", "false", TLS_REQUIRED, "tcp-https: not for HTTP")
+    tls_required: str = option(
+        "tls-required", "false", TLS_REQUIRED, "of all clients; tcp-https: plain HTTP stays open"
+    )
     tls_min_version: str = option(
         "tls-min-version", "tls1.0", TLS_MIN_VERSION, "tls1.0, tls1.1, tls1.2 or tls1.3"
     )
