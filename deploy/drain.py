@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""``nsq-drain [--limit=SECONDS] [URL]``: wait until an nsqd holds no more messages.
+"""``nsq-drain [--least=SECONDS] [--limit=SECONDS] [URL]``: wait until an nsqd holds no messages.
 
 Exit code 0 when nothing waits, is in flight or deferred; 1 when the limit (default: 30) comes
 first, after a line for each topic and channel that has some left. It only looks: see to it that
@@ -21,25 +21,41 @@ REQUEST_LIMIT_S: Final = 5.0
 PAUSE_S: Final = 0.5
 
 
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line, read. Raises SystemExit as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="nsq-drain", description="wait until an nsqd is empty", allow_abbrev=False
+    )
+    parser.add_argument("url", metavar="URL", nargs="?", default=URL, help="default: %(default)s")
+    for name, default, what in (
+        ("--limit", 30.0, "then give up"),
+        ("--least", 0.0, "wait so long even if it is empty: until nobody is sent there"),
+    ):
+        parser.add_argument(
+            name,
+            metavar="SECONDS",
+            type=float,
+            default=default,
+            help=f"{what} (default: %(default)s)",
+        )
+    return parser.parse_args(argv)
+
+
 def main(argv: Sequence[str]) -> int:
     """Wait, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="nsq-drain", description="wait until an nsqd is empty")
-    parser.add_argument("url", metavar="URL", nargs="?", default=URL, help="default: %(default)s")
-    parser.add_argument(
-        "--limit", metavar="SECONDS", type=float, default=30.0, help="default: %(default)s"
-    )
-    given = parser.parse_args(argv)
-    deadline_s = time.monotonic() + given.limit
+    given = arguments(argv)
+    start_s = time.monotonic()
     while True:
         try:
             left = held(asked(given.url))
         except (OSError, ValueError, http.client.HTTPException) as error:
             left = [f"{given.url}: {error}"]
-        if not left:
+        waited_s = time.monotonic() - start_s
+        if not left and waited_s >= given.least:
             return 0
-        if time.monotonic() >= deadline_s:
-            print("\n".join(left), file=sys.stderr)
-            return 1
+        if waited_s >= given.limit:
+            print("".join(f"{line}\n" for line in left), end="", file=sys.stderr)
+            return 1 if left else 0
         time.sleep(PAUSE_S)
 
 

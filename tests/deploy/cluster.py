@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ import trio
 
 from tests.deploy.netns import Network, network
 from tests.deploy.topology import DEPLOY, Service, broker_services
+from trionsq import httpget
+from trionsq.client import Config, Consumer, Producer
 
 __all__ = ["PASSWORD", "USER", "Cluster", "ClusterError", "add_user", "cluster"]
 
@@ -57,11 +60,42 @@ class Cluster:
     @property
     def nsqds(self) -> list[str]:
         """The names of the nsqd nodes."""
-        return [name for name, service in self.services.items() if service.command[0] == "nsqd"]
+        return self._of("nsqd")
+
+    @property
+    def nsqlookupds(self) -> list[str]:
+        """The names of the nsqlookupd nodes."""
+        return self._of("nsqlookupd")
+
+    def _of(self, program: str) -> list[str]:
+        return [name for name, service in self.services.items() if service.command[0] == program]
 
     def address(self, node: str, port: int) -> str:
         """``host:port`` on the node."""
         return f"{self.network.addresses[node]}:{port}"
+
+    def producer(self, *nodes: str, config: Config | None = None) -> Producer:
+        """Of the nsqds on these nodes, by default of all, from the host's node."""
+        addresses = [self.address(node, 4150) for node in nodes or self.nsqds]
+        return Producer(*addresses, config=config, dial=self.network.dial)
+
+    def consumer(self, topic: str, channel: str, config: Config) -> Consumer:
+        """That asks all nsqlookupds, from the host's node."""
+        return Consumer(
+            topic,
+            channel,
+            lookupd_http_addresses=[self.address(node, 4161) for node in self.nsqlookupds],
+            config=config,
+            dial=self.network.dial,
+            get=partial(httpget.get, dial=self.network.connect),
+        )
+
+    async def get(
+        self, node: str, port: int, path: str, headers: Mapping[str, str] | None = None
+    ) -> httpget.Answer:
+        """Ask a daemon by HTTP, from the host's node. Raises as `trionsq.httpget.get`."""
+        url = f"http://{self.address(node, port)}{path}"
+        return await httpget.get(url, headers, dial=self.network.connect)
 
     async def start(self, *nodes: str) -> None:
         """Start daemons, by default all, and wait until their health checks pass.
@@ -80,7 +114,9 @@ class Cluster:
         process = self._processes.pop(node)
         process.terminate()
         try:
-            return await trio.to_thread.run_sync(process.wait, _STOP_LIMIT_S)
+            return await trio.to_thread.run_sync(
+                process.wait, _STOP_LIMIT_S, abandon_on_cancel=True
+            )
         except subprocess.TimeoutExpired as error:
             process.kill()
             process.wait()

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -20,6 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+import trio
+
+from trionsq.transport import SocketTransport
 
 __all__ = ["HOST_NODE", "Network", "NetworkError", "clean_up", "network", "runs", "why_not"]
 
@@ -119,18 +124,26 @@ class Network:
         """The command line that runs ``words`` on the node, as the same process."""
         return ["ip", "netns", "exec", self.namespace(node), *words]
 
-    @contextmanager
-    def entered(self, node: str = HOST_NODE) -> Iterator[None]:
-        """Within it, sockets that this thread opens are the node's. Raises OSError."""
-        with (
-            open(f"/proc/self/task/{threading.get_native_id()}/ns/net") as before,
-            open(_FOLDER / self.namespace(node)) as there,
-        ):
-            _set_namespace(there.fileno())
-            try:
-                yield
-            finally:
-                _set_namespace(before.fileno())
+    async def connect(self, host: str, port: int) -> trio.SocketStream:
+        """A connection from the host's node to an address; a ``dial`` of `trionsq.httpget`.
+
+        Raises:
+            OSError: nobody listens there, or there is no way.
+        """
+        with _entered(self.namespace(HOST_NODE)):
+            sock = trio.socket.socket()
+        try:
+            await sock.connect((host, port))
+        except BaseException:
+            sock.close()
+            raise
+        return trio.SocketStream(sock)
+
+    async def dial(self, host: str, port: int, local_address: str) -> SocketTransport:
+        """The same as a ``dial`` of the client library, which may not name a local address."""
+        assert not local_address
+        stream = await self.connect(host, port)
+        return SocketTransport(socket.socket(fileno=stream.socket.detach()))
 
 
 @contextmanager
@@ -202,6 +215,24 @@ def _ip(*words: str) -> str:
     if done.returncode:
         raise NetworkError(f"ip {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
+
+
+@contextmanager
+def _entered(name: str) -> Iterator[None]:
+    """Within it, sockets that this thread opens are the namespace's. Raises OSError.
+
+    Only for a few calls that neither wait nor start threads: a thread keeps the namespace in which
+    it was started, and trio's threads live on for the next test.
+    """
+    with (
+        open(f"/proc/self/task/{threading.get_native_id()}/ns/net") as before,
+        open(_FOLDER / name) as there,
+    ):
+        _set_namespace(there.fileno())
+        try:
+            yield
+        finally:
+            _set_namespace(before.fileno())
 
 
 def _set_namespace(fd: int) -> None:

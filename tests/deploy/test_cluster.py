@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from itertools import count
 from pathlib import Path
 
@@ -16,8 +18,7 @@ import trio
 
 from tests.deploy import netns
 from tests.deploy.cluster import PASSWORD, USER, Cluster, add_user, cluster
-from trionsq import httpget
-from trionsq.client import Config, ConnectError, Consumer, NotConnectedError, Producer
+from trionsq.client import Config, ConnectError, NotConnectedError
 
 WHY_NOT = netns.why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -41,7 +42,7 @@ async def test_a_rolling_restart_loses_no_message(made: Cluster) -> None:
     """
     await add_user(made)
     sent, seen = set[bytes](), set[bytes]()
-    with made.network.entered(), trio.fail_after(LIMIT_S):
+    with trio.fail_after(LIMIT_S):
         await made.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_consume, made, seen)
@@ -69,8 +70,7 @@ async def _publish(made: Cluster, sent: set[bytes]) -> None:
     """Publish to each node in turn; a message that one does not take goes to the next."""
     async with AsyncExitStack() as stack:
         producers = {
-            node: await stack.enter_async_context(Producer(made.address(node, 4150)))
-            for node in made.nsqds
+            node: await stack.enter_async_context(made.producer(node)) for node in made.nsqds
         }
         for number in count():
             for node, producer in producers.items():
@@ -84,9 +84,8 @@ async def _publish(made: Cluster, sent: set[bytes]) -> None:
 
 
 async def _consume(made: Cluster, seen: set[bytes]) -> None:
-    lookups = [made.address(node, 4161) for node in made.services if node.startswith("nsqlookupd")]
     config = Config(lookupd_poll_interval_s=0.5, max_in_flight=100)
-    async with Consumer("flow", "c", lookupd_http_addresses=lookups, config=config) as consumer:
+    async with made.consumer("flow", "c", config) as consumer:
         async for message in consumer:
             seen.add(message.body)
             message.finish()
@@ -95,15 +94,31 @@ async def _consume(made: Cluster, seen: set[bytes]) -> None:
 async def _nodes(made: Cluster) -> list[str]:
     """The broadcast addresses of the nodes that nsqadmin shows, once it shows them all."""
     basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    url = f"http://{made.address('nsqadmin', 4171)}/api/nodes"
     while True:
-        answer = await httpget.get(url, {"Authorization": f"Basic {basic}"})
+        answer = await made.get("nsqadmin", 4171, "/api/nodes", {"Authorization": f"Basic {basic}"})
         assert answer.status == 200, answer
         nodes = json.loads(answer.body)["nodes"]
         found = sorted(node["broadcast_address"] for node in nodes)
         if len(found) >= len(made.nsqds):
             return found
         await trio.sleep(0.1)
+
+
+async def test_only_connections_are_of_the_other_network(made: Cluster) -> None:
+    """A connection to a node is not one of this machine's; whatever else is opened here is."""
+    ours = _namespace()
+    with pytest.raises(OSError, match="refused"):  # the node is there, nothing listens
+        await made.network.connect(made.network.addresses["nsqd-1"], 4150)
+    assert _namespace() == ours
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        await trio.aclose_forcefully(await trio.open_tcp_stream("127.0.0.1", port))
+        with pytest.raises(OSError, match="refused"):
+            await made.network.connect("127.0.0.1", port)
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/thread-self/ns/net")
 
 
 def test_what_a_killed_test_leaves_is_removed_by_the_next() -> None:

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.commands import CONFIG_FOLDER, options
+from tests.deploy.commands import CONFIG_FOLDER, options, script
 from tests.deploy.topology import DEPLOY
 
 FOLDER = DEPLOY / "kubernetes"
@@ -130,17 +130,29 @@ def test_a_stop_waits_for_the_drain_and_what_nsqd_saves() -> None:
     template = pod("nsqd")
     words = template["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert words[0] == "nsq-drain"
-    limit_s = float(words[1].removeprefix("--limit="))
-    assert template["terminationGracePeriodSeconds"] >= limit_s + 90
+    drain = script("drain").arguments(words[1:])
+    assert drain.least < drain.limit
+    assert template["terminationGracePeriodSeconds"] >= drain.limit + 90
 
 
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 def test_one_node_at_a_time_is_taken_away(name: str) -> None:
-    """By drains of machines; the budget's selector is that of the pods."""
-    budget = found("PodDisruptionBudget", name)["spec"]
-    assert budget["maxUnavailable"] == 1
-    labels = found("StatefulSet", name)["spec"]["template"]["metadata"]["labels"]
-    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    """By drains of machines."""
+    assert found("PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
+
+
+def test_services_and_budgets_find_their_pods() -> None:
+    """What they select by is on the pods of one daemon."""
+    workloads = [document for _, document in documents() if "template" in document.get("spec", {})]
+    labels = [told["spec"]["template"]["metadata"]["labels"] for told in workloads]
+    for told in workloads:
+        wanted = told["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= told["spec"]["template"]["metadata"]["labels"].items()
+    for _, document in documents():
+        if document["kind"] in ("Service", "PodDisruptionBudget"):
+            selector = document["spec"]["selector"]
+            wanted = selector.get("matchLabels", selector)
+            assert sum(wanted.items() <= of_pod.items() for of_pod in labels) == 1, document
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -58,6 +58,32 @@ async def test_the_drain_waits_for_the_last_message(tmp_path: Path) -> None:
         assert (await run("drain", "--limit=5", url)).returncode == 0
 
 
+class Clock:
+    """Stands in for the module time."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        """The time."""
+        return self.now_s
+
+    def sleep(self, pause_s: float) -> None:
+        """Passes at once."""
+        self.now_s += pause_s
+
+
+def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --least it looks again and again even at an empty node; the limit ends that too."""
+    drain = script("drain")
+    clock = Clock()
+    monkeypatch.setattr(drain, "time", clock)
+    monkeypatch.setattr(drain, "asked", lambda url: {"topics": []})
+    assert drain.main(["--least=5"]) == 0
+    assert clock.now_s == 5.0
+    assert drain.main(["--least=60", "--limit=20"]) == 0
+    assert clock.now_s == 25.0
+
+
 async def test_the_drain_of_nobody_fails() -> None:
     """A node that does not answer is not an empty one."""
     done = await run("drain", "--limit=0", f"http://{free_address()}")
