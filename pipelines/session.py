@@ -31,6 +31,8 @@ _LOCAL_DEFAULTS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    # A stop amid foreachBatch has Spark match its own long error by a recursive pattern.
+    "spark.driver.extraJavaOptions": "-Xss16m",
 }
 
 
@@ -45,7 +47,8 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
         name: shown in Spark's UI and logs.
         master: by default what spark-submit was told, else ``local[*]``.
         conf: Spark's settings, ``**{"spark.ui.enabled": "true"}``; they win over ours: no UI, no
-            progress bar, UTC, and for a local master as many shuffle partitions as cores.
+            progress bar, UTC, and for a local master as many shuffle partitions as cores and
+            16 MiB of stack for each thread.
 
     Raises:
         SetupError: the wrong Java, Python or pyspark, here or on the workers.
