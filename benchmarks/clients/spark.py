@@ -168,4 +168,5 @@ def _start_s(progress: Any) -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:6], messages=int(sys.argv[6]))
+    told_kind, told_tcp, told_http, told_topic, told_channel, told_messages = sys.argv[1:]
+    main(told_kind, told_tcp, told_http, told_topic, told_channel, int(told_messages))

@@ -10,13 +10,17 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pyarrow.parquet import read_metadata
 
 from tests.pipelines.source.publishing import wait_until
 from tests.processes import free_address, nsqd_command
 
-__all__ = ["Driver", "Nsqd", "batches_in"]
+__all__ = ["LIMIT_S", "Driver", "Nsqd", "batches_in", "kill_executor", "rows_in"]
 
 LIMIT_S: Final = 240.0
 _JVM_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
@@ -76,6 +80,7 @@ class Driver:
 
     def __init__(self, master: str, nsqd_address: str, folder: Path, messages: int) -> None:
         self.folder = folder
+        self._is_killed = False
         (folder / "figures.json").unlink(missing_ok=True)
         program = [sys.executable, "-m", "tests.pipelines.drill.driver"]
         with (folder / "driver.log").open("ab") as log:
@@ -94,9 +99,11 @@ class Driver:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, all at once."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """SIGKILL, all at once; what it started may outlive it."""
+        if not self._is_killed:
+            self._is_killed = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def freeze(self, for_s: float) -> None:
@@ -113,11 +120,6 @@ class Driver:
         except FileNotFoundError:
             return {}
         return found
-
-    def await_batches(self, more: int) -> None:
-        """Wait until the table has so many batches more."""
-        wanted = batches_in(self.folder) + more
-        self.await_that(lambda: batches_in(self.folder) >= wanted)
 
     def await_that(self, condition: Callable[[], object]) -> None:
         """Wait for it. AssertionError, with the log, if the program ends or it takes too long."""
@@ -156,27 +158,21 @@ def kill_executor(root: int) -> bool:
 
 def kill(pid: int) -> None:
     """SIGKILL; it may be gone."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        time.sleep(0)
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Children, their children, and so on."""
-    try:
-        told = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-        # A thread of a JVM is the parent of what it starts.
-        told += "".join(
-            path.read_text(encoding="ascii")
-            for path in Path(f"/proc/{pid}/task").glob("*/children")
-            if path.parent.name != str(pid)
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for child in map(int, told.split()):
-        yield child
-        yield from descendants(child)
+    """Children, their children, and so on; none if it is gone."""
+    # A JVM's threads have children of their own.
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text(encoding="ascii").split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in map(int, children):
+            yield child
+            yield from descendants(child)
 
 
 def command_of(pid: int) -> str:
@@ -191,3 +187,12 @@ def batches_in(folder: Path) -> int:
     """How many batches the table has completely."""
     names = [path.name for path in folder.glob("table/_spark_metadata/*")]
     return max((int(name.split(".")[0]) + 1 for name in names if name[0].isdigit()), default=0)
+
+
+def rows_in(folder: Path) -> int:
+    """How many rows these batches have."""
+    paths = set()
+    for log in folder.glob("table/_spark_metadata/[0-9]*"):
+        _version, *entries = log.read_text(encoding="utf-8").splitlines()
+        paths |= {json.loads(entry)["path"] for entry in entries}
+    return sum(read_metadata(unquote(urlsplit(path).path)).num_rows for path in paths)

@@ -15,7 +15,14 @@ import pyarrow.compute as pc
 
 from tests.pipelines.cluster.standalone import Cluster, standalone_cluster
 from tests.pipelines.drill.disk import SmallDisk, small_disk
-from tests.pipelines.drill.processes import LIMIT_S, Driver, Nsqd, batches_in, kill_executor
+from tests.pipelines.drill.processes import (
+    LIMIT_S,
+    Driver,
+    Nsqd,
+    batches_in,
+    kill_executor,
+    rows_in,
+)
 from tests.pipelines.drill.publisher import Publisher, body_of
 from tests.pipelines.settings import MASTER
 from tests.pipelines.source.driver import begin
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-__all__ = ["FAULTS", "Plan", "run_drill"]
+__all__ = ["FAULTS", "Plan", "judged", "run_drill"]
 
 TOPIC: Final = "t"
 FAULTS: Final = (
@@ -44,7 +51,7 @@ class Plan:
     """What is done.
 
     Attributes:
-        messages: published by four parts, one after each kill.
+        messages: published by four parts, one from each kill on.
         batch: messages of a batch at most.
         is_standalone: in a standalone cluster of its own, else in ``local[2,3]``.
     """
@@ -70,6 +77,18 @@ class _Stage:
     publisher: Publisher
     counts: Counter[str]
 
+    def publish_more(self, part: int, driver: Driver) -> None:
+        """Have one part in so many of all published; returns amid it."""
+        confirmed = len(self.publisher.confirmed)
+        self.publisher.allow(confirmed + self.plan.messages // part)
+        driver.await_that(lambda: len(self.publisher.confirmed) > confirmed)
+
+    def see_it_go_on(self, driver: Driver) -> None:
+        """Another batch comes. There is something for it, however far it was."""
+        wanted = batches_in(self.folder) + 1
+        self.publish_more(20, driver)
+        driver.await_that(lambda: batches_in(self.folder) >= wanted)
+
 
 def run_drill(plan: Plan, folder: Path, spark: Callable[[], SparkSession]) -> Counter[str]:
     """Drill in the folder, which exists; what was counted.
@@ -91,7 +110,7 @@ def run_drill(plan: Plan, folder: Path, spark: Callable[[], SparkSession]) -> Co
             _count_figures(stage.counts, _last_figures(query.recentProgress))
         finally:
             query.stop()
-        return stage.counts + _judged(spark(), folder, stage.publisher)
+        return stage.counts + judged(spark(), folder, stage.publisher)
 
 
 @contextmanager
@@ -112,20 +131,20 @@ def _staged(plan: Plan, folder: Path) -> Iterator[_Stage]:
 
 def _run_and_kill(stage: _Stage, part: int, inject: Callable[[_Stage, Driver], None]) -> None:
     """A driver reads, something breaks, it goes on; and amid the next messages it is killed."""
+    before = batches_in(stage.folder)
     stage.publisher.allow(stage.plan.share(part))
     master = stage.cluster.url if stage.cluster else MASTER
     with Driver(master, stage.nsqd.tcp_address, stage.folder, stage.plan.batch) as driver:
-        driver.await_batches(1)
+        driver.await_that(lambda: batches_in(stage.folder) > before)
         inject(stage, driver)
-        driver.await_batches(1)
+        stage.see_it_go_on(driver)
+        _count_figures(stage.counts, driver.figures)
         confirmed = len(stage.publisher.confirmed)
         stage.publisher.allow(stage.plan.share(part + 1))
         driver.await_that(lambda: len(stage.publisher.confirmed) > confirmed)
-        _count_figures(stage.counts, driver.figures)
         driver.kill()
     stage.counts["drivers_killed"] += 1
-    read = batches_in(stage.folder) * stage.plan.batch
-    stage.counts["unread_at_kills"] += max(0, len(stage.publisher.confirmed) - read)
+    stage.counts["unread_at_kills"] += len(stage.publisher.confirmed) - rows_in(stage.folder)
 
 
 def _await_share(stage: _Stage, part: int) -> None:
@@ -140,10 +159,11 @@ def _await_share(stage: _Stage, part: int) -> None:
 
 def _fill_disk(stage: _Stage, driver: Driver) -> None:
     if stage.disk is None:
+        stage.counts["no_right_to_mount"] += 1
         return
     stage.disk.fill()
     # There must be something that does not fit.
-    stage.publisher.allow(len(stage.publisher.confirmed) + stage.plan.messages // 10)
+    stage.publish_more(10, driver)
     driver.await_that(lambda: driver.figures.get("paused"))
     time.sleep(_FULL_S)
     stage.counts["disk_filled"] += 1
@@ -154,25 +174,22 @@ def _fill_disk(stage: _Stage, driver: Driver) -> None:
 def _kill_executors_and_freeze(stage: _Stage, driver: Driver) -> None:
     def is_killed() -> bool:
         if stage.cluster is None:
-            stage.counts["executors_killed"] += driver.kill_python_workers()
+            killed = driver.kill_python_workers()
         else:
-            worker = stage.cluster.workers[0]
-            stage.counts["executors_killed"] += kill_executor(worker.pid)
-        return stage.counts["executors_killed"] > 0
+            killed = int(kill_executor(stage.cluster.workers[0].pid))
+        stage.counts["executors_killed"] += killed
+        return killed > 0
 
     driver.await_that(is_killed)
-    driver.await_batches(1)
-    # Frozen amid messages for so long that nsqd delivers again what it has stored or will store.
-    stage.publisher.allow(len(stage.publisher.confirmed) + stage.plan.messages // 10)
+    stage.see_it_go_on(driver)
+    # For so long that nsqd delivers again what the receiver has, and will store.
+    stage.publish_more(10, driver)
     driver.freeze(_FROZEN_S)
     driver.await_that(lambda: driver.figures.get("duplicatesDropped"))
 
 
 def _restart_nsqd(stage: _Stage, driver: Driver) -> None:
-    # Amid messages that come in.
-    stage.publisher.allow(len(stage.publisher.confirmed) + stage.plan.messages // 10)
-    received = driver.figures.get("received", 0)
-    driver.await_that(lambda: driver.figures.get("received", 0) > received)
+    stage.publish_more(10, driver)
     stage.nsqd.stop()
     stage.nsqd.start()
     stage.counts["nsqd_restarted"] += 1
@@ -196,7 +213,8 @@ def _count_figures(counts: Counter[str], figures: dict[str, int]) -> None:
     counts["given_back"] += figures.get("requeued", 0)
 
 
-def _judged(spark: SparkSession, folder: Path, publisher: Publisher) -> Counter[str]:
+def judged(spark: SparkSession, folder: Path, publisher: Publisher) -> Counter[str]:
+    """What the table has, and what it lacks of what was published."""
     table = spark.read.parquet(f"{folder}/table").select("topic", "nsqd", "id", "body").toArrow()
     keys = table.select(["topic", "nsqd", "id"]).group_by(["topic", "nsqd", "id"]).aggregate([])
     found = set(pc.unique(table["body"]).to_pylist())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.pipelines.drill.__main__ import problems_of
 from tests.pipelines.drill.publisher import Publisher, body_of
-from tests.pipelines.drill.run import Plan, _judged, run_drill
+from tests.pipelines.drill.run import Plan, judged, run_drill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +33,6 @@ def test_the_drill_sees_what_is_lost_doubled_or_strange(
     frame.write.parquet(f"{tmp_path}/table")
     publisher = Publisher("127.0.0.1:1", "t")
     publisher.confirmed = {0, 1, 2}
-    counts = _judged(spark, tmp_path, publisher)
+    counts = judged(spark, tmp_path, publisher)
     assert (counts["lost"], counts["duplicates"], counts["strange"]) == (2, 1, 1)
     assert "nsqd_restarted never occurred" in problems_of(Counter())
