@@ -4,10 +4,10 @@
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-CHECKED := trionsq lookupd admin pipelines tests benchmarks
+CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill drill-spark fuzz hostile interop lock compiler browser clean
+.PHONY: run test lint format bench drill drill-spark fuzz hostile interop lock compiler browser network clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -15,14 +15,14 @@ $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 compiler:
 	@scripts/setup.sh compiler
 
-browser:
-	@scripts/setup.sh browser
+browser network:
+	@scripts/setup.sh $@
 
 # A local cluster with data flowing through it; Ctrl-C stops it. ARGS: flags of `trionsq up`.
 run: $(INSTALLED)
 	@$(PY) -m trionsq.cli.demo $(ARGS)
 
-test: lint compiler browser
+test: lint compiler browser network
 	$(PY) -m pytest $(ARGS)
 
 lint: $(INSTALLED)

@@ -4,6 +4,7 @@
 #   scripts/setup.sh            the environment
 #   scripts/setup.sh compiler   a C compiler, which the benchmarks and their tests need
 #   scripts/setup.sh browser    Chromium, for the tests of the dashboard; without it they are skipped
+#   scripts/setup.sh network    iproute2, for the tests of deploy/; without it they are skipped
 #
 # What the machine lacks is installed by apt when we are root or sudo asks no password;
 # else one line says what to do. PYTHON names the interpreter (default: python3.11, python3).
@@ -64,6 +65,11 @@ compiler)
     # A bare gcc has no C library to build against.
     echo '#include <stdio.h>' | "$(command -v cc || command -v gcc)" -E - >/dev/null 2>&1 ||
         apt_install libc6-dev "no C headers"
+    ;;
+network)
+    command -v ip >/dev/null 2>&1 ||
+        # In a subshell, for the other tests do without.
+        (apt_install iproute2 "no ip command, so tests/deploy is skipped in part") || true
     ;;
 browser)
     [ -n "${TRIONSQ_TEST_CHROMIUM:-}" ] ||
