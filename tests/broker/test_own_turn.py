@@ -17,7 +17,7 @@ async def test_credit_is_served_with_the_answer_in_one_write(
     async with nsqd_in_memory() as broker:
         broker.topic("t").channel("c")
         publish(broker, "t", *numbered(3))
-        consumer, _, transport = connect(broker)
+        consumer, client, transport = connect(broker)
         await consumer.subscribe("t", "c", ready=1)
         first = await consumer.message()
         await wait_all_tasks_blocked()
@@ -29,6 +29,7 @@ async def test_credit_is_served_with_the_answer_in_one_write(
             return send(data)
 
         monkeypatch.setattr(transport, "send_nowait", counted)
+        client.output.use(transport)
         await consumer.say(commands.finish(first.message_id) + commands.publish("other", b"x"))
         await consumer.response()
         await consumer.message()
