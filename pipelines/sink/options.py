@@ -59,6 +59,7 @@ SINK: Final = (
     Option("publishTimeout", duration_s, "for nsqd's answer to one MPUB", 30.0),
     Option("lockTimeout", duration_s, "for another process to leave stagePath", 30.0),
     Option("checkpointLocation", str, "Spark's own, of no meaning here"),
+    Option("queryName", str, "Spark's own, of no meaning here"),
     Option("client.*", str, "an option of the client library: client.tls_v1, client.auth_secret"),
 )
 

@@ -41,6 +41,8 @@ def test_options_reach_the_client() -> None:
     [
         ({"nope": "1"}, "there is no option 'nope'"),
         ({"topik": "t"}, "is topic meant"),
+        # What start("x") and save("x") make of "x".
+        ({"path": "x"}, "there is no option 'path'"),
         ({"topic": "not ok"}, "topic: 'not ok' is no valid name"),
         ({"nsqd.tcp.addresses": "a"}, "'a' is not host:port"),
         ({"nsqd.tcp.addresses": ""}, "nsqd.tcp.addresses or lookupd.http.addresses is required"),
@@ -62,7 +64,7 @@ def test_wrong_options_are_told_with_the_valid_ones(given: dict[str, str], said:
 
 def test_sparks_own_option_is_no_mistake() -> None:
     """Spark hands the options of the whole query to the sink."""
-    assert options("a:1", checkpointLocation="/x").topic == "t"
+    assert options("a:1", checkpointLocation="/x", queryName="q").topic == "t"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def run_stream(rows: DataFrame, checkpoint: Path, **options: str) -> Any:
     """All that there is, then the end."""
     query = (
         rows.writeStream.format("nsq")
+        .queryName("to nsq")
+        .outputMode("append")
         .options(**options)
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
@@ -70,7 +72,8 @@ def run_stream(rows: DataFrame, checkpoint: Path, **options: str) -> Any:
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path, mode: str
 ) -> None:
-    """Three batches, one for each file; a second run publishes only what is new."""
+    """Three batches, one for each file; a second run publishes only what is new. The query may
+    have a name."""
     files, checkpoint = tmp_path / "files", tmp_path / "checkpoint"
     files.mkdir()
     options = {"nsqd.tcp.addresses": nsqd.tcp_address, "topic": "t", "mode": mode}
