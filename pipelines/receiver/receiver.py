@@ -19,13 +19,15 @@ from pipelines.receiver.flow import Flow
 from pipelines.receiver.statistics import Statistics
 from pipelines.receiver.topics import find_topics
 from pipelines.receiver.writer import Writer
-from pipelines.wal import Wal
+from pipelines.wal import Wal, WalError
 from trionsq.client import ClientError, ConfigError, Consumer, ProtocolError
 
 __all__ = ["Receiver"]
 
 log = logging.getLogger("pipelines.receiver")
 
+# Their texts say what is wrong; of anything else only its trace does.
+_EXPLAINED: Final = (ReceiverError, WalError, ClientError, ProtocolError)
 _STOPPING: Final = "the end"
 _RETRY_S: Final = 1.0
 # Of stop_timeout_s: for giving messages back; and what is added for the thread's own end.
@@ -110,7 +112,8 @@ class Receiver:
             trio.run(self._main)
         except BaseException as error:
             self._failure = _first(error)
-            log.error("the receiver failed: %s", self._failure, exc_info=error)
+            trace = None if _is_explained(error) else error
+            log.error("the receiver failed: %s", self._failure, exc_info=trace)
         finally:
             self._figures.connections = 0
             self._started.set()
@@ -211,6 +214,13 @@ class Receiver:
                 self._begin(topic, consumers, writer)
             known |= found
             await trio.sleep(config.client.lookupd_poll_interval_s)
+
+
+def _is_explained(error: BaseException) -> bool:
+    """Whether nothing in it is a defect."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_explained, error.exceptions))
+    return isinstance(error, _EXPLAINED)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,6 +1,7 @@
 """A receiver under test: messages go in by HTTP, and are looked for in the log."""
 
 import json
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +11,22 @@ from typing import Any
 
 from pipelines.receiver import Receiver, ReceiverConfig
 from pipelines.wal import Wal, read_segment
+from trionsq.testing.disk import SimulatedDisk
 
 LIMIT_S = 30.0
+
+
+class SlowDisk(SimulatedDisk):
+    """Segments get their names only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_sync = threading.Event()
+
+    def rename(self, name: str, new_name: str) -> None:
+        if ".arrow" in name:
+            self.may_sync.wait(LIMIT_S)
+        super().rename(name, new_name)
 
 
 def post(http_address: str, path: str, body: bytes = b"") -> None:

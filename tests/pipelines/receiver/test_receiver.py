@@ -2,16 +2,17 @@
 
 import errno
 import pickle
-import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trio
 
 from pipelines.receiver import Receiver, ReceiverError
+from pipelines.receiver.writer import Writer
 from pipelines.wal import Wal, WalError, WalLimits, read_segment
 from tests.pipelines.receiver.drive import (
-    LIMIT_S,
+    SlowDisk,
     channel_of,
     config,
     publish,
@@ -22,22 +23,9 @@ from tests.pipelines.receiver.drive import (
 )
 from tests.pipelines.wal.logs import numbers_on
 from tests.processes import free_address, running_nsqd, running_nsqlookupd
-from trionsq.client import Config
+from trionsq.client import Config, ConfigError
 from trionsq.testing import OpenBroker, broker_in_thread
 from trionsq.testing.disk import SimulatedDisk
-
-
-class SlowDisk(SimulatedDisk):
-    """Segments get their names only when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_sync = threading.Event()
-
-    def rename(self, name: str, new_name: str) -> None:
-        if ".arrow" in name:
-            self.may_sync.wait(LIMIT_S)
-        super().rename(name, new_name)
 
 
 def test_everything_is_stored_then_finished(nsqd: OpenBroker, tmp_path: Path) -> None:
@@ -196,8 +184,10 @@ def test_a_broken_disk_ends_it_and_everything_goes_back(nsqd: OpenBroker) -> Non
     assert disk.faults["sync"] == 1
 
 
-def test_without_any_nsqd_it_fails_after_a_time(tmp_path: Path) -> None:
-    """Not for ever silent: the error names the address."""
+def test_without_any_nsqd_it_fails_after_a_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for ever silent: the error names the address, the log says it in one line."""
     address = free_address()
     with (
         Wal.open(tmp_path) as wal,
@@ -205,6 +195,51 @@ def test_without_any_nsqd_it_fails_after_a_time(tmp_path: Path) -> None:
         pytest.raises(ReceiverError, match=f"no connection within 0.1 s: {address}"),
     ):
         until(lambda: False, receiver)
+    ((line, has_trace),) = failures_in(caplog)
+    assert line.startswith(f"no connection within 0.1 s: {address}")
+    assert not has_trace
+
+
+@pytest.mark.parametrize(
+    ("error", "is_defect"),
+    [
+        (WalError("the disk is gone"), False),
+        (ConfigError("no such option"), False),
+        (KeyError("what"), True),
+        (BaseExceptionGroup("", [ReceiverError("too many"), KeyError("what")]), True),
+        (BaseExceptionGroup("", [ReceiverError("too many"), WalError("full")]), False),
+    ],
+)
+def test_only_a_defect_is_logged_with_its_trace(
+    error: BaseException,
+    is_defect: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What explains itself takes a line; a trace means that something is to be mended."""
+
+    async def fail(_writer: Writer) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(Writer, "run", fail)
+    with Wal.open(tmp_path) as wal:
+        receiver = Receiver(config(free_address()), wal)
+        receiver.start()
+        receiver.stop()
+        with pytest.raises(ReceiverError, match="the receiver failed"):
+            receiver.check()
+    ((_, has_trace),) = failures_in(caplog)
+    assert has_trace is is_defect
+
+
+def failures_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, bool]]:
+    """What the log says of receivers that failed, and whether with a trace."""
+    return [
+        (record.getMessage().removeprefix("the receiver failed: "), record.exc_info is not None)
+        for record in caplog.records
+        if record.levelname == "ERROR"
+    ]
 
 
 def test_a_receiver_that_was_never_started_stops(tmp_path: Path) -> None:
