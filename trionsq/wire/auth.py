@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 from urllib.parse import urlencode, urlsplit
 
 __all__ = [
@@ -198,8 +198,13 @@ def read_grant(body: bytes) -> Grant:
     ttl_s = members.get("ttl", 0)
     if type(ttl_s) is not int or not 0 < ttl_s <= _TTL_MAX_S:
         raise ValueError("ttl is no whole number of seconds above 0")
+    entries = [_entry(entry) for entry in _list(members, "authorizations")]
+    # Compiled one after the other up to the limit, too many would cost as much as the most allowed.
+    distinct = {text for entry in entries for text in (entry.topic, *entry.channels)}
+    if len(distinct) > _PATTERNS_MAX:
+        raise ValueError(f"more than {_PATTERNS_MAX} patterns")
     patterns = _Patterns()
-    authorizations = [_authorization(entry, patterns) for entry in _list(members, "authorizations")]
+    authorizations = [_authorization(entry, patterns) for entry in entries]
     return Grant(
         _text(members.get("identity"), "identity"),
         _text(members.get("identity_url"), "identity_url"),
@@ -237,12 +242,10 @@ class _Patterns:
         self._instructions = 0
 
     def compile(self, text: str) -> Pattern:
-        """Raises ValueError if it is no pattern, or one too many."""
+        """Raises ValueError if it is no pattern, or all are too large together."""
         search = self._searches.get(text)
         if search is not None:
             return search
-        if len(self._searches) == _PATTERNS_MAX:
-            raise ValueError(f"more than {_PATTERNS_MAX} patterns")
         search, instructions = _compiled(text)
         self._instructions += instructions
         if self._instructions > _INSTRUCTIONS_MAX:
@@ -251,18 +254,28 @@ class _Patterns:
         return search
 
 
-def _authorization(entry: object, patterns: _Patterns) -> _Authorization:
-    members = _members(entry)
-    topic = patterns.compile(_text(members.get("topic"), "topic"))
-    channels = _texts(members, "channels")
+class _Entry(NamedTuple):
+    """An authorization as it was sent."""
+
+    topic: str
+    channels: list[str]
+    permissions: list[str]
+
+
+def _entry(value: object) -> _Entry:
+    members = _members(value)
     permissions = _texts(members, "permissions")
     if not {"subscribe", "publish"}.issuperset(permissions):
         raise ValueError("a permission is neither subscribe nor publish")
+    return _Entry(_text(members.get("topic"), "topic"), _texts(members, "channels"), permissions)
+
+
+def _authorization(entry: _Entry, patterns: _Patterns) -> _Authorization:
     return _Authorization(
-        topic,
-        tuple([patterns.compile(channel) for channel in channels]),
-        "subscribe" in permissions,
-        "publish" in permissions,
+        patterns.compile(entry.topic),
+        tuple([patterns.compile(channel) for channel in entry.channels]),
+        "subscribe" in entry.permissions,
+        "publish" in entry.permissions,
     )
 
 
