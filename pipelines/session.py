@@ -6,8 +6,11 @@ What does not fit together is told in one line (`SetupError`), not by a stack tr
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
+import threading
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["SetupError", "check_workers", "prepare", "spark_session"]
+
+log = logging.getLogger("pipelines.session")
 
 _SPARK_VERSIONS: Final = ((4, 2), (4, 4))
 _DEFAULTS: Final = {
@@ -34,6 +39,16 @@ _LOCAL_DEFAULTS: Final = {
     # A stop amid foreachBatch has Spark match its own long error by a recursive pattern.
     "spark.driver.extraJavaOptions": "-Xss16m",
 }
+
+_PATIENCE_S: Final = 20.0
+_STALLED: Final = (
+    "the workers have done nothing for %g s: the cluster has no cores or memory to spare, or its "
+    "executors end as soon as they start, as with a wrong Java (JAVA_HOME there must be a Java 17 "
+    "or 21); the stderr in the workers' folders says more"
+)
+# How Py4J begins: with what was called, not with what happened.
+_CALL: Final = "An error occurred while calling"
+_EXCEPTION: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+: ")
 
 
 class SetupError(Exception):
@@ -116,17 +131,26 @@ def _check_packages() -> None:
 
 
 def check_workers(session: SparkSession) -> None:
-    """Run a small task on the workers. Raises SetupError: they lack something."""
+    """Run a small task on the workers; a line of the log if that takes long.
+
+    Raises SetupError: they lack something.
+    """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     context = session.sparkContext
     count = max(context.defaultParallelism, 2)
     mine = _describe()
+    # Not an error: a cluster may be busy, and Spark waits for ever.
+    patience = threading.Timer(_PATIENCE_S, log.warning, (_STALLED, _PATIENCE_S))
+    patience.daemon = True
+    patience.start()
     try:
         theirs = set(context.parallelize(range(count), count).mapPartitions(_look).collect())
     except (Py4JJavaError, PySparkException) as error:
         raise SetupError(_explain(str(error))) from None
+    finally:
+        patience.cancel()
     if others := theirs - {mine}:
         raise SetupError(f"the driver has {mine}, but workers have {', '.join(sorted(others))}")
 
@@ -155,5 +179,11 @@ def _explain(text: str) -> str:
                 f"workers lack a module ({line.strip()}): run `pip install 'trionsq[spark]'` for "
                 "their Python, too"
             )
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
-    return f"a small task failed on the workers: {first}"
+    if "Master removed our application" in text:
+        return (
+            "the workers' executors end as soon as they start, for a wrong Java most likely: set "
+            "JAVA_HOME to a Java 17 or 21 there; the stderr in the workers' folders says more"
+        )
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith(_CALL)), "no reason given")
+    return f"a small task failed on the workers: {_EXCEPTION.sub('', first)}"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,6 +17,8 @@ from pipelines.session import SetupError, check_workers, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+CALL = "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
 
 
 @pytest.fixture
@@ -66,6 +72,9 @@ def test_a_pyspark_that_is_too_old_is_told_in_one_line(monkeypatch: pytest.Monke
         ("Caused by: java.io.IOException: Cannot run program", "set PYSPARK_PYTHON to theirs"),
         ("Traceback\n  ...\nModuleNotFoundError: No module named 'pipelines'", "workers lack"),
         ("\n  anything else\nat org.apache", "a small task failed on the workers: anything else"),
+        (CALL + ": org.apache.x.A$Error: it's so: b\n\tat", "failed on the workers: it's so: b"),
+        (CALL + ": a.B: Job aborted: Master removed our application: FAILED", "a Java 17 or 21"),
+        ("", "no reason given"),
     ],
 )
 def test_what_workers_lack_is_told_in_one_line(
@@ -81,6 +90,76 @@ def test_what_workers_lack_is_told_in_one_line(
 def test_workers_that_fit_pass(spark: SparkSession) -> None:
     """The small task finds the same versions on the workers."""
     check_workers(spark)
+
+
+def test_workers_with_another_python_are_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark itself refuses them, by a trace of two languages: a line comes of it."""
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.99")
+    line = explained(spark)
+    assert line.startswith("workers run another Python; set PYSPARK_PYTHON to a Python 3.")
+
+
+def test_workers_without_that_python_are_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's path need not be theirs."""
+    nowhere = "/nowhere/bin/python"
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", nowhere)
+    monkeypatch.setenv("PYSPARK_PYTHON", nowhere)
+    assert explained(spark) == f"workers have no {nowhere}: set PYSPARK_PYTHON to theirs"
+
+
+def test_workers_whose_python_has_no_packages_are_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right version, but trionsq[spark] was not installed for it."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    line = explained(spark)
+    assert line.startswith("workers lack a module (")
+    assert line.endswith("run `pip install 'trionsq[spark]'` for their Python, too")
+
+
+def test_workers_that_do_nothing_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose Java is wrong starts executors for ever, and Spark waits for ever: a line
+    says what it may be."""
+    monkeypatch.setattr(session, "_PATIENCE_S", 0.001)
+
+    class Stalled:
+        """Context and RDD of a session; the task is done when the line is there."""
+
+        defaultParallelism = 2
+
+        def parallelize(self, _numbers: object, _count: int) -> Stalled:
+            return self
+
+        def mapPartitions(self, _function: object) -> Stalled:
+            return self
+
+        def collect(self) -> list[str]:
+            deadline_s = time.monotonic() + 10
+            while not caplog.records and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+            return [session._describe()]
+
+    check_workers(cast("SparkSession", SimpleNamespace(sparkContext=Stalled())))
+    (line,) = caplog.messages
+    assert "JAVA_HOME there must be a Java 17 or 21" in line
+    assert "\n" not in line
+
+
+def explained(spark: SparkSession) -> str:
+    """The line that comes of what is wrong with the workers."""
+    with pytest.raises(SetupError) as told:
+        check_workers(spark)
+    assert "\n" not in str(told.value)
+    return str(told.value)
 
 
 def test_workers_with_other_versions_are_told(
