@@ -46,6 +46,9 @@ _STALLED: Final = (
     "executors end as soon as they start, as with a wrong Java (JAVA_HOME there must be a Java 17 "
     "or 21); the stderr in the workers' folders says more"
 )
+_REMOVED: Final = re.compile(
+    "Master removed our application|stopped SparkContext|Spark context stopped"
+)
 # How Py4J begins: with what was called, not with what happened.
 _CALL: Final = "An error occurred while calling"
 _EXCEPTION: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+: ")
@@ -69,6 +72,7 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
         SetupError: the wrong Java, Python or pyspark, here or on the workers.
     """
     prepare(master)
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
     submitted = _is_submitted()
@@ -79,7 +83,13 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    session = builder.config(map=dict(settings)).getOrCreate()
+    try:
+        session = builder.config(map=dict(settings)).getOrCreate()
+    except Py4JJavaError as error:
+        # The master may have given the program up before it has begun.
+        if _REMOVED.search(str(error)):
+            raise SetupError(_explain(str(error))) from None
+        raise
     if not (session.sparkContext.master or "").startswith("local"):
         try:
             check_workers(session)
@@ -139,13 +149,13 @@ def check_workers(session: SparkSession) -> None:
     from pyspark.errors import PySparkException
 
     context = session.sparkContext
-    count = max(context.defaultParallelism, 2)
     mine = _describe()
     # Not an error: a cluster may be busy, and Spark waits for ever.
     patience = threading.Timer(_PATIENCE_S, log.warning, (_STALLED, _PATIENCE_S))
     patience.daemon = True
     patience.start()
     try:
+        count = max(context.defaultParallelism, 2)
         theirs = set(context.parallelize(range(count), count).mapPartitions(_look).collect())
     except (Py4JJavaError, PySparkException) as error:
         raise SetupError(_explain(str(error))) from None
@@ -179,7 +189,7 @@ def _explain(text: str) -> str:
                 f"workers lack a module ({line.strip()}): run `pip install 'trionsq[spark]'` for "
                 "their Python, too"
             )
-    if "Master removed our application" in text:
+    if _REMOVED.search(text):
         return (
             "the workers' executors end as soon as they start, for a wrong Java most likely: set "
             "JAVA_HOME to a Java 17 or 21 there; the stderr in the workers' folders says more"
