@@ -56,7 +56,8 @@ class Progress:
     def end(self) -> None:
         """The last line, also where there is no terminal."""
         begin = "\r\x1b[K" if self._is_shown else ""
-        self._stream.write(f"{begin}{self._name}: {self.rows:,} rows in {self.batches:,} batches\n")
+        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
+        self._stream.write(f"{begin}{self._name}: {self.rows:,} rows in {batches}\n")
         self._stream.flush()
 
 

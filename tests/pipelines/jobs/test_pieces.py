@@ -58,7 +58,7 @@ def test_a_terminal_gets_a_line_a_second() -> None:
         progress.end()
     line = "archive: 2,000 rows, 1,234 rows/s, backlog 7,000, in flight 20"
     assert terminal.getvalue().count(line) == 2
-    assert pipe.getvalue() == "archive: 2,000 rows in 1 batches\n"
+    assert pipe.getvalue() == "archive: 2,000 rows in 1 batch\n"
 
 
 def test_a_full_log_is_shown() -> None:
