@@ -57,7 +57,8 @@ def test_archive(
     first, second = re.findall(r"^archive: ([0-9,]+) rows in ([0-9]+) batch(?:es)?$", told, re.M)
     # In how many is the receiver's pace: the first may begin before all have come
     assert first[0] == "3,000"
-    assert second[0] == "500" and int(second[1]) >= 5
+    assert second[0] == "500"
+    assert int(second[1]) >= 5
     assert "archive: joined" in told
     assert not any(folder.glob("run/archive/table/_staging/*/*"))
     channel = channel_of(nsqd.http_address, "orders", "archive")
