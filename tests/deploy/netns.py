@@ -26,7 +26,17 @@ import trio
 
 from trionsq.transport import SocketTransport
 
-__all__ = ["HOST_NODE", "Network", "NetworkError", "clean_up", "network", "runs", "why_not"]
+__all__ = [
+    "HOST_NODE",
+    "Network",
+    "NetworkError",
+    "clean_up",
+    "entered",
+    "ip",
+    "network",
+    "runs",
+    "why_not",
+]
 
 HOST_NODE: Final = "host"
 """The node for whoever uses the cluster: producers, consumers, browsers."""
@@ -55,12 +65,12 @@ def why_not() -> str:
         return "network namespaces need iproute2 (apt install iproute2)"
     name = f"tq{os.getpid()}-try"
     try:
-        _ip("netns", "add", name)
+        ip("netns", "add", name)
         try:
-            _ip("-n", name, "link", "add", "br0", "type", "bridge")
-            _ip("-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+            ip("-n", name, "link", "add", "br0", "type", "bridge")
+            ip("-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
         finally:
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
     except (NetworkError, OSError) as error:
         return f"network namespaces are not allowed here: {error}"
     return ""
@@ -82,17 +92,26 @@ class Network:
         """The name that iproute2 has for the node."""
         return f"{self._prefix}{node}"
 
+    @property
+    def hub(self) -> str:
+        """The namespace of the bridge, ``br0``."""
+        return self.namespace(_HUB)
+
+    def port(self, node: str) -> str:
+        """The hub's end of the node's link."""
+        return f"port{list(self.addresses).index(node)}"
+
     def open(self) -> None:
         """Make all of it. Raises NetworkError."""
-        hub = self.namespace(_HUB)
-        _ip("netns", "add", hub)
-        _ip("-n", hub, "link", "add", "br0", "type", "bridge")
-        _ip("-n", hub, "link", "set", "br0", "up")
-        for number, (node, address) in enumerate(self.addresses.items()):
+        hub = self.hub
+        ip("netns", "add", hub)
+        ip("-n", hub, "link", "add", "br0", "type", "bridge")
+        ip("-n", hub, "link", "set", "br0", "up")
+        for node, address in self.addresses.items():
             name = self.namespace(node)
-            port = f"port{number}"
-            _ip("netns", "add", name)
-            _ip(
+            port = self.port(node)
+            ip("netns", "add", name)
+            ip(
                 "-n",
                 hub,
                 "link",
@@ -106,10 +125,10 @@ class Network:
                 "netns",
                 name,
             )
-            _ip("-n", hub, "link", "set", port, "master", "br0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", hub, "link", "set", port, "master", "br0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
 
     def close(self) -> None:
         """Kill what still runs in it and remove it; also what was made only in part."""
@@ -117,8 +136,7 @@ class Network:
 
     def set_link(self, node: str, *, up: bool) -> None:
         """Cut the node off, or join it again. Its address stays. Raises NetworkError."""
-        port = f"port{list(self.addresses).index(node)}"
-        _ip("-n", self.namespace(_HUB), "link", "set", port, "up" if up else "down")
+        ip("-n", self.hub, "link", "set", self.port(node), "up" if up else "down")
 
     def command(self, node: str, words: Sequence[str]) -> list[str]:
         """The command line that runs ``words`` on the node, as the same process."""
@@ -130,7 +148,7 @@ class Network:
         Raises:
             OSError: nobody listens there, or there is no way.
         """
-        with _entered(self.namespace(HOST_NODE)):
+        with entered(self.namespace(HOST_NODE)):
             sock = trio.socket.socket()
         try:
             await sock.connect((host, port))
@@ -189,7 +207,7 @@ def _remove(names: Iterator[str] | Sequence[str]) -> None:
     for name in sorted(names, key=lambda name: (name.endswith(f"-{_HUB}"), name)):
         _kill_all(name)
         with suppress(NetworkError):  # another process was first
-            _ip("netns", "del", name)
+            ip("netns", "del", name)
 
 
 def _kill_all(name: str) -> None:
@@ -197,7 +215,7 @@ def _kill_all(name: str) -> None:
     deadline_s = time.monotonic() + _KILLED_LIMIT_S
     while time.monotonic() < deadline_s:
         try:
-            pids = [int(pid) for pid in _ip("netns", "pids", name).split()]
+            pids = [int(pid) for pid in ip("netns", "pids", name).split()]
         except NetworkError:
             return
         if not (running := [pid for pid in pids if pid != os.getpid()]):
@@ -208,7 +226,8 @@ def _kill_all(name: str) -> None:
         time.sleep(0.02)
 
 
-def _ip(*words: str) -> str:
+def ip(*words: str) -> str:
+    """What iproute2's ``ip`` says. Raises NetworkError."""
     done = subprocess.run(
         ["ip", *words], capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False
     )
@@ -218,7 +237,7 @@ def _ip(*words: str) -> str:
 
 
 @contextmanager
-def _entered(name: str) -> Iterator[None]:
+def entered(name: str) -> Iterator[None]:
     """Within it, sockets that this thread opens are the namespace's. Raises OSError.
 
     Only for a few calls that neither wait nor start threads: a thread keeps the namespace in which
