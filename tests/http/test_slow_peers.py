@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.ways import Way, way
-from trionsq.web import body, connection, serve
+from trionsq.web import body, connection, pace, serve
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n"
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -138,6 +138,84 @@ async def test_a_slow_sender_is_served(
         await trickle(stream, content, 1.0)
         await ok(stream)
         assert server.broker.topics["t"].core.message_bytes == 90
+
+
+# Bodies are to be ended by their pace, not by their size.
+ANY_SIZE = {"max_msg_size": 1 << 20, "max_body_size": 1 << 20}
+TRICKLE_S = pace.PACE.window_s + LATE_S
+LONG = b"Content-Length: 9000\r\n\r\n"
+
+
+@both
+@pytest.mark.parametrize(
+    ("begin", "each"),
+    [
+        (b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\n" + LONG, b"x"),
+        (b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\n" + LONG, b"\n"),
+        (b"PUT /config/log_level HTTP/1.1\r\nHost: a\r\n" + LONG, b"d"),
+        (CHUNKED, b"1\r\nx\r\n"),
+    ],
+    ids=["pub", "mpub", "config", "chunked"],
+)
+@pytest.mark.parametrize("pause_s", [1.0, body.STALL_S - 2])
+async def test_a_body_that_trickles_is_refused(
+    autojump_clock: MockClock, short_way: bool, begin: bytes, each: bytes, pause_s: float
+) -> None:
+    """A piece now and then does not hold a connection, and nothing of it is published."""
+    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+        start_s = trio.current_time()
+        await stream.send_all(begin)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trickle_pieces, stream, each, pause_s)
+            came, end_s = await ended_s(stream)
+            nursery.cancel_scope.cancel()
+        assert came.startswith(b"HTTP/1.1 500 ")
+        assert b"INTERNAL_ERROR" in came
+        assert end_s - start_s <= TRICKLE_S
+        assert not any(topic.core.message_count for topic in server.broker.topics.values())
+
+
+async def trickle_pieces(stream: trio.SocketStream, piece: bytes, pause_s: float) -> None:
+    """Send ``piece`` again and again, as long as the server takes it."""
+    while True:
+        try:
+            await stream.send_all(piece)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        await trio.sleep(pause_s)
+
+
+@both
+async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
+    autojump_clock: MockClock, short_way: bool
+) -> None:
+    """The answer ends the connection, whatever was still to come."""
+    begin = b"POST /topic/create?topic=t HTTP/1.1\r\nHost: a\r\n" + LONG
+    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+        start_s = trio.current_time()
+        await stream.send_all(begin)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trickle_pieces, stream, b"x", 1.0)
+            came, end_s = await ended_s(stream)
+            nursery.cancel_scope.cancel()
+        assert came.startswith(b"HTTP/1.1 200 ")
+        assert end_s - start_s <= LATE_S
+
+
+@both
+async def test_a_large_body_may_take_its_time(autojump_clock: MockClock, short_way: bool) -> None:
+    """At a modem's pace it is served, for longer than any body that trickles."""
+    size = 300 * 1024
+    begin = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
+    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+        await stream.send_all(begin)
+        start_s = trio.current_time()
+        for _ in range(size // 1024):
+            await trio.sleep(3.0)
+            await stream.send_all(b"x" * 1024)
+        await ok(stream)
+        assert trio.current_time() - start_s > 3 * TRICKLE_S
+        assert server.broker.topics["t"].core.message_bytes == size
 
 
 async def flood(server: Way, request_bytes: bytes) -> tuple[int, float]:

@@ -18,7 +18,7 @@ from trionsq.http.short_way import ShortWay, WaitLimits
 from trionsq.transport import SocketTransport, Transport
 from trionsq.upgrades.certificates import ServerTls
 from trionsq.upgrades.tls import start_tls
-from trionsq.web import body, connection, serve
+from trionsq.web import body, connection, pace, serve
 from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted
 from trionsq.web.serve import WebServer, serve_web
 
@@ -90,6 +90,7 @@ def _wait_limits() -> WaitLimits:
     return WaitLimits(
         request_s=serve.KEEP_ALIVE_S,
         body_s=body.STALL_S,
+        body_pace=pace.PACE,
         peer_s=connection.WRITE_STALL_S,
         linger_s=connection.LINGER_S,
     )

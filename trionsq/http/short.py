@@ -22,6 +22,7 @@ from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start
 from trionsq.http.short_way import Publish, ShortWay, Wait
 from trionsq.transport import Transport
 from trionsq.web.errors import HttpError
+from trionsq.web.pace import PaceWatch
 from trionsq.web.query import parse_query
 from trionsq.wire.bodies import ListBodies
 
@@ -50,6 +51,7 @@ class ShortConnection:
         "_expires_s",
         "_need",
         "_out",
+        "_pace",
         "_scope",
         "_strange",
         "_transport",
@@ -73,6 +75,8 @@ class ShortConnection:
         self._wait = Wait.REQUEST
         self._wait_began = True
         self._expires_s = _NO_LIMIT_S
+        # Of the body that is waited for, once it was looked at.
+        self._pace: PaceWatch | None = None
 
     def __repr__(self) -> str:
         return f"<ShortConnection {self._transport.peer} waits for {self._wait.value}>"
@@ -106,8 +110,16 @@ class ShortConnection:
             self._wait_began = False
             self._expires_s = now_s + self._way.limits_s[self._wait]
         elif now_s >= self._expires_s:
-            self._expired = True
-            self._scope.cancel()
+            self._give_up_waiting()
+        if self._wait is Wait.BODY:
+            if self._pace is None:
+                self._pace = PaceWatch(self._way.body_pace, now_s, len(self._buffer))
+            elif not self._pace.keeps_up(now_s, len(self._buffer)):
+                self._give_up_waiting()
+
+    def _give_up_waiting(self) -> None:
+        self._expired = True
+        self._scope.cancel()
 
     def end(self) -> None:
         """End now if idle, else after the answer."""
@@ -176,6 +188,7 @@ class ShortConnection:
     def _wait_for(self, what: Wait) -> None:
         self._wait = what
         self._wait_began = True
+        self._pace = None
 
     def _act(self, buffer: bytes) -> Publish | None:
         """Act on the requests that are there.
@@ -279,6 +292,11 @@ class ShortConnection:
     def _give_up_body(self) -> None:
         """The answer to a request whose body does not come on."""
         way = self._way
+        log.info(
+            "HTTP: [%s] - gave up a body that does not come on, after %d bytes",
+            self._transport.peer,
+            len(self._buffer),
+        )
         raw = bytes(self._buffer[: self._buffer.index(b"\r\n\r\n") + 4])
         request = way.requests.get(raw) or way.recognise(raw)
         if request is not None and request.head.target is Target.MPUB and not way.broker.exiting:

@@ -15,6 +15,7 @@ from trionsq.http.head import Head, Target
 from trionsq.http.ready import ReadyAnswers
 from trionsq.http.rules import PublishRules
 from trionsq.web.errors import HttpError
+from trionsq.web.pace import Pace
 from trionsq.web.query import parse_query, valid_topic_name
 from trionsq.wire.bodies import Bodies
 
@@ -84,12 +85,14 @@ class WaitLimits:
     Attributes:
         request_s: for a request, head and all.
         body_s: for the next bytes of a body.
+        body_pace: how slowly a whole body may come.
         peer_s: to take the next bytes of an answer.
         linger_s: to close its half after the last answer.
     """
 
     request_s: float
     body_s: float
+    body_pace: Pace
     peer_s: float
     linger_s: float
 
@@ -112,7 +115,7 @@ class ShortWay:
         rules: of /pub and /mpub.
         answers: of this second.
         requests: heads that were recognised, by their bytes.
-        linger_s: see `WaitLimits`.
+        linger_s, body_pace: see `WaitLimits`.
     """
 
     def __init__(self, broker: Broker, limits: WaitLimits) -> None:
@@ -121,6 +124,7 @@ class ShortWay:
         self.answers = ReadyAnswers()
         self.requests: dict[bytes, Request] = {}
         self.linger_s = limits.linger_s
+        self.body_pace = limits.body_pace
         self.limits_s = {
             Wait.REQUEST: limits.request_s,
             Wait.BODY: limits.body_s,

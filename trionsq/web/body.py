@@ -5,6 +5,7 @@ Spec: nsqd-http, sections 3 and 4.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import trio
@@ -12,8 +13,11 @@ from quart import request
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
 from trionsq.web.errors import HttpError
+from trionsq.web.pace import PACE, PaceWatch
 
 __all__ = ["LIMIT_KEY", "STALL_S", "BoundedBody", "BoundedRequest", "next_piece", "read_body"]
+
+log = logging.getLogger("trionsq")
 
 # quart hands the value of this key to the body of each request.
 LIMIT_KEY: Final = "MAX_CONTENT_LENGTH"
@@ -28,6 +32,7 @@ class BoundedBody(TrioBody):
 
     Attributes:
         overflowed: something was thrown away.
+        came_nbytes: so much has come.
     """
 
     def __init__(self, expected_nbytes: int | None, limit: int | None) -> None:
@@ -35,8 +40,11 @@ class BoundedBody(TrioBody):
         super().__init__(None, None)
         self._limit = limit
         self.overflowed = False
+        self.came_nbytes = 0
+        self._watch: PaceWatch | None = None
 
     def append(self, data: bytes) -> None:
+        self.came_nbytes += len(data)
         if self.overflowed:
             return
         room = self._limit - len(self._data)
@@ -44,6 +52,23 @@ class BoundedBody(TrioBody):
         if len(data) > room:
             self.overflowed = True
             self.set_complete()
+
+    async def next_piece(self) -> bytes:
+        """What has come since the last time, as soon as there is something; ``b""`` at the end.
+
+        Raises:
+            trio.TooSlowError: the sender stalls, or only trickles.
+        """
+        now_s = trio.current_time()
+        watch = self._watch = self._watch or PaceWatch(PACE, now_s)
+        stalled_s = now_s + STALL_S
+        while watch.keeps_up(now_s, self.came_nbytes):
+            with trio.move_on_at(min(stalled_s, watch.due_s)):
+                return await anext(self, b"")
+            now_s = trio.current_time()
+            if now_s >= stalled_s:
+                break
+        raise trio.TooSlowError
 
 
 class BoundedRequest(TrioRequest):
@@ -56,15 +81,20 @@ async def next_piece() -> bytes:
     """The next piece of the request's body, ``b""`` at its end.
 
     Raises:
-        HttpError: INTERNAL_ERROR if the sender stalls.
+        HttpError: INTERNAL_ERROR if the sender stalls, or only trickles.
         OverflowError: this is not the end, but the rest was thrown away.
     """
     body = request.body
     assert isinstance(body, BoundedBody)
     try:
-        with trio.fail_after(STALL_S):
-            piece = await anext(body, b"")
+        piece = await body.next_piece()
     except trio.TooSlowError:
+        log.info(
+            "HTTP: %s %s - gave up a body that does not come on, after %d bytes",
+            request.method,
+            request.path,
+            body.came_nbytes,
+        )
         raise HttpError(500, "INTERNAL_ERROR") from None
     if not piece and body.overflowed:
         raise OverflowError("the body is larger than any may be")
@@ -75,7 +105,7 @@ async def read_body(nbytes_max: int) -> bytes | None:
     """The whole body, or None as soon as it is known to be larger than ``nbytes_max``.
 
     Raises:
-        HttpError: INTERNAL_ERROR if the sender stalls.
+        HttpError: INTERNAL_ERROR if the sender stalls, or only trickles.
     """
     body = bytearray()
     try:
