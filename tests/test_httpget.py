@@ -41,7 +41,7 @@ class Server:
 async def everything_closed(server: Server) -> AsyncIterator[None]:
     """At the end the client has closed its connections."""
     yield
-    with trio.fail_after(1), suppress(trio.BrokenResourceError):
+    with trio.fail_after(30), suppress(trio.BrokenResourceError):
         await server.heard()
 
 

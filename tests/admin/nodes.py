@@ -164,5 +164,5 @@ async def ask(
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = Request(method, path, named, body)
     async with await trio.open_tcp_stream("127.0.0.1", dashboard.http_port) as stream:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             return await exchange_http(SocketConnection(stream), request)

@@ -21,7 +21,7 @@ from tests.admin.simulated import SimulatedCluster, Size, running_cluster
 from trionsq.durations import SECOND_NS
 
 SIZE = Size(nodes=10, topics=300, channels=600, clients=3_000, nodes_per_topic=3)
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from trionsq.wire.auth import Question
 from trionsq.wire.server import MAGIC_V2
 
 RECEIVE_NBYTES = 65536
-LIMIT_S = 30
+LIMIT_S = 60
 QUESTION = Question(b"s", "127.0.0.1", True, "ann")
 
 

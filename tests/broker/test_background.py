@@ -10,7 +10,7 @@ import trio
 
 from trionsq.broker.background import ThreadBackground
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

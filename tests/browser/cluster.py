@@ -31,7 +31,7 @@ from tests.processes import (
 
 T = TypeVar("T")
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Held(Generic[T]):

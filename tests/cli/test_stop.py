@@ -22,7 +22,7 @@ from trionsq.broker.options import NsqdOptions, validated
 from trionsq.cli import daemon
 from trionsq.cli.signals import ECHO_S
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 # No file may be longer: a message has room, a few hundred do not.
 FILE_NBYTES_MAX = 20_000
 BODY_NBYTES = 1000

@@ -15,8 +15,8 @@ COUNT = 100_000
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it, up to 20 s."""
-    with trio.fail_after(20):
+    """Wait for it, up to 60 s."""
+    with trio.fail_after(60):
         while not is_so():  # noqa: ASYNC110 - nothing tells
             await trio.sleep(0.01)
 

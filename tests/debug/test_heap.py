@@ -30,7 +30,7 @@ async def test_the_line_that_allocates_is_found(frames: int) -> None:
     kept: list[bytearray] = []
 
     async def allocate() -> None:
-        await trio.sleep(0.02)
+        await trio.lowlevel.checkpoint()
         kept.extend(bytearray(100_000) for _ in range(20))
 
     async with trio.open_nursery() as nursery:

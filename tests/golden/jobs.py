@@ -31,7 +31,7 @@ from tests.golden.transcripts import AuthStub, ExpectNone, HttpCase, Sleep, TcpC
 
 GROUPS_AT_ONCE = 3
 TCP_CASES_AT_ONCE = 24
-CASE_LIMIT_S = 60.0
+CASE_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import struct
 from tests.golden.interfaces import Connection
 from tests.golden.layers import PushedBackConnection, upgraded
 
-EXPECT_LIMIT_S = 8.0
+EXPECT_LIMIT_S = 30.0
 SIZE_BYTES = 4
 
 

@@ -31,7 +31,7 @@ from tests.processes import NsqdProcess, running_nsqd
 from trionsq.wire import commands
 from trionsq.wire.client import Message, Response
 
-CASE_LIMIT_S = 30.0
+CASE_LIMIT_S = 120.0
 SILENCE_S = 0.2
 POLL_S = 0.02
 READY_COUNT = 100

@@ -27,8 +27,8 @@ from tests.golden.transcripts import Request, Response, latin1
 from tests.processes import split_address
 from trionsq.cli.log import LOGGER
 
-CASE_LIMIT_S = 30.0
-PATIENCE_S = 5.0
+CASE_LIMIT_S = 120.0
+PATIENCE_S = 30.0
 
 
 @pytest.mark.parametrize("case", admin_cases(), ids=lambda case: case["name"])

@@ -23,7 +23,7 @@ from tests.processes import running_nsqlookupd as running_process
 from trionsq.debug.tasks import TaskNode, task_tree
 
 LOCAL = NsqlookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def nsqlookupd(*words: str) -> subprocess.CompletedProcess[str]:

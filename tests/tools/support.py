@@ -19,7 +19,7 @@ from trionsq import httpget
 from trionsq.client import Config, Consumer
 from trionsq.testing import OpenBroker
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)

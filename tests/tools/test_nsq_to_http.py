@@ -249,7 +249,9 @@ async def test_a_server_that_does_not_answer() -> None:
         forwarding([b"one"], f"--post={server.url()}", patience, *SOON) as nsqd,
     ):
         await until_finished(nsqd, 1)
-        assert server.bodies == [b"one", b"one"]
+        # More often, where an answer takes longer than the patience.
+        assert len(server.bodies) >= 2
+        assert set(server.bodies) == {b"one"}
 
 
 async def test_redirections() -> None:

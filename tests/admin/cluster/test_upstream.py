@@ -57,7 +57,7 @@ async def test_a_node_that_hangs_costs_the_timeout() -> None:
     """--http-client-request-timeout is for all of a request; then the text says so."""
     options = NsqadminOptions(http_client_request_timeout_ns=10**8)
     async with Upstream(options) as upstream, fake_node(lambda asked: None) as node:
-        with trio.fail_after(5), pytest.raises(UpstreamError, match=r"no answer within 0\.1 s"):
+        with trio.fail_after(30), pytest.raises(UpstreamError, match=r"no answer within 0\.1 s"):
             await stats(upstream, node.address)
         assert upstream.under_way == 0
 

@@ -15,7 +15,7 @@ from tests.processes import other_binary, running_nsqd, running_nsqlookupd
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import post
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 async def seen(poller: Poller, wanted: Callable[[Snapshot], object]) -> Snapshot:

@@ -17,7 +17,7 @@ from pipelines.__main__ import JOBS, main
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SHELL_LIMIT_S = 20.0
+SHELL_LIMIT_S = 60.0
 FIRST = datetime(2026, 11, 20, 23, 59, 0, tzinfo=UTC)
 # The source's wait for more, so that --once ends soon.
 QUICK = "--source-option=availableNowIdle=500ms"

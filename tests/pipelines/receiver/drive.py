@@ -13,7 +13,7 @@ from pipelines.receiver import Receiver, ReceiverConfig
 from pipelines.wal import Wal, read_segment
 from trionsq.testing.disk import SimulatedDisk
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class SlowDisk(SimulatedDisk):
@@ -31,7 +31,7 @@ class SlowDisk(SimulatedDisk):
 
 def post(http_address: str, path: str, body: bytes = b"") -> None:
     """A request to nsqd."""
-    urllib.request.urlopen(f"http://{http_address}/{path}", data=body, timeout=10).read()
+    urllib.request.urlopen(f"http://{http_address}/{path}", data=body, timeout=60).read()
 
 
 def publish(http_address: str, numbers: Iterable[int], topic: str = "t") -> None:
@@ -42,7 +42,7 @@ def publish(http_address: str, numbers: Iterable[int], topic: str = "t") -> None
 def channel_of(http_address: str, topic: str = "t", channel: str = "c") -> dict[str, Any]:
     """nsqd's figures of the channel."""
     url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         found = json.load(answer)["topics"][0]["channels"][0]
     assert isinstance(found, dict)
     return found

@@ -31,7 +31,7 @@ from trionsq.testing import OpenBroker, broker_in_thread
 def topic_of(http_address: str, topic: str) -> dict[str, Any]:
     """nsqd's figures of it; empty if there is none."""
     url = f"http://{http_address}/stats?format=json&topic={topic}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         topics = json.load(answer)["topics"]
     return dict(topics[0]) if topics else {}
 
@@ -261,7 +261,7 @@ def test_an_error_of_spark_comes_out_as_it_is(nsqd: OpenBroker) -> None:
 def wait_for(url: str, text: str) -> None:
     """Ask until the answer has it."""
     deadline_s = time.monotonic() + LIMIT_S
-    while text not in urllib.request.urlopen(url, timeout=10).read().decode():
+    while text not in urllib.request.urlopen(url, timeout=60).read().decode():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 

@@ -22,14 +22,14 @@ def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
             [len(part).to_bytes(4, "big"), *(len(b).to_bytes(4, "big") + b for b in part)]
         )
         url = f"http://{http_address}/mpub?topic={topic}&binary=true"
-        with urllib.request.urlopen(url, data, timeout=20) as answer:
+        with urllib.request.urlopen(url, data, timeout=60) as answer:
             assert answer.read() == b"OK"
 
 
 def channel_of(http_address: str, topic: str, channel: str) -> dict[str, Any]:
     """What /stats says of a channel."""
     url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         found: dict[str, Any] = json.load(answer)["topics"][0]["channels"][0]
     return found
 
