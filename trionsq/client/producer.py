@@ -89,6 +89,12 @@ class Producer:
                 await self._connection.ended.wait()
         await self._household.close()
 
+    @property
+    def nsqd_address(self) -> str:
+        """``host:port`` of the nsqd that it is connected to; empty if there is none."""
+        connection = self._connection
+        return connection.address if connection is not None and connection.is_open else ""
+
     async def publish(self, topic: str, body: bytes) -> None:
         """Publish a message.
 

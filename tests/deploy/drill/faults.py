@@ -1,0 +1,88 @@
+"""What is broken, and what must hold all the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.deploy.drill.harness import Drill, Site
+
+__all__ = ["DRILLS"]
+
+
+async def killed(site: Site) -> None:
+    """SIGKILL of an nsqd under load; it is started again a few seconds later."""
+    node = site.nsqds[0]
+    async with site.fault(node):
+        site.cluster.kill(node)
+        await site.progress()
+        await site.hold()
+        await site.cluster.start(node)
+    await site.flow()
+
+
+async def killed_on_disk(site: Site) -> None:
+    """The same while everything waits in files, and nothing is in flight."""
+    node = site.nsqds[0]
+    async with site.load.paused():
+        acknowledged = site.history.acknowledged_by[node]
+        wanted = acknowledged + site.setting.rate // 2
+        await site.until(lambda: site.history.acknowledged_by[node] >= wanted)
+        async with site.fault(node):
+            site.cluster.kill(node)
+            await site.cluster.start(node)
+    await site.flow()
+
+
+async def cut_off(site: Site) -> None:
+    """The link of an nsqd is down for some seconds; the nsqd knows nothing of it."""
+    node = site.nsqds[0]
+    async with site.fault(node):
+        site.cluster.network.set_link(node, up=False)
+        await site.progress()
+        await site.hold()
+        site.cluster.network.set_link(node, up=True)
+    await site.flow()
+
+
+async def lookupd_lost(site: Site) -> None:
+    """One nsqlookupd dies, then the other; the first is started again."""
+    first, second = site.cluster.nsqlookupds
+    running = len(site.load.consumers)
+    async with site.fault():
+        site.cluster.kill(first)
+        # Consumers that start now find every nsqd by the other one.
+        site.tasks.start_soon(site.load.consume, "work")
+        await site.connected(running + 1)
+        site.cluster.kill(second)
+        await site.flow()
+        await site.hold()
+        await site.flow()
+        await site.cluster.start(first, second)
+        # Each nsqd tells them anew what it has, so that further consumers find it.
+        site.tasks.start_soon(site.load.consume, "work")
+        await site.connected(running + 2)
+    await site.flow()
+
+
+async def rolling_restart(site: Site) -> None:
+    """SIGTERM to one nsqd after the other, as an upgrade does it."""
+    for node in site.nsqds:
+        async with site.fault(node):
+            code = await site.cluster.restart(node)
+        if code:
+            site.wrong.append(f"{node} ended with {code}: {site.cluster.log(node)}")
+        await site.flow()
+
+
+DRILLS: Final = (
+    Drill("killed", killed, "SIGKILL of an nsqd; what it had in memory is lost", may_lose=True),
+    Drill(
+        "killed-on-disk",
+        killed_on_disk,
+        "the same with --mem-queue-size=0 and nothing in flight: nothing is lost",
+        flags=("--mem-queue-size=0",),
+    ),
+    Drill("cut-off", cut_off, "the link of an nsqd is down"),
+    Drill("lookupd-lost", lookupd_lost, "one nsqlookupd dies, then the other too"),
+    Drill("rolling-restart", rolling_restart, "all nsqds are restarted, one after the other"),
+)
