@@ -18,6 +18,8 @@ from benchmarks.rows import ROWS, Metric, Row, Run
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
 
 MESSAGES = 1_000
+# What has not come by then is lost.
+LOST_S = 2
 PUBLISH: dict[str, int | str | bool] = {"publishers": 2, "window": 10, "messages": MESSAGES}
 CONSUME: dict[str, int | str | bool] = {"consumers": 2, "rdy": 20, "messages": MESSAGES}
 
@@ -34,8 +36,8 @@ def against_floor(programs: Programs, tmp_path: Path) -> Callable[..., dict[str,
 
     def run(scenario: str, options: dict[str, int | str | bool], *floor: str) -> dict[str, Any]:
         with kinds(programs.floor, None, tmp_path).start(FLOOR, floor) as server:
-            where = {"port": server.tcp_port, "pid": server.process.pid, "stall": 1}
-            return run_load(programs.load, scenario, {**options, **where})
+            where = {"port": server.tcp_port, "pid": server.process.pid}
+            return run_load(programs.load, scenario, {"stall": 60, **options, **where})
 
     return run
 
@@ -95,14 +97,15 @@ def test_lost_work_fails_loudly(
     """A server that swallows an OK or a message, or repeats one, ends the load with an error."""
     canned = ["--canned=1000"] if scenario == "consume" else []
     with pytest.raises(MeasureError, match=complaint):
-        against_floor(scenario, options, floor, *canned)
+        against_floor(scenario, {**options, "stall": LOST_S}, floor, *canned)
 
 
 def test_a_lost_message_fails_between_publisher_and_consumer(
     against_floor: Callable[..., dict[str, Any]],
 ) -> None:
     """A message that was answered by OK but never delivered ends the load with an error."""
-    options = {"publishers": 1, "consumers": 1, "rdy": 100, "batch": 10, "messages": MESSAGES}
+    options: dict[str, int | str | bool] = {"publishers": 1, "consumers": 1, "rdy": 100}
+    options |= {"batch": 10, "messages": MESSAGES, "stall": LOST_S}
     with pytest.raises(MeasureError, match="999 of 1000 messages delivered"):
         against_floor("pubsub", options, "--drop-message=500")
 

@@ -106,7 +106,7 @@ def test_a_backlog_is_written_once_for_all_runs(programs: Programs, tmp_path: Pa
 def test_the_first_message_of_a_server_being_started(programs: Programs) -> None:
     """The generator asks until somebody listens, and counts from the given time."""
     port, since_ns = free_port(), time.monotonic_ns()
-    options = {"port": port, "consumers": 1, "rdy": 1, "messages": 5, "stall": 5}
+    options = {"port": port, "consumers": 1, "rdy": 1, "messages": 5, "stall": 60}
     runs: list[dict[str, Any]] = []
     load = threading.Thread(
         target=lambda: runs.append(
@@ -119,7 +119,7 @@ def test_the_first_message_of_a_server_being_started(programs: Programs) -> None
         with client, client.makefile("rb") as stream:
             accepted_s = (time.monotonic_ns() - since_ns) / 1e9
             _serve_one(client, stream)
-    load.join(10)
+    load.join(60)
     [run] = runs
     assert (run["delivered"], run["finished"]) == (1, 1)
     assert accepted_s <= run["answered_seconds"] <= run["timed_seconds"] <= run["seconds"]
@@ -159,7 +159,7 @@ def test_a_publisher_that_may_not_run_ahead(programs: Programs, tmp_path: Path) 
 def test_a_publisher_stops_when_nothing_is_delivered(programs: Programs, tmp_path: Path) -> None:
     """No more commands go out than --ahead allows while the consumer gets nothing."""
     options: dict[str, int | str] = {"publishers": 2, "consumers": 1, "rdy": 1, "batch": 10}
-    options |= {"ahead": 100, "messages": 1_000, "stall": 1}
+    options |= {"ahead": 100, "messages": 1_000, "stall": 2}
     with (
         kinds(programs.floor, None, tmp_path).start(FLOOR, ["--canned=1"]) as server,
         pytest.raises(MeasureError, match=r"1[01] of 1[01] commands answered, 1 of 1000"),
@@ -174,7 +174,7 @@ def test_a_slow_consumer_finishes_nothing(programs: Programs, tmp_path: Path) ->
         kinds(programs.floor, None, tmp_path).start(FLOOR, ["--canned=100"]) as server,
         pytest.raises(MeasureError, match="99 of 100 messages delivered"),
     ):
-        run_load(programs.load, "consume", {**options, "port": server.tcp_port, "stall": 1})
+        run_load(programs.load, "consume", {**options, "port": server.tcp_port, "stall": 2})
 
 
 def test_every_run_gets_an_empty_data_folder(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_a_stop_must_be_clean(exit_code: int, tmp_path: Path) -> None:
     """The time of a stop counts only if the server ended with 0."""
     with _pretender(tmp_path, exit_code).start(OURS, ()) as server:
         if exit_code == 0:
-            assert server.stop(10) > 0
+            assert server.stop(60) > 0
         else:
             with pytest.raises(ServerError, match="exit code 3"):
-                server.stop(10)
+                server.stop(60)
 
 
 def test_a_stop_that_does_not_end_fails(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ VARIABLE: Final = "TRIONSQ_TEST_CHROMIUM"
 SCREENSHOTS: Final = Path(__file__).parents[2] / "build" / "screenshots"
 DESKTOP: Final = (1280, 800)
 PHONE: Final = (390, 844)
-LIMIT_MS: Final = 15_000
+LIMIT_MS: Final = 60_000
 
 # What Chromium and htmx log when a stream ends or is refused.
 LOST: Final = r"ERR_|object Event|status of 401"

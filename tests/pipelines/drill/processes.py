@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -106,11 +105,14 @@ class Driver:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def freeze(self, for_s: float) -> None:
-        """SIGSTOP all of it, and SIGCONT after that time."""
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP all of it, and SIGCONT at the end."""
         os.killpg(self._process.pid, signal.SIGSTOP)
-        time.sleep(for_s)
-        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -182,9 +182,10 @@ def _kill_executors_and_freeze(stage: _Stage, driver: Driver) -> None:
 
     driver.await_that(is_killed)
     stage.see_it_go_on(driver)
-    # For so long that nsqd delivers again what the receiver has, and will store.
-    stage.publish_more(10, driver)
-    driver.freeze(_FROZEN_S)
+    # nsqd delivers what comes meanwhile, and for so long that it does so again.
+    with driver.frozen():
+        stage.publish_more(10, driver)
+        time.sleep(_FROZEN_S)
     driver.await_that(lambda: driver.figures.get("duplicatesDropped"))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHELL_LIMIT_S = 60.0
 FIRST = datetime(2026, 11, 20, 23, 59, 0, tzinfo=UTC)
 # The source's wait for more, so that --once ends soon.
-QUICK = "--source-option=availableNowIdle=500ms"
+QUICK = "--source-option=availableNowIdle=1s"
 
 
 def run_example(

@@ -33,7 +33,7 @@ def reading(nsqd: OpenBroker, wal_path: Path, **more: str) -> Iterator[NsqStream
         "channel": "c",
         "nsqd.tcp.addresses": nsqd.tcp_address,
         "walPath": str(wal_path),
-        "availableNowIdle": "300ms",
+        "availableNowIdle": "1s",
     }
     given = options | {name.replace("wal_", "wal."): text for name, text in more.items()}
     reader = NsqStreamReader(StreamOptions.read(given))
