@@ -671,6 +671,28 @@ async def test_a_closed_connection_asks_at_once(autojump_clock: MockClock) -> No
             assert len(network.dialled) - began <= 31
 
 
+async def test_an_nsqd_that_is_restarted_is_found_again_soon(autojump_clock: MockClock) -> None:
+    """nsqlookupd is asked again in gaps that double, long before the next regular poll."""
+    async with nsqd_in_memory() as broker:
+        network = Network.of(broker, "a:1")
+        lookupd = Lookupd("a:1")
+        async with consumer_of(
+            network, lookupd_http_addresses=["l:1"], get=lookupd.get
+        ) as consumer:
+            await trio.sleep(5)
+            serve, lookupd.addresses = network.hosts.pop("a:1"), ()
+            network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            await trio.sleep(12)
+            network.hosts["a:1"], lookupd.addresses = serve, ("a:1",)
+            await trio.sleep(12)
+            assert consumer.stats().connections == 1
+            await trio.sleep(200)
+    gaps = [b - a for a, b in pairwise(lookupd.asked_s[1:])]
+    for gap, least in zip(gaps, (1, 2, 4, 8, 16, 32), strict=False):
+        assert least <= gap <= 1.5 * least
+    assert gaps[6:] == pytest.approx([60.0] * len(gaps[6:]))
+
+
 async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:
     """To a consumer that had none."""
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:

@@ -6,6 +6,7 @@ Spec: client, section 3 (discovery).
 from __future__ import annotations
 
 import json
+import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
@@ -22,8 +23,10 @@ from trionsq.client.waiting import Token
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
 
 _TRIES: Final = 3
-# Lost connections ask at once, but no more often than this.
+# Lost connections ask at once, but no more often than this; and again after twice that, four times
+# and so on, for an nsqd that is restarted is not found at once.
 _GAP_S: Final = 1.0
+_SPREAD: Final = 0.5  # of a gap, so that the consumers of one nsqd do not all ask at a time
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
 
@@ -55,6 +58,7 @@ class Discovery:
         self._get = get
         self._next = 0
         self._wake = Token()
+        self._gap_s = math.inf
 
     def add(self, address: str) -> None:
         """Ask this one too; see `lookup_url`."""
@@ -72,7 +76,8 @@ class Discovery:
         del self.urls[address]
 
     def ask(self) -> None:
-        """Ask soon: a connection was lost."""
+        """Ask soon, and again in growing gaps: a connection was lost."""
+        self._gap_s = _GAP_S
         self._wake.set()
 
     async def run(
@@ -82,6 +87,8 @@ class Discovery:
         random: Random,
     ) -> NoReturn:
         """Poll at once, then after the interval and a random part of it, then every interval.
+
+        After `ask` at once too, and in gaps that double up to the interval.
 
         Args:
             found: called with the addresses of each poll.
@@ -96,7 +103,9 @@ class Discovery:
                 found(await self.poll())
             except DiscoveryError as error:
                 failed(error)
-            with trio.move_on_at(asked_s + wait_s):
+            gap_s = self._gap_s * (1 + random.random() * _SPREAD)
+            self._gap_s *= 2
+            with trio.move_on_at(asked_s + min(wait_s, gap_s)):
                 await self._wake.wait()
                 await trio.sleep_until(asked_s + min(_GAP_S, interval_s))
             wait_s = interval_s
