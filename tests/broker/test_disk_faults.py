@@ -340,3 +340,45 @@ async def test_a_pause_waits_for_its_metadata(autojump_clock: MockClock) -> None
             assert len(nursery.child_tasks) == 1
             gate.open()
         assert b'"name":"t","paused":true' in disk.after_power_loss().files()["nsqd.dat"]
+
+
+# Deletion
+
+
+async def test_a_deleted_topic_whose_files_stay(autojump_clock: MockClock) -> None:
+    """/ping shows it until they are gone; a new topic of that name has none of its messages."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        publish(broker, "t", *numbered(4))
+        disk.fail(errno.EIO, forever=True, only=["unlink"])
+        broker.delete_topic("t")
+        assert disk.faults["unlink"]
+        await trio.sleep(3)
+        assert broker.health.startswith("NOK - /simulated/t.diskqueue.")
+        publish(broker, "t", b"new")
+        _, messages = await consume(broker, "t", "c", 1)
+        assert [message.body for message in messages] == [b"new"]
+        await trio.sleep(3)
+        assert broker.health.startswith("NOK - /simulated/t.diskqueue.")
+        disk.heal()
+        await trio.sleep(3)
+        assert broker.health == "OK"
+        broker.delete_topic("t")
+    assert not [name for name in disk.files() if name.startswith("t.")]
+
+
+async def test_files_that_no_topic_owns_are_told_at_the_start(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They come back if their topic is made, as in nsqd: a warning names it."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        publish(broker, "deleted", *numbered(4))
+        publish(broker, "kept", *numbered(4))
+        disk.fail(errno.EIO, forever=True, only=["unlink"])
+        broker.delete_topic("deleted")
+    assert disk.faults["unlink"]
+    caplog.clear()
+    async with nsqd_in_memory(disk=disk):
+        [warning] = [line for line in caplog.messages if "come back" in line]
+    assert warning.endswith("of that name is made: deleted")

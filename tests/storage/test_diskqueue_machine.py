@@ -164,6 +164,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.disk.fail(error, at, forever, only)
         self.healthy = False
 
+    @precondition(lambda self: self.healthy and self.waiting)
+    @rule(error=errors)
+    def break_reading(self, error: int) -> None:
+        self.disk.fail(error, 1, True, {"read"})
+        self.healthy = False
+
     @precondition(lambda self: self.healthy)
     @rule(left=st.integers(0, 300))
     def fill_disk(self, left: int) -> None:
@@ -206,12 +212,27 @@ class QueueMachine(RuleBasedStateMachine):
         """A job of the deleted queue may be under way."""
         self.queue.delete()
         assert self.disk_is_clean()
+        self.anew()
+        SEEN["deleted with a job under way"] += len(self.background) > 0
+        SEEN["deleted"] += 1
+
+    def anew(self) -> None:
         self.make_queue()
         assert self.queue.depth == 0
         self.log.clear()
         self.read_count = 0
-        SEEN["deleted with a job under way"] += len(self.background) > 0
-        SEEN["deleted"] += 1
+
+    @precondition(lambda self: self.healthy and self.waiting)
+    @rule(at=st.integers(1, 4))
+    def delete_what_stays(self, at: int) -> None:
+        """It shows, and a new queue has nothing of it."""
+        self.disk.fail(errno.EIO, at, True, {"unlink"})
+        self.healthy = False
+        self.queue.delete()
+        told = self.folder.fault is not None
+        assert told or self.disk_is_clean()
+        SEEN["deleted, but some stays"] += told
+        self.anew()
 
     def disk_is_clean(self) -> bool:
         """Only files that were set aside are left, and drafts of a job that did not end."""
@@ -274,6 +295,7 @@ def test_a_queue_is_a_list() -> None:
         "healed",
         "reopened",
         "deleted with a job under way",
+        "deleted, but some stays",
         "killed",
     }
     assert {name for name in happened if name.startswith("fault")} >= {

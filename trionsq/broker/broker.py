@@ -60,6 +60,8 @@ VERSION: Final = "1.3.0"
 # With --mem-queue-size=0 ephemeral messages would all be dropped: so many go through memory.
 _EPHEMERAL_MEMORY_MIN: Final = 256
 _IDS_LIMIT_S: Final = 2.0
+# So many names go into a line of the log.
+_STRANGERS_MAX: Final = 5
 
 
 class Broker:
@@ -193,6 +195,22 @@ class Broker:
                 channel = topic.channel(channel_record.name)
                 channel.core.paused = channel_record.paused
         self._loading = False
+        self._tell_strangers()
+
+    def _tell_strangers(self) -> None:
+        """Say which files wait for a topic or channel of their name to be made, as in nsqd."""
+        known = {
+            queue
+            for topic in self.topics.values()
+            for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
+        }
+        if strangers := self.folder.strangers(known):
+            log.warning(
+                "NSQ: messages on disk of %d topics or channels that there are not come back if "
+                "one of that name is made: %s",
+                len(strangers),
+                ", ".join(strangers[:_STRANGERS_MAX]),
+            )
 
     def _records(self) -> list[TopicRecord]:
         """What the metadata are now: all that is not ephemeral."""

@@ -19,7 +19,8 @@ from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes
-from trionsq.storage.folder import DataFolder, let_go
+from trionsq.storage.folder import DataFolder, error_text, let_go
+from trionsq.storage.leftover import Leftover, Remains
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import QueueFiles, find_start
 from trionsq.storage.reader import QueueReader
@@ -54,7 +55,8 @@ class DiskQueue:
         self._folder = folder
         self._disk = folder.disk
         self._files = QueueFiles(name)
-        start = find_start(folder, self._files)
+        left = folder.leftovers.get(name)
+        start = find_start(folder, self._files) if left is None else left.start()
         self._positions = start.positions
         # The content of the positions file, None if it is not known to be durable.
         self._durable = start.text
@@ -115,7 +117,7 @@ class DiskQueue:
         except OSError as error:
             self._refused_nbytes = records.nbytes
             self._failed(error)
-            raise BackendError(_text(error)) from error
+            raise BackendError(error_text(error)) from error
         if self._folder.faults:
             self._refused_nbytes = 0
             self._clear_fault()
@@ -203,7 +205,7 @@ class DiskQueue:
         dropped = self.depth
         positions = self._positions
         # What can't be removed now goes with the next sync.
-        self._reader.finished = self._remove()
+        self._reader.finished = self._remove().records
         positions.depth = 0
         positions.write_file += 1
         positions.write_pos = 0
@@ -213,13 +215,15 @@ class DiskQueue:
         return dropped
 
     def delete(self) -> None:
-        self._remove()
+        left = self._remove()
         self._deleted = True
         self._folder.changed.pop(self, None)
-        self._folder.faults.pop(self, None)
+        reason = self._folder.faults.pop(self, "")
+        if left:
+            Leftover(self._folder, self._files, left, self._positions.write_file + 1).tell(reason)
 
-    def _remove(self) -> list[str]:
-        """Remove all files, and void what a job under way has still to do; the names left."""
+    def _remove(self) -> Remains:
+        """Remove all files, and void what a job under way has still to do; what stays."""
         positions, files = self._positions, self._files
         numbers = range(positions.read_file, positions.write_file + 1)
         names = [*map(files.records, numbers), *self._reader.finished]
@@ -240,12 +244,14 @@ class DiskQueue:
             self._generation.number += 1
             if self._job is not None:
                 names += self._job.finished
-            left = [name for name in names if not self._unlinked(name)]
-            self._unlinked(files.positions)
+            left = Remains([name for name in names if not self._unlinked(name)])
+            if not self._unlinked(files.positions):
+                left.others.append(files.positions)
             try:
                 self._sidecar.remove()
             except OSError as error:
                 self._failed(error)
+                left.others.append(self._sidecar.name)
             else:
                 self._due_times.forget_file()
         return left
@@ -299,7 +305,7 @@ class DiskQueue:
             self._writer.settle()
         except OSError as error:
             self._failed(error)
-            self._sync_error = _text(error)
+            self._sync_error = error_text(error)
             return
         job = self._job = self._make_job(with_positions)
         self._writer.lent = job.current[1] if job.current else None
@@ -374,7 +380,7 @@ class DiskQueue:
     def _sync_failed(self, job: SyncJob, error: OSError) -> None:
         """What a sync failed to make durable never is: write it anew, and don't go on in it."""
         self._failed(error)
-        self._sync_error = _text(error)
+        self._sync_error = error_text(error)
         self._doubtful += job.doubtful
         if job.sealed:
             number, file = job.sealed.pop(0)
@@ -427,7 +433,7 @@ class DiskQueue:
             return False
 
     def _failed(self, error: OSError) -> None:
-        text = _text(error)
+        text = error_text(error)
         if self._folder.faults.get(self) != text:
             log.error("DISKQUEUE(%s): %s", self.name, text)
         self._folder.faults[self] = text
@@ -446,7 +452,7 @@ class DiskQueue:
         self._folder.changed.pop(self, None)
         if error is not None:
             self._failed(error)
-            raise BackendError(_text(error)) from error
+            raise BackendError(error_text(error)) from error
         self._folder.faults.pop(self, None)
 
     def _settle_and_sync(self) -> OSError | None:
@@ -461,13 +467,9 @@ class DiskQueue:
             job.run()
         except OSError as error:
             if job.durable:
-                log.error("DISKQUEUE(%s): left over: %s", self.name, _text(error))
+                log.error("DISKQUEUE(%s): left over: %s", self.name, error_text(error))
             else:
                 failure = failure or error
         for _, file in job.sealed:
             let_go(file)
         return failure
-
-
-def _text(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from trionsq.histogram import Histogram
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk, DiskFile
 
-__all__ = ["DataFolder", "Queue", "let_go"]
+if TYPE_CHECKING:
+    from trionsq.storage.leftover import Leftover
+
+__all__ = ["DataFolder", "Queue", "error_text", "let_go"]
 
 log = logging.getLogger("trionsq")
 
@@ -29,8 +33,13 @@ def let_go(file: DiskFile) -> None:
         log.warning("closing a file: %s", error)
 
 
+def error_text(error: OSError) -> str:
+    """What went wrong with which file."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
 class Queue(Protocol):
-    """A disk queue, as the folder sees it."""
+    """A disk queue, or what is left of one, as the folder sees it."""
 
     def sync(self) -> None:
         """Make durable what is not."""
@@ -51,6 +60,7 @@ class DataFolder:
         sync_every: --sync-every, in operations (records written or read).
         changed: the queues with something that is not durable.
         faults: what went wrong last, by the queue or file that it happened to.
+        leftovers: what could not be removed of deleted queues, by their names.
         fsync_s: how long the syncs of files with records took, in seconds.
     """
 
@@ -61,6 +71,7 @@ class DataFolder:
     sync_every: int = 2_500
     changed: dict[Queue, None] = field(default_factory=dict)
     faults: dict[Queue | str, str] = field(default_factory=dict)
+    leftovers: dict[str, Leftover] = field(default_factory=dict)
     fsync_s: Histogram = field(default_factory=lambda: Histogram(FSYNC_BOUNDS_S))
     _found: dict[str, list[str]] | None = None
 
@@ -70,16 +81,26 @@ class DataFolder:
         ``afresh``: as they are now, which takes a look at the whole folder.
         """
         if self._found is None or afresh:
-            self._found = defaultdict(list)
-            try:
-                names = self.disk.names()
-            except OSError as error:
-                log.error("the data path can't be listed: %s", error)
-                names = []
-            for name in sorted(names, key=lambda name: (len(name), name)):
-                if match := _RECORDS.fullmatch(name):
-                    self._found[match[1]].append(name)
+            self._found = self._look()
         return self._found.get(queue, [])
+
+    def strangers(self, queues: Collection[str]) -> list[str]:
+        """Names of others than these that had files with records when `found` was first asked."""
+        if self._found is None:
+            self._found = self._look()
+        return [queue for queue in self._found if queue not in queues]
+
+    def _look(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        try:
+            names = self.disk.names()
+        except OSError as error:
+            log.error("the data path can't be listed: %s", error)
+            names = []
+        for name in sorted(names, key=lambda name: (len(name), name)):
+            if match := _RECORDS.fullmatch(name):
+                found[match[1]].append(name)
+        return found
 
     def sync_all(self) -> None:
         """Begin to make everything durable (every --sync-timeout)."""

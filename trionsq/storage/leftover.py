@@ -1,0 +1,99 @@
+"""Files of a deleted queue that the disk would not remove.
+
+With them its messages would come back, were a topic or channel of that name made again. So they
+are an error that shows until they are gone, and a new queue begins behind them, as an emptied one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from trionsq.storage.folder import DataFolder, error_text
+from trionsq.storage.positions import Positions, QueueFiles, Start
+
+__all__ = ["Leftover", "Remains"]
+
+log = logging.getLogger("trionsq")
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """Names of files that stay.
+
+    Attributes:
+        records: with records.
+        others: positions and due times, which a new queue writes anew under the same names.
+    """
+
+    records: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.others)
+
+
+class Leftover:
+    """What is left of one queue; it is tried again as queues are that failed."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        files: QueueFiles,
+        left: Remains,
+        number: int,
+    ) -> None:
+        """``number`` is that of the first file that another queue of this name may write."""
+        self._folder = folder
+        self._files = files
+        # Without positions nobody reads the records, so these go first.
+        self._names = list(dict.fromkeys([*left.others, *left.records]))
+        self._left = left
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<Leftover {self._files.queue} {self._names}>"
+
+    def tell(self, reason: str) -> None:
+        """Let it show in the log and in the health of the broker, until it is gone."""
+        log.error(
+            "DISKQUEUE(%s): deleted, but %d files stay, and are tried again: %s",
+            self._files.queue,
+            len(self._names),
+            reason,
+        )
+        self._folder.faults[self] = reason
+        self._folder.leftovers[self._files.queue] = self
+
+    def _forget(self) -> None:
+        self._folder.faults.pop(self, None)
+        self._folder.leftovers.pop(self._files.queue, None)
+
+    def sync(self) -> None:
+        """Nothing here has to be durable."""
+
+    def try_again(self) -> None:
+        """Remove what can be removed now."""
+        while self._names:
+            try:
+                self._folder.disk.unlink(self._names[0])
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._folder.faults[self] = error_text(error)
+                return
+            self._names.pop(0)
+        log.info("DISKQUEUE(%s): what was left of it is removed", self._files.queue)
+        self._forget()
+
+    def start(self) -> Start:
+        """Where a new queue of that name begins, whose these files are from now on."""
+        self._forget()
+        log.warning(
+            "DISKQUEUE(%s): begins with file %d, behind what is left of a deleted one",
+            self._files.queue,
+            self._number,
+        )
+        positions = Positions(read_file=self._number, write_file=self._number)
+        records = [name for name in self._left.records if name in self._names]
+        return Start(positions, moved=True, finished=records)
