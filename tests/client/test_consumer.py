@@ -640,7 +640,7 @@ async def test_discovered_nsqds_are_consumed(autojump_clock: MockClock) -> None:
 
 async def test_polling_is_put_off_once_and_then_regular(autojump_clock: MockClock) -> None:
     """At once; then after the interval and a random part of it; then every interval."""
-    lookupd = Lookupd()
+    lookupd = Lookupd("unreachable:1")
     config = Config(lookupd_poll_interval_s=10, lookupd_poll_jitter=0.3)
     async with consumer_of(
         Network(), lookupd_http_addresses=["l:1"], get=lookupd.get, config=config
@@ -650,6 +650,17 @@ async def test_polling_is_put_off_once_and_then_regular(autojump_clock: MockCloc
     assert lookupd.asked_s[0] == 0
     assert 10 < gaps[0] <= 13
     assert gaps[1:] == pytest.approx([10.0] * len(gaps[1:]))
+
+
+async def test_who_finds_no_nsqd_asks_again_soon(autojump_clock: MockClock) -> None:
+    """In gaps that double, until those are as long as the interval."""
+    lookupd = Lookupd()
+    async with consumer_of(Network(), lookupd_http_addresses=["l:1"], get=lookupd.get):
+        await trio.sleep(300)
+    gaps = [b - a for a, b in pairwise(lookupd.asked_s)]
+    for gap, least in zip(gaps, (1, 2, 4, 8, 16, 32), strict=False):
+        assert least <= gap <= 1.5 * least
+    assert gaps[6:] == pytest.approx([60.0] * len(gaps[6:]))
 
 
 async def test_a_closed_connection_asks_at_once(autojump_clock: MockClock) -> None:

@@ -23,8 +23,9 @@ from trionsq.client.waiting import Token
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
 
 _TRIES: Final = 3
-# Lost connections ask at once, but no more often than this; and again after twice that, four times
-# and so on, for an nsqd that is restarted is not found at once.
+# Lost connections ask at once, but no more often than this; and again after this, twice that, four
+# times and so on, for an nsqd that is restarted is not found at once. So do consumers that begin
+# before there is an nsqd to be found.
 _GAP_S: Final = 1.0
 _SPREAD: Final = 0.5  # of a gap, so that the consumers of one nsqd do not all ask at a time
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
@@ -88,7 +89,8 @@ class Discovery:
     ) -> NoReturn:
         """Poll at once, then after the interval and a random part of it, then every interval.
 
-        After `ask` at once too, and in gaps that double up to the interval.
+        After `ask` at once too, and in gaps that double up to the interval; in such gaps also
+        when the first poll finds none.
 
         Args:
             found: called with the addresses of each poll.
@@ -97,12 +99,18 @@ class Discovery:
         """
         interval_s = self._config.lookupd_poll_interval_s
         wait_s = interval_s * (1 + random.random() * self._config.lookupd_poll_jitter)
+        is_first = True
         while True:
             asked_s = trio.current_time()
+            addresses: list[str] = []
             try:
-                found(await self.poll())
+                addresses = await self.poll()
+                found(addresses)
             except DiscoveryError as error:
                 failed(error)
+            if is_first and not addresses:
+                self._gap_s = _GAP_S
+            is_first = False
             gap_s = self._gap_s * (1 + random.random() * _SPREAD)
             self._gap_s *= 2
             with trio.move_on_at(asked_s + min(wait_s, gap_s)):

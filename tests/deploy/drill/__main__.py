@@ -33,11 +33,8 @@ SHOWN = (
     "failed",
     "uncured",
     "strange",
-    "gap_ms",
-    "first_ms",
-    "back_ms",
+    *(WIDEST := ("gap_ms", "publish_ms", "first_ms", "back_ms")),
 )
-WIDEST = ("gap_ms", "first_ms", "back_ms")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,6 +67,7 @@ class History:
         faults: in the order in which they began.
         failures: of publishes, by error.
         uncured: messages that no node took, however often they were tried.
+        publish_s: the longest time from a message's first try to its OK.
         acknowledged_by, delivered_by: counts by node; of deliveries all, on every channel.
         strange: bodies that nobody published, with their channels.
     """
@@ -90,6 +91,7 @@ class History:
         self.strange: list[tuple[str, bytes]] = []
         self.strange_count = 0
         self.attempted = 0
+        self.publish_s = 0.0
         self._name = os.urandom(4).hex().encode() if name is None else name
         self._acked_nodes = bytearray()
         self._acked_s = array("d")
@@ -112,9 +114,11 @@ class History:
         """What is published for a message."""
         return (b"%b %d " % (self._name, number)).ljust(BODY_NBYTES, b".")
 
-    def acknowledged(self, numbers: Iterable[int], node: str) -> None:
-        """The node said OK to these."""
+    def acknowledged(self, numbers: Iterable[int], node: str, began_s: float | None = None) -> None:
+        """The node said OK to these, whose first try was at ``began_s``."""
         at_s, place = self.clock(), self.nodes.index(node)
+        if began_s is not None:
+            self.publish_s = max(self.publish_s, at_s - began_s)
         for number in numbers:
             self._acked_nodes[number] = place
             self._acked_s[number] = at_s
@@ -254,7 +258,9 @@ class History:
         return [all(row) for row in zip(*columns, strict=True)]
 
     def _times_ms(self) -> dict[str, int]:
-        """The longest of all faults: until anything came, and until the node itself was back."""
+        """The longest publish, and of all faults times until anything came, and
+        until the node itself was back.
+        """
         firsts = [one.first_s - one.began_s for one in self.faults if one.first_s is not None]
         backs = [
             one.back_s - one.ended_s
@@ -262,6 +268,7 @@ class History:
             if one.back_s is not None and one.ended_s is not None
         ]
         return {
+            "publish_ms": round(1000 * self.publish_s),
             "first_ms": round(1000 * max(firsts, default=0.0)),
             "back_ms": round(1000 * max(backs, default=0.0)),
         }

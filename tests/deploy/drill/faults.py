@@ -34,18 +34,24 @@ async def killed_on_disk(site: Site) -> None:
 
 
 async def cut_off(site: Site) -> None:
-    """The link of an nsqd is down for some seconds; the nsqd knows nothing of it."""
+    """The link of an nsqd is down until everybody has noticed, and some seconds more."""
     node = site.nsqds[0]
+    others = len(site.nsqds) - 1
+    failed = site.history.failures.total()
     async with site.fault(node):
         site.cluster.network.set_link(node, up=False)
-        await site.progress()
+        await site.until(lambda: site.history.failures.total() > failed)
+        await site.until(
+            lambda: all(one.stats().connections == others for one in site.load.consumers)
+        )
+        await site.flow(without=[node])
         await site.hold()
         site.cluster.network.set_link(node, up=True)
     await site.flow()
 
 
 async def lookupd_lost(site: Site) -> None:
-    """One nsqlookupd dies, then the other; the first is started again."""
+    """One nsqlookupd dies, then the other."""
     first, second = site.cluster.nsqlookupds
     running = len(site.load.consumers)
     async with site.fault():
@@ -56,11 +62,23 @@ async def lookupd_lost(site: Site) -> None:
         site.cluster.kill(second)
         await site.flow()
         await site.hold()
-        await site.flow()
-        await site.cluster.start(first, second)
-        # Each nsqd tells them anew what it has, so that further consumers find it.
+    await site.flow()
+
+
+async def lookupds_restarted(site: Site) -> None:
+    """Both nsqlookupds are restarted; what they knew, the nsqds tell them again."""
+    running = len(site.load.consumers)
+    async with site.fault() as fault:
+        for node in site.cluster.nsqlookupds:
+            code = await site.cluster.restart(node)
+            if code:
+                site.wrong.append(f"{node} ended with {code}: {site.cluster.log(node)}")
+        # Begins while nobody may be found yet.
         site.tasks.start_soon(site.load.consume, "work")
-        await site.connected(running + 2)
+        await site.found()
+    assert fault.ended_s is not None
+    site.remarks.append(f"all nsqds known again after {fault.ended_s - fault.began_s:.1f} s")
+    await site.connected(running + 1)
     await site.flow()
 
 
@@ -84,5 +102,8 @@ DRILLS: Final = (
     ),
     Drill("cut-off", cut_off, "the link of an nsqd is down"),
     Drill("lookupd-lost", lookupd_lost, "one nsqlookupd dies, then the other too"),
+    Drill(
+        "lookupds-restarted", lookupds_restarted, "both nsqlookupds are restarted, and are empty"
+    ),
     Drill("rolling-restart", rolling_restart, "all nsqds are restarted, one after the other"),
 )

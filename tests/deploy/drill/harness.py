@@ -137,6 +137,16 @@ class Site:
             )
         )
 
+    async def found(self) -> None:
+        """Wait until each nsqlookupd knows the topic of every nsqd."""
+        for node in self.cluster.nsqlookupds:
+            while True:
+                answer = await self.cluster.get(node, 4161, f"/lookup?topic={TOPIC}")
+                producers = json.loads(answer.body)["producers"] if answer.status == 200 else ()
+                if len(producers) >= len(self.nsqds):
+                    break
+                await trio.sleep(_WAIT_S)
+
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait for something that this process can see."""
         await wait_until(is_so)
@@ -232,7 +242,7 @@ async def _run(site: Site, drill: Drill, stage: list[str]) -> None:
     """All of it on a running cluster; ``stage`` is told where it is."""
     stage.append("channels")
     await site.load.make_channels()
-    await _found_by_all(site.cluster)
+    await site.found()
     stage.append("consumers")
     for channel in CONSUMERS:
         site.tasks.start_soon(site.load.consume, channel)
@@ -245,17 +255,6 @@ async def _run(site: Site, drill: Drill, stage: list[str]) -> None:
     stage.append("drain")
     await site.load.stop_publishing()
     await _drained(site.cluster)
-
-
-async def _found_by_all(made: Cluster) -> None:
-    """Wait until each nsqlookupd knows the topic of every nsqd."""
-    for node in made.nsqlookupds:
-        while True:
-            answer = await made.get(node, 4161, f"/lookup?topic={TOPIC}")
-            found = json.loads(answer.body)["producers"] if answer.status == 200 else ()
-            if len(found) >= len(made.nsqds):
-                break
-            await trio.sleep(_WAIT_S)
 
 
 async def _drained(made: Cluster) -> None:

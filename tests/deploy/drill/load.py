@@ -110,7 +110,7 @@ class Load:
 
     async def _publish_one(self, producer: Producer, count: int) -> None:
         """A message, or a batch. When a node fails, publish again: it goes to the next one."""
-        numbers = self._history.begin(count)
+        numbers, began_s = self._history.begin(count), self._history.clock()
         bodies = [self._history.body(number) for number in numbers]
         for _ in range(_TRIES):
             try:
@@ -125,7 +125,8 @@ class Load:
                     raise
                 self._history.failed(error)
             else:
-                self._history.acknowledged(numbers, self._names[producer.nsqd_address])
+                node = self._names[producer.nsqd_address]
+                self._history.acknowledged(numbers, node, began_s)
                 return
         self._history.gave_up(numbers)
 
