@@ -15,7 +15,6 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx2
 import trio
 
-from admin.access.guard import cookie_name
 from admin.access.opening import open_access
 from admin.app import create_admin_app
 from admin.dashboard import Dashboard
@@ -65,7 +64,7 @@ async def open_dashboard(
         await _resolve("lookupd", options.lookupd_http_address)
         await _resolve("nsqd", options.nsqd_http_address)
     access = open_access(options, hosts)
-    access.cookie = cookie_name(port)
+    access.port = port
     async with Upstream(options, transport) as upstream, trio.open_nursery() as nursery:
         dashboard = Dashboard(options, upstream, access, http_port=port)
         if options.notification_http_endpoint:

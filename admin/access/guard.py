@@ -17,6 +17,7 @@ from quart import Response, g, has_request_context, request
 from quart_trio import QuartTrio
 
 from admin.access.audit import Audit, Entry
+from admin.access.cookie import cookie_name
 from admin.access.csrf import SAFE_METHODS, Tokens, given_token, same_origin
 from admin.access.headers import security_headers
 from admin.access.modes import Mode
@@ -35,22 +36,13 @@ if TYPE_CHECKING:
 
     from admin.operations import Done
 
-__all__ = ["COOKIE", "NOBODY", "SIGN_IN_PATH", "Access", "cookie_name"]
+__all__ = ["NOBODY", "SIGN_IN_PATH", "Access"]
 
 log = logging.getLogger("trionsq")
 
-COOKIE: Final = "nsqadmin_session"
 SIGN_IN_PATH: Final = "/sign-in"
 NOBODY: Final = User("", Role.EVERYONE, "nobody")
 _SCOPE_KEY: Final = "nsqadmin.audit"
-
-
-def cookie_name(port: int) -> str:
-    """The name of the cookie where ``port`` is listened on: browsers tell hosts apart, not ports.
-
-    Without it signing in to one dashboard of a host would be signing out of its others.
-    """
-    return f"{COOKIE}_{port}" if port > 0 else COOKIE
 
 
 class Access:
@@ -59,7 +51,7 @@ class Access:
     Attributes:
         mode: where users come from.
         audit: who did what.
-        cookie: the name of the session's cookie.
+        port: that is listened on; below 1: none.
         passwords, users, sessions: of those who sign in.
     """
 
@@ -82,7 +74,7 @@ class Access:
         self.passwords = Passwords(users, now_s)
         self.sessions = Sessions(options.session_lifetime_ns / 1e9, now_s)
         self.audit = Audit(options.audit_file)
-        self.cookie = COOKIE
+        self.port = 0
         self._tokens = Tokens()
         given = options.trusted_proxy_cidr
         self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
@@ -234,7 +226,7 @@ class Access:
         return Role.VIEWER
 
     def _in_session(self) -> User | None:
-        session = self.sessions.find(request.cookies.get(self.cookie, ""))
+        session = self.sessions.find(request.cookies.get(cookie_name(self.port), ""))
         if session is None:
             return None
         user = self._known(session)

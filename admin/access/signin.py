@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from quart import Response, g, request
+from quart import Response, g
 
+from admin.access.cookie import came_by_https, cookie_name
 from admin.access.csrf import form
 from admin.access.guard import NOBODY, SIGN_IN_PATH, Access
 from admin.access.passwords import Busy, TooManyAttempts
@@ -83,12 +84,12 @@ class _Signing:
         access.record(user=account.name, role=account.role.title, how="session", action="sign_in")
         answer = _redirect(safe_path(wanted, self._base_path))
         answer.set_cookie(
-            access.cookie,
+            cookie_name(access.port),
             token,
             path=self._base_path or "/",
             httponly=True,
             samesite="Lax",
-            secure=_is_https(),
+            secure=came_by_https(),
         )
         return answer
 
@@ -101,7 +102,7 @@ class _Signing:
         g.user, g.session = NOBODY, None
         answer = _redirect(self._base_path + (SIGN_IN_PATH if access.has_sign_in else "/"))
         path = self._base_path or "/"
-        answer.delete_cookie(access.cookie, path=path, httponly=True, samesite="Lax")
+        answer.delete_cookie(cookie_name(access.port), path=path, httponly=True, samesite="Lax")
         return answer
 
     def _again(self, problem: str, wanted: str, **more: str) -> Response:
@@ -115,12 +116,3 @@ def _redirect(path: str) -> Response:
     answer = Response(b"", 303)
     answer.headers["Location"] = path
     return answer
-
-
-def _is_https() -> bool:
-    # Believed of everybody: who lies gets a cookie that is sent less.
-    given = (request.scope.get("scheme"), *(request.headers.get(name) for name in _SCHEMES))
-    return "https" in given
-
-
-_SCHEMES = ("X-Scheme", "X-Forwarded-Proto")

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from admin.access.guard import COOKIE, cookie_name
 from tests.admin.nodes import ask, fake_node, nsqadmin, stats_of
 from trionsq.web import metrics
 
@@ -54,11 +53,3 @@ async def test_polls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = await figures(dashboard)
     assert shown["nsqadmin_polls_total"] >= 1
     assert shown["nsqadmin_poll_duration_seconds"] >= 0
-
-
-async def test_dashboards_on_one_host_have_cookies_of_their_own() -> None:
-    """Browsers tell hosts apart, not ports: the port is in the cookie's name."""
-    assert cookie_name(4171) != cookie_name(4151)
-    assert cookie_name(-1) == COOKIE
-    async with nsqadmin(nsqd_http_address=("127.0.0.1:1",)) as dashboard:
-        assert dashboard.access.cookie == f"nsqadmin_session_{dashboard.http_port}"
