@@ -7,6 +7,7 @@ the message is there: it may come or not, and twice if its publisher tried again
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from array import array
@@ -52,7 +53,7 @@ class _Seen:
     duplicated: int = 0
     redelivered: int = 0
     finished: int = 0
-    last_s: float | None = None
+    last_s: float = -math.inf
     gap_s: float = 0.0
 
     def grow(self, count: int) -> None:
@@ -200,11 +201,10 @@ class History:
         self._watched_from_s = None
 
     def _silence_s(self, seen: _Seen, at_s: float) -> float:
-        """Up to a delivery, if one was to be expected."""
+        """Up to a delivery, since the one before or since silence counts."""
         if self._watched_from_s is None:
             return 0.0
-        # The pause in which a fault falls counts from the last delivery before.
-        return at_s - (self._watched_from_s if seen.last_s is None else seen.last_s)
+        return at_s - max(self._watched_from_s, seen.last_s)
 
     def _tell_faults(self, node: str, at_s: float) -> None:
         for fault in reversed(self.faults):

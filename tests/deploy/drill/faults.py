@@ -10,26 +10,15 @@ __all__ = ["DRILLS"]
 
 
 async def killed(site: Site) -> None:
-    """SIGKILL of an nsqd under load; it is started again a few seconds later."""
+    """SIGKILL of an nsqd that has a backlog; it is started again a few seconds later."""
     node = site.nsqds[0]
+    await site.backlog(node)
     async with site.fault(node):
         site.cluster.kill(node)
+        site.load.resume()
         await site.progress()
         await site.hold()
         await site.cluster.start(node)
-    await site.flow()
-
-
-async def killed_on_disk(site: Site) -> None:
-    """The same while everything waits in files, and nothing is in flight."""
-    node = site.nsqds[0]
-    async with site.load.paused():
-        acknowledged = site.history.acknowledged_by[node]
-        wanted = acknowledged + site.setting.rate // 2
-        await site.until(lambda: site.history.acknowledged_by[node] >= wanted)
-        async with site.fault(node):
-            site.cluster.kill(node)
-            await site.cluster.start(node)
     await site.flow()
 
 
@@ -38,8 +27,10 @@ async def cut_off(site: Site) -> None:
     node = site.nsqds[0]
     others = len(site.nsqds) - 1
     failed = site.history.failures.total()
+    await site.backlog(node)
     async with site.fault(node):
         site.cluster.network.set_link(node, up=False)
+        site.load.resume()
         await site.until(lambda: site.history.failures.total() > failed)
         await site.until(
             lambda: all(one.stats().connections == others for one in site.load.consumers)
@@ -93,11 +84,16 @@ async def rolling_restart(site: Site) -> None:
 
 
 DRILLS: Final = (
-    Drill("killed", killed, "SIGKILL of an nsqd; what it had in memory is lost", may_lose=True),
+    Drill(
+        "killed",
+        killed,
+        "SIGKILL of an nsqd with a backlog, which is in memory: lost",
+        may_lose=True,
+    ),
     Drill(
         "killed-on-disk",
-        killed_on_disk,
-        "the same with --mem-queue-size=0 and nothing in flight: nothing is lost",
+        killed,
+        "the same with --mem-queue-size=0 and nothing in flight: all is in files",
         flags=("--mem-queue-size=0",),
     ),
     Drill("cut-off", cut_off, "the link of an nsqd is down"),

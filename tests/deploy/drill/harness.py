@@ -127,6 +127,17 @@ class Site:
             )
         )
 
+    async def backlog(self, node: str) -> None:
+        """Stop consumers and wait until the node has what is published in half a second.
+
+        They go on with ``load.resume()``.
+        """
+        await self.load.pause()
+        acknowledged = self.history.acknowledged_by[node] + self.setting.rate // 2 // len(
+            self.nsqds
+        )
+        await self.until(lambda: self.history.acknowledged_by[node] >= acknowledged)
+
     async def connected(self, count: int) -> None:
         """Wait until so many consumers run, each with a connection to every nsqd."""
         wanted = len(self.nsqds)

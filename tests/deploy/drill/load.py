@@ -149,17 +149,25 @@ class Load:
         """One that asks the nsqlookupds, not yet begun."""
         return self._cluster.consumer(TOPIC, channel, self.config)
 
-    @asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """Meanwhile consumers take nothing, and nothing is in flight."""
+    async def pause(self) -> None:
+        """Consumers take nothing from now on; returns when nothing of theirs is in flight."""
         for consumer in self.consumers:
             consumer.max_in_flight = 0
         await wait_until(lambda: not any(one.stats().in_flight for one in self.consumers))
+
+    def resume(self) -> None:
+        """Consumers take messages again."""
+        for consumer in self.consumers:
+            consumer.max_in_flight = _IN_FLIGHT
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """The two of them as a context."""
+        await self.pause()
         try:
             yield
         finally:
-            for consumer in self.consumers:
-                consumer.max_in_flight = _IN_FLIGHT
+            self.resume()
 
     async def make_channels(self) -> None:
         """Topic and channels on every nsqd, before the first message. Raises ConnectError."""
