@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from trionsq import httpget
@@ -47,6 +49,17 @@ async def run(tool: str, *flags: str, stdin: bytes = b"") -> Ended:
             check=False,
         )
     return Ended(done.returncode, done.stdout, done.stderr.decode())
+
+
+def run_here(tool: str, flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Ended:
+    """Run the tool to its end in this process: for what is soon over."""
+    main: Callable[[Sequence[str]], int] = import_module(f"trionsq.tools.{tool}").main
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(flags))
+    code = ended.value.code
+    assert isinstance(code, int)
+    shown = capsys.readouterr()
+    return Ended(code, shown.out.encode(), shown.err)
 
 
 @asynccontextmanager

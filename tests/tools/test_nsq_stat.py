@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from tests.tools.support import LIMIT_S, bodies, run, running, until_true
+from tests.tools.support import LIMIT_S, bodies, run, run_here, running, until_true
 from trionsq import httpget
 from trionsq.client import Producer
 from trionsq.testing import OpenBroker, open_broker
@@ -146,9 +146,9 @@ async def test_a_channel_that_is_not_there() -> None:
         ),
     ],
 )
-async def test_wrong_usage(flags: tuple[str, ...], text: str) -> None:
+def test_wrong_usage(flags: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line says what is wrong, exit code 1."""
-    ended = await run("nsq_stat", *flags)
+    ended = run_here("nsq_stat", flags, capsys)
     assert ended.code == 1
     assert text in ended.err
     assert "Traceback" not in ended.err

@@ -21,6 +21,7 @@ from tests.tools.support import (
     drain,
     handles,
     run,
+    run_here,
     running,
     until,
     until_true,
@@ -216,9 +217,11 @@ async def test_nsqd_sees_who_reads() -> None:
         (("--nope",), 2, "flag provided but not defined: -nope"),
     ],
 )
-async def test_wrong_usage(flags: tuple[str, ...], code: int, text: str) -> None:
+def test_wrong_usage(
+    flags: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line says what is wrong, exit code 1; with the usage and 2 for the flags themselves."""
-    ended = await run("nsq_tail", *flags)
+    ended = run_here("nsq_tail", flags, capsys)
     assert ended.code == code
     assert text in ended.err
     assert "Traceback" not in ended.err

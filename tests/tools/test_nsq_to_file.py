@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
+from tests.tools.support import run_here
 from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 from trionsq.tools.common import Progress
@@ -131,15 +132,14 @@ async def publish(nsqd: OpenBroker, bodies: Sequence[bytes], topic: str = "t") -
         (["--nsqd-tcp-address=127.0.0.1:1", "--topic=t"], 1, "couldn't create logger for topic t"),
     ],
 )
-async def test_refusals(flags: list[str], code: int, line: str) -> None:
+def test_refusals(
+    flags: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What can't work is said, with the original's texts and exit codes."""
-    with trio.fail_after(LIMIT_S):
-        done = await trio.run_process(
-            [*COMMAND, *flags], capture_stderr=True, check=False, capture_stdout=True
-        )
-    assert (done.returncode, line in done.stderr.decode()) == (code, True), done.stderr.decode()
+    ended = run_here("nsq_to_file", flags, capsys)
+    assert (ended.code, line in ended.err) == (code, True), ended.err
     if flags == ["--version"]:
-        assert done.stdout == b"nsq_to_file v1.3.0\n"
+        assert ended.out == b"nsq_to_file v1.3.0\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

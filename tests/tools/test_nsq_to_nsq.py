@@ -18,6 +18,7 @@ from tests.tools.support import (
     channel_stats,
     command,
     run,
+    run_here,
     running,
     until,
     until_true,
@@ -286,9 +287,11 @@ BASE = ("--topic=t", "--nsqd-tcp-address=127.0.0.1:1")
         (("--nope",), 2, "flag provided but not defined: -nope"),
     ],
 )
-async def test_wrong_usage(words: tuple[str, ...], code: int, text: str) -> None:
+def test_wrong_usage(
+    words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line says what is wrong, exit code 1; with the usage and 2 for the flags themselves."""
-    ended = await run("nsq_to_nsq", *words)
+    ended = run_here("nsq_to_nsq", words, capsys)
     assert (ended.code, text in ended.err) == (code, True), ended.err
     assert "Traceback" not in ended.err
 
