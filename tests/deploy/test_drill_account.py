@@ -1,0 +1,287 @@
+"""The account of the failure drills: it finds what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.deploy.drill.account import History, judge
+
+NODES = ["n0", "n1"]
+CHANNELS = ["a", "b"]
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def history() -> tuple[History, Clock]:
+    """An empty one."""
+    clock = Clock()
+    return History(NODES, CHANNELS, clock=clock, name=b"test"), clock
+
+
+def deliver(account: History, *numbers: int, node: str = "n0", channels: str = "ab") -> None:
+    """Once to each of the channels."""
+    bodies = [account.body(number) for number in numbers]
+    for channel in channels:
+        account.delivered(channel, node, bodies, [1] * len(bodies))
+
+
+def good_run() -> tuple[History, Clock]:
+    """Ten messages of n0, which all came."""
+    account, clock = history()
+    account.acknowledged(account.begin(10), "n0")
+    deliver(account, *range(10))
+    return account, clock
+
+
+def test_a_run_in_which_all_is_well() -> None:
+    """No fault is found where there is none."""
+    account, _ = good_run()
+    judged = judge(account)
+    assert judged.wrong == ()
+    assert judged.counts["acknowledged"] == judged.counts["delivered"] == 10
+    assert not judged.counts["lost"]
+    assert not judged.counts["duplicated"]
+
+
+def test_a_message_that_one_channel_never_got_is_lost() -> None:
+    """It is named, with where it was acknowledged."""
+    account, _ = good_run()
+    account.acknowledged(account.begin(), "n1")
+    deliver(account, 10, channels="a")
+    judged = judge(account)
+    assert judged.counts["lost"] == 1
+    [wrong] = judged.wrong
+    assert wrong.startswith("1 acknowledged messages are lost: 10 (OK of n1")
+
+
+def test_a_message_that_nobody_acknowledged_may_come_or_not() -> None:
+    """The publisher does not know; it is counted if it came."""
+    account, _ = good_run()
+    account.begin(2)
+    deliver(account, 10)
+    judged = judge(account)
+    assert judged.wrong == ()
+    assert judged.counts["unknown"] == 1
+
+
+def test_what_comes_again_is_a_duplicate() -> None:
+    """Each time but the first, on each channel; that is allowed, but counted."""
+    account, _ = good_run()
+    deliver(account, 3, 3, channels="b")
+    deliver(account, 4, node="n1")
+    judged = judge(account)
+    assert judged.wrong == ()
+    assert judged.counts["duplicated"] == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"other 1 ".ljust(100, b"."),
+        b"test 10 ".ljust(100, b"."),
+        b"test -1 ".ljust(100, b"."),
+        b"test 1 ",
+        b"test 1 ".ljust(99, b".") + b"!",
+        b"test 01 ".ljust(100, b"."),
+        b"test " + b"9" * 5000,
+    ],
+)
+def test_a_body_that_nobody_published_is_strange(body: bytes) -> None:
+    """Of another run, of a number to come, or damaged."""
+    account, _ = good_run()
+    account.delivered("a", "n0", [body], [1])
+    judged = judge(account)
+    assert judged.counts["strange"] == 1
+    assert judged.wrong
+    assert "nothing published" in judged.wrong[0]
+
+
+def test_a_publish_that_no_node_took_is_wrong() -> None:
+    """One that failed and was taken by the next node is not."""
+    account, _ = good_run()
+    account.failed(OSError("gone"))
+    assert judge(account).wrong == ()
+    account.gave_up(account.begin(3))
+    judged = judge(account)
+    assert judged.counts["uncured"] == 3
+    assert judged.counts["failed"] == 1
+    assert "OSError" in judged.wrong[0]
+
+
+def test_silence_is_no_good_run() -> None:
+    """If nothing was published nothing was shown."""
+    account, _ = history()
+    assert judge(account).wrong == ("nothing was delivered at all",)
+
+
+def test_a_killed_node_may_lose_what_it_had_and_no_more() -> None:
+    """Not what another one acknowledged, nor what it acknowledged after it was whole again."""
+    account, clock = good_run()
+    account.acknowledged(account.begin(), "n0")  # 10
+    clock.now_s += 1
+    fault = account.fault_began("n0")
+    account.acknowledged(account.begin(), "n1")  # 11
+    clock.now_s += 1
+    account.fault_ended(fault)
+    clock.now_s += 1
+    account.acknowledged(account.begin(), "n0")  # 12
+    assert [number for number in account.missing() if account.is_explained(number)] == [10]
+    judged = judge(account, may_lose=True)
+    assert judged.counts["lost"] == 3
+    assert judged.counts["unexplained"] == 2
+    assert judged.wrong[0].startswith("2 acknowledged messages are lost: 11 (OK of n1")
+    assert judge(account).wrong[0].startswith("3 ")
+
+
+def test_what_waited_at_the_broken_node_and_came_later_is_recovered() -> None:
+    """On any channel. What came meanwhile, or of another node, is not."""
+    account, clock = history()
+    account.acknowledged(account.begin(3), "n0")
+    account.acknowledged(account.begin(1), "n1")
+    fault = account.fault_began("n0")
+    clock.now_s += 1
+    deliver(account, 0)
+    deliver(account, 1, channels="a")
+    clock.now_s += 1
+    account.fault_ended(fault)
+    deliver(account, 1, channels="b")
+    deliver(account, 2, 3)
+    assert judge(account).counts["recovered"] == 2
+
+
+def test_silence_is_measured_while_a_fault_counts() -> None:
+    """The longest of any channel, from the fault on, up to the moment when it is over."""
+    account, clock = good_run()
+    account.begin(20)
+    clock.now_s += 50  # nothing is broken yet
+    fault = account.fault_began("n0")
+    clock.now_s += 2
+    deliver(account, 10, node="n1", channels="a")
+    clock.now_s += 1
+    deliver(account, 11, node="n1", channels="b")
+    account.fault_ended(fault)
+    clock.now_s += 0.5
+    deliver(account, 12)
+    account.calm()
+    clock.now_s += 50
+    deliver(account, 13)
+    counts = account.counts()
+    assert counts["gap_ms"] == 3000
+    assert counts["first_ms"] == 2000
+    assert counts["back_ms"] == 500
+
+
+def test_silence_that_never_ends_counts_too() -> None:
+    """A channel that gets nothing any more has a gap up to the end."""
+    account, clock = good_run()
+    account.fault_began()
+    clock.now_s += 7
+    deliver(account, 1, channels="a")
+    account.calm()
+    assert account.counts()["gap_ms"] == 7000
+
+
+@dataclass
+class Reference:
+    """The same account, kept as plainly as can be."""
+
+    attempted: int = 0
+    acked: dict[int, tuple[str, float]] = field(default_factory=dict)
+    came: list[tuple[str, int, float]] = field(default_factory=list)
+    strange: int = 0
+    down: list[list[float]] = field(default_factory=list)  # began, ended, of n0
+
+    def counts(self) -> Counter[str]:
+        by_channel = {
+            channel: [(number, at_s) for where, number, at_s in self.came if where == channel]
+            for channel in CHANNELS
+        }
+        got = [{number for number, _ in pairs} for pairs in by_channel.values()]
+        by_all = set.intersection(*got)
+        return Counter(
+            attempted=self.attempted,
+            acknowledged=len(self.acked),
+            delivered=len(by_all),
+            lost=len(self.acked.keys() - by_all),
+            unknown=len(by_all - self.acked.keys()),
+            duplicated=len(self.came) - sum(map(len, got)),
+            strange=self.strange,
+            recovered=sum(self._is_recovered(number, by_channel) for number in self.acked),
+            unexplained=sum(not self._was_down(number) for number in self.acked.keys() - by_all),
+        )
+
+    def _is_recovered(self, number: int, by_channel: dict[str, list[tuple[int, float]]]) -> bool:
+        node, acked_s = self.acked[number]
+        firsts = [
+            min(at_s for one, at_s in pairs if one == number)
+            for pairs in by_channel.values()
+            if any(one == number for one, _ in pairs)
+        ]
+        return node == "n0" and any(
+            acked_s <= began_s and first_s >= ended_s
+            for began_s, ended_s in self.down
+            for first_s in firsts
+        )
+
+    def _was_down(self, number: int) -> bool:
+        node, acked_s = self.acked[number]
+        return node == "n0" and any(acked_s <= ended_s for _, ended_s in self.down)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("attempt"), st.integers(1, 3), st.sampled_from(["n0", "n1", ""])),
+        st.tuples(st.just("deliver"), st.integers(0, 30), st.sampled_from(CHANNELS)),
+        st.tuples(st.just("fault"), st.just(0), st.just("")),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_figures_are_those_of_a_plain_account(steps: list[tuple[str, int, str]]) -> None:
+    """Whatever is attempted, acknowledged, delivered and broken, in whatever order."""
+    account, clock = history()
+    plain = Reference()
+    fault = None
+    for what, value, where in steps:
+        clock.now_s += 1
+        if what == "attempt":
+            numbers = account.begin(value)
+            if where:
+                account.acknowledged(numbers, where)
+                plain.acked |= dict.fromkeys(numbers, (where, clock.now_s))
+            plain.attempted += value
+        elif what == "deliver":
+            account.delivered(where, "n0", [account.body(value)], [1])
+            if value < plain.attempted:
+                plain.came.append((where, value, clock.now_s))
+            else:
+                plain.strange += 1
+        elif fault is None:
+            fault = account.fault_began("n0")
+        else:
+            account.fault_ended(fault)
+            plain.down.append([fault.began_s, clock.now_s])
+            fault = None
+    if fault is not None:
+        clock.now_s += 1
+        account.fault_ended(fault)
+        plain.down.append([fault.began_s, clock.now_s])
+    counts = judge(account).counts
+    expected = plain.counts()
+    assert {name: counts[name] for name in expected} == dict(expected)
