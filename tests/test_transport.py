@@ -46,6 +46,19 @@ async def test_nothing_there_is_none_and_the_end_is_empty(
     assert transport.receive_nowait(2) == b""
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+async def test_the_kernel_is_told_when_to_give_up_a_peer() -> None:
+    """For what is sent, and, by probes in whole seconds, for a connection that is idle."""
+    transport, far = await tcp_pair("127.0.0.1")
+    with far:
+        transport.set_user_timeout(2.5)
+        sock = transport._socket
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        transport.close()
+
+
 async def test_a_full_socket_takes_nothing(
     pair: tuple[SocketTransport, socket.socket],
 ) -> None:

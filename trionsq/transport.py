@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
 __all__ = ["SocketTransport", "Transport"]
+
+_KEEPALIVE_S_MAX: Final = 32767  # the kernel's
 
 
 class Transport(Protocol):
@@ -76,6 +78,25 @@ class SocketTransport:
 
     def __repr__(self) -> str:
         return f"<SocketTransport {self.peer}>"
+
+    def set_user_timeout(self, timeout_s: float) -> None:
+        """Let the kernel break the connection when the peer's machine is gone.
+
+        That is, when it acknowledges nothing of what was sent for ``timeout_s``, nor answers the
+        probes of a connection that was idle for so long. A program that is only slow is spared:
+        its kernel answers. Does nothing where there is no TCP_USER_TIMEOUT (but Linux).
+        """
+        if self._socket.family == socket.AF_UNIX or not hasattr(socket, "TCP_USER_TIMEOUT"):
+            return
+        idle_s = min(max(1, round(timeout_s)), _KEEPALIVE_S_MAX)
+        with contextlib.suppress(OSError):  # it is only about how soon it is noticed
+            for option, value in (
+                (socket.TCP_USER_TIMEOUT, round(timeout_s * 1000)),
+                (socket.TCP_KEEPIDLE, idle_s),
+                (socket.TCP_KEEPINTVL, idle_s),
+            ):
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def receive_nowait(self, nbytes_max: int) -> bytes | None:
         try:

@@ -49,6 +49,8 @@ class Config:
         dial_timeout_s: to connect; and again for TLS and compression, until nsqd's first word.
         read_timeout_s: nsqd is silent for so long: the connection is given up.
         write_timeout_s: nsqd takes nothing for so long: the same.
+        tcp_user_timeout_s: its machine acknowledges nothing for so long, by TCP: the same; 0: as
+            the kernel does by itself. An nsqd that is only slow to answer is given read_timeout.
         local_addr: ``host:port`` or ``host`` to connect from.
         lookupd_poll_interval_s, lookupd_poll_jitter, lookupd_poll_timeout_s: how often nsqlookupd
             is asked, by which share of that the first time is put off, and how long it may take.
@@ -79,6 +81,7 @@ class Config:
     dial_timeout_s: float = _ranged(1.0, 0)
     read_timeout_s: float = _ranged(60.0, 0.1, 300)
     write_timeout_s: float = _ranged(1.0, 0.1, 300)
+    tcp_user_timeout_s: float = _ranged(10.0, 0, _HOUR_S)
     local_addr: str = ""
     lookupd_poll_interval_s: float = _ranged(60.0, 0.01, 300)
     lookupd_poll_jitter: float = _ranged(0.3, 0, 1)

@@ -21,7 +21,7 @@ from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import RDY_MAX, Handshake
 from trionsq.client.waiting import Reply, Token
-from trionsq.transport import Transport
+from trionsq.transport import SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
 from trionsq.wire.columns import ColumnDecoder, Columns
@@ -97,6 +97,8 @@ class Connection:
                 raise ConnectError(f"{address}: {error}") from error
         if transport is None:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
+        if config.tcp_user_timeout_s and isinstance(transport, SocketTransport):
+            transport.set_user_timeout(config.tcp_user_timeout_s)
         size_max = config.max_msg_size + MESSAGE_META_SIZE_BYTES + 4
         decoder = ColumnDecoder(size_max if config.max_msg_size else FRAME_SIZE_BYTES_MAX)
         handshake = Handshake(address, transport, config, decoder)
