@@ -17,6 +17,7 @@ from tests.processes import running_nsqd, running_nsqlookupd
 from trionsq import httpget
 
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+ALERTS_TEST = DEPLOY / "prometheus" / "alerts_test.yml"
 SCRAPES = DEPLOY / "prometheus" / "prometheus.yml"
 BOARD = DEPLOY / "grafana" / "dashboards" / "nsq.json"
 ROOT = DEPLOY.parent
@@ -107,6 +108,17 @@ def test_promtool_takes_the_files() -> None:
     subprocess.run(
         [promtool, "check", "config", "--syntax-only", str(SCRAPES)], check=True, timeout=30
     )
+    subprocess.run([promtool, "test", "rules", str(ALERTS_TEST)], check=True, timeout=60)
+
+
+def test_every_rule_is_tested() -> None:
+    """promtool's tests make each of the rules fire, and name no other."""
+    content = yaml.safe_load(ALERTS_TEST.read_text(encoding="utf-8"))
+    assert content["rule_files"] == [ALERTS.name]
+    cases = [case for test in content["tests"] for case in test["alert_rule_test"]]
+    names = {rule["alert"] for rule in rules()}
+    assert {case["alertname"] for case in cases} == names
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
 
 
 def test_the_board_is_laid_out() -> None:
