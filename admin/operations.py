@@ -75,16 +75,16 @@ class Operations:
         self.tell(action, warnings, topic=topic, channel=channel)
         return warnings
 
-    async def apply(self, verb: Verb, topic: str, channel: str = "") -> list[str]:
+    async def apply(self, verb: Verb, topic: str, channel: str = "") -> actions.Reached:
         """Pause, unpause or empty; told also if it failed. Raises as `delete`."""
         action = f"{verb}_channel" if channel else f"{verb}_topic"
         try:
-            warnings = await actions.on_producers(self._dashboard.cluster, verb, topic, channel)
+            reached = await actions.on_producers(self._dashboard.cluster, verb, topic, channel)
         except AllFailed as failure:
             self.tell(action, (), topic=topic, channel=channel, error=str(failure))
             raise
-        self.tell(action, warnings, topic=topic, channel=channel)
-        return warnings
+        self.tell(action, reached.warnings, topic=topic, channel=channel)
+        return reached
 
     async def tombstone(self, node: str, topic: str) -> list[str]:
         """Hide a node of a topic, and delete the topic there.

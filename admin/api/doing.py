@@ -89,7 +89,8 @@ class Doing:
             raise HttpError(400, "INVALID_ACTION")
         require(self._dashboard, _ROLES[verb])
         with upstream():
-            return answer(await self._dashboard.operations.apply(_VERBS[verb], topic, channel))
+            reached = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
+            return answer(reached.warnings)
 
 
 async def _body(kind: type[T]) -> T:

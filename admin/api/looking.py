@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from quart import Response, request
@@ -93,7 +94,7 @@ class Looking:
         """GET /api/counter."""
         with upstream():
             nodes = await self._cluster.nodes()
-            stats = await self._cluster.stats(nodes.value)
+            stats = await self._cluster.stats(nodes.value, late_s=math.inf)
         shown = merge.counter(_pairs(nodes, stats))
         return answer([*nodes.warnings, *stats.warnings], stats=shown)
 

@@ -5,12 +5,22 @@ Each function returns what went wrong at single nodes. Spec: nsqadmin, section 3
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from admin.cluster.queries import AllFailed, Cluster, url_of
 from admin.upstream import UpstreamError
 
-__all__ = ["create", "delete", "on_producers", "tombstone"]
+__all__ = ["Reached", "create", "delete", "on_producers", "tombstone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How many nsqds were asked to do something, and what went wrong."""
+
+    nodes: int
+    warnings: list[str]
 
 
 async def create(cluster: Cluster, topic: str, channel: str) -> list[str]:
@@ -34,23 +44,24 @@ async def delete(cluster: Cluster, topic: str, channel: str = "") -> list[str]:
         AllFailed: it can't be known who has it; nothing was done.
     """
     path, names = _target(topic, channel, "delete")
-    producers = await cluster.producers(topic)
+    producers = await cluster.producers(topic, late_s=math.inf)
     nodes = [producer.node for producer in producers.value]
     warnings = [*producers.warnings]
     warnings += await _post(cluster, cluster.lookupd_addresses, path, **names)
     return [*warnings, *await _post(cluster, nodes, path, **names)]
 
 
-async def on_producers(cluster: Cluster, verb: str, topic: str, channel: str = "") -> list[str]:
+async def on_producers(cluster: Cluster, verb: str, topic: str, channel: str = "") -> Reached:
     """pause, unpause or empty a topic or a channel at every nsqd that has the topic.
 
     Raises:
         AllFailed: it can't be known who has it; nothing was done.
     """
     path, names = _target(topic, channel, verb)
-    producers = await cluster.producers(topic)
+    producers = await cluster.producers(topic, late_s=math.inf)
     nodes = [producer.node for producer in producers.value]
-    return [*producers.warnings, *await _post(cluster, nodes, path, **names)]
+    failed = await _post(cluster, nodes, path, **names)
+    return Reached(len(nodes), [*producers.warnings, *failed])
 
 
 async def tombstone(cluster: Cluster, node: str, topic: str) -> list[str]:
@@ -68,7 +79,7 @@ async def tombstone(cluster: Cluster, node: str, topic: str) -> list[str]:
 
 async def _producers_now(cluster: Cluster, topic: str) -> tuple[list[str], list[str]]:
     try:
-        found = await cluster.producers(topic)
+        found = await cluster.producers(topic, late_s=math.inf)
     except AllFailed as failure:
         return [], list(map(str, failure.errors))
     return [producer.node for producer in found.value], found.warnings

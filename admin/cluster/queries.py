@@ -19,12 +19,14 @@ from admin.cluster.versions import version_key
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["INACTIVE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
+__all__ = ["INACTIVE_S", "LATE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
 
 T = TypeVar("T")
 
 SILENT_S: Final = 1.0
 """Nodes that did not answer lately get so long, where somebody waits for a page."""
+LATE_S: Final = 2.0
+"""Who looks waits so long for those who have not answered, after the last one who has."""
 INACTIVE_S: Final = 15.0
 """`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
 
@@ -131,17 +133,23 @@ class Cluster:
         found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
         return found
 
-    async def producers(self, topic: str) -> Found[list[Producer]]:
+    async def producers(self, topic: str, *, late_s: float = LATE_S) -> Found[list[Producer]]:
         """The nsqds that have a topic; maybe none.
+
+        Args:
+            topic: its name.
+            late_s: once some have answered, who does not answer within so many seconds after the
+                last of them is left out, with a warning. Without a limit it is waited for as long
+                as a request may take.
 
         Raises:
             AllFailed: nobody answered; also if no nsqlookupd knows the topic.
         """
         if self.is_direct:
-            direct = await self._direct(topic)
+            direct = await self._direct(topic, late_s)
             having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
             return Found(having, direct.warnings)
-        answers = await self._ask_lookupds("/lookup", Lookup, topic=topic)
+        answers = await self._ask_lookupds("/lookup", Lookup, late_s, topic=topic)
         lists = [(address, lookup.producers or []) for address, lookup in answers.value]
         return Found(_joined(lists), answers.warnings)
 
@@ -152,7 +160,7 @@ class Cluster:
         topic: str = "",
         channel: str = "",
         clients: bool = False,
-        timeout_s: float | None = None,
+        late_s: float = LATE_S,
     ) -> Found[dict[str, NodeStats | UpstreamError]]:
         """What nsqds say of themselves, by ``Producer.node``; errors stay in their places.
 
@@ -161,13 +169,13 @@ class Cluster:
             topic: only this one.
             channel: of ``topic``, only this one.
             clients: with their consumers.
-            timeout_s: of a request; default: --http-client-request-timeout.
+            late_s: as in `producers`.
 
         Raises:
             AllFailed: none of them answered, or there are none.
         """
         found = await self.each_stats(
-            producers, topic=topic, channel=channel, clients=clients, timeout_s=timeout_s
+            producers, topic=topic, channel=channel, clients=clients, late_s=late_s
         )
         errors = [each for each in found.values() if isinstance(each, UpstreamError)]
         if len(errors) == len(found):
@@ -181,7 +189,7 @@ class Cluster:
         topic: str = "",
         channel: str = "",
         clients: bool = False,
-        timeout_s: float | None = None,
+        late_s: float = LATE_S,
         silent: Collection[str] = (),
     ) -> dict[str, NodeStats | UpstreamError]:
         """As `stats`, but nothing is raised; nodes of ``silent`` get `SILENT_S` at most."""
@@ -192,27 +200,27 @@ class Cluster:
 
         async def ask(producer: Producer) -> NodeStats:
             url = url_of(producer.node, "/stats", **query)
-            limit_s = timeout_s
-            if producer.node in silent:
-                limit_s = SILENT_S if timeout_s is None else min(timeout_s, SILENT_S)
+            limit_s = SILENT_S if producer.node in silent else None
             return await self.upstream.get_json(url, NodeStats, timeout_s=limit_s)
 
-        return await _answers({node.node: node for node in producers}, ask)
+        return await _answers({node.node: node for node in producers}, ask, late_s)
 
     async def info(self, node: str) -> Info:
         """What the nsqd at host:port says of itself. Raises UpstreamError."""
         return await self.upstream.get_json(url_of(node, "/info"), Info)
 
     async def _ask_lookupds(
-        self, path: str, kind: type[T], **query: str
+        self, path: str, kind: type[T], late_s: float = LATE_S, **query: str
     ) -> Found[list[tuple[str, T]]]:
         async def ask(address: str) -> T:
             return await self.upstream.get_json(url_of(address, path, **query), kind)
 
         addresses = {address: address for address in self.lookupd_addresses}
-        return _sorted_out("nsqlookupd", await _answers(addresses, ask))
+        return _sorted_out("nsqlookupd", await _answers(addresses, ask, late_s))
 
-    async def _direct(self, topic: str = "") -> Found[list[tuple[Producer, NodeStats]]]:
+    async def _direct(
+        self, topic: str = "", late_s: float = LATE_S
+    ) -> Found[list[tuple[Producer, NodeStats]]]:
         """The nsqds of the options and their topics (or that one)."""
         query = {"format": "json", "include_mem": "false", "include_clients": "false"}
         query |= {"topic": topic} if topic else {}
@@ -223,7 +231,7 @@ class Cluster:
             return _direct_producer(info, stats), stats
 
         addresses = {address: address for address in self.nsqd_addresses}
-        answers = _sorted_out("nsqd", await _answers(addresses, ask))
+        answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s))
         return Found([pair for _, pair in answers.value], answers.warnings)
 
 
@@ -238,18 +246,32 @@ K = TypeVar("K")
 
 
 async def _answers(
-    asked: Mapping[str, K], ask: Callable[[K], Awaitable[T]]
+    asked: Mapping[str, K], ask: Callable[[K], Awaitable[T]], late_s: float
 ) -> dict[str, T | UpstreamError]:
-    """What each answered, in the order of ``asked``."""
+    """What each answered, in the order of ``asked``.
+
+    While nobody has answered all are waited for, then those who are not ``late_s`` later than the
+    last who did. A refusal is an answer, too.
+    """
     found: dict[str, T | UpstreamError] = {}
+    began_s = trio.current_time()
 
     async def note(name: str) -> None:
         try:
             found[name] = await ask(asked[name])
         except UpstreamError as error:
             found[name] = error
+            if error.status is None:
+                return
+        nursery.cancel_scope.deadline = trio.current_time() + late_s
 
-    await _each(asked, note)
+    async with trio.open_nursery() as nursery:
+        for name in asked:
+            nursery.start_soon(note, name)
+    waited_s = trio.current_time() - began_s
+    for name in asked:
+        if name not in found:
+            found[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
     return {name: found[name] for name in asked}
 
 

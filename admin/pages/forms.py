@@ -160,19 +160,21 @@ class Forms:
     async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
         try:
             if node:
-                known = (await self._cluster.nodes()).value
+                known = await self._cluster.nodes()
             else:
-                known = (await self._cluster.producers(topic)).value
+                known = await self._cluster.producers(topic)
         except AllFailed as failure:
             failed = [str(error) for error in failure.errors]
             # A topic that only nsqlookupd knows has no messages.
             gone = all(error.status == 404 for error in failure.errors)
             return Stake(0, "", []) if gone else Stake(None, "", failed)
-        producers = [each for each in known if not node or each.node == node]
+        producers = [each for each in known.value if not node or each.node == node]
         if not producers and not node:
-            return Stake(0)
+            return Stake(0, "", known.warnings)
         answers = await self._cluster.each_stats(producers, topic=topic, channel=channel)
-        return stake(answers, verb, topic, channel)
+        found = stake(answers, verb, topic, channel)
+        found.failed = [*known.warnings, *found.failed]
+        return found
 
     async def create(self) -> Response:
         """POST /do/create: fields ``topic`` and maybe ``channel``."""
@@ -233,10 +235,13 @@ class Forms:
         if typed and given != (channel or topic):
             return self._mistyped(path)
         try:
-            warnings = await self._operations.apply(verb, topic, channel)
+            reached = await self._operations.apply(verb, topic, channel)
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
-        return self._told(path, text.format(_named(topic, channel)), warnings)
+        if not reached.nodes:
+            lines = ["Nothing was done: no node has it.", *reached.warnings]
+            return self._site.done(path, lines, "bad")
+        return self._told(path, text.format(_named(topic, channel)), reached.warnings)
 
     def _told(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:

@@ -257,6 +257,18 @@ async def test_forms_do_what_they_say() -> None:
         assert "no valid name" in note
 
 
+@pytest.mark.parametrize("verb", ["pause", "unpause", "empty"])
+@pytest.mark.parametrize("channel", ["", "a"])
+async def test_what_no_node_has_is_not_said_to_be_changed(verb: str, channel: str) -> None:
+    """Of a topic that only nsqlookupd knows nothing can be paused or emptied."""
+    async with pages(busy()) as site:
+        fields = {"topic": "old", "channel": channel, "typed": channel or "old"}
+        answer = await site.send(f"/do/{verb}", **fields)
+        page = await site.page(answer.headers["Location"])
+        assert "Nothing was done: no node has it." in page
+        assert not site.nodes.posted
+
+
 @pytest.mark.parametrize("verb", ["empty", "delete", "tombstone"])
 async def test_nothing_is_lost_without_the_typed_name(verb: str) -> None:
     """The server looks at what was typed, whatever a script allows."""
