@@ -156,11 +156,14 @@ def test_what_waited_at_the_broken_node_and_came_later_is_recovered() -> None:
     clock.now_s += 1
     deliver(account, 0)
     deliver(account, 1, channels="a")
+    account.acknowledged(account.begin(), "n0")  # 4
     clock.now_s += 1
     account.fault_ended(fault)
+    clock.now_s += 1
+    account.acknowledged(account.begin(), "n0")  # 5
     deliver(account, 1, channels="b")
-    deliver(account, 2, 3)
-    assert judge(account).counts["recovered"] == 2
+    deliver(account, 2, 3, 4, 5)
+    assert judge(account).counts["recovered"] == 3
 
 
 def test_silence_is_measured_while_a_fault_counts() -> None:
@@ -174,11 +177,13 @@ def test_silence_is_measured_while_a_fault_counts() -> None:
     clock.now_s += 1
     deliver(account, 11, node="n1", channels="b")
     account.fault_ended(fault)
-    clock.now_s += 0.5
-    deliver(account, 12)
+    clock.now_s += 0.25
+    deliver(account, 12, node="n1")
+    clock.now_s += 0.25
+    deliver(account, 13)
     account.calm()
     clock.now_s += 50
-    deliver(account, 13)
+    deliver(account, 14)
     counts = account.counts()
     assert counts["gap_ms"] == 3000
     assert counts["first_ms"] == 2000
@@ -203,7 +208,7 @@ class Reference:
     acked: dict[int, tuple[str, float]] = field(default_factory=dict)
     came: list[tuple[str, int, float]] = field(default_factory=list)
     strange: int = 0
-    down: list[list[float]] = field(default_factory=list)  # began, ended, of n0
+    down: list[tuple[float, float]] = field(default_factory=list)  # began, ended, of n0
 
     def counts(self) -> Counter[str]:
         by_channel = {
@@ -232,9 +237,7 @@ class Reference:
             if any(one == number for one, _ in pairs)
         ]
         return node == "n0" and any(
-            acked_s <= began_s and first_s >= ended_s
-            for began_s, ended_s in self.down
-            for first_s in firsts
+            acked_s <= ended_s <= first_s for _, ended_s in self.down for first_s in firsts
         )
 
     def _was_down(self, number: int) -> bool:
@@ -276,12 +279,12 @@ def test_figures_are_those_of_a_plain_account(steps: list[tuple[str, int, str]])
             fault = account.fault_began("n0")
         else:
             account.fault_ended(fault)
-            plain.down.append([fault.began_s, clock.now_s])
+            plain.down.append((fault.began_s, clock.now_s))
             fault = None
     if fault is not None:
         clock.now_s += 1
         account.fault_ended(fault)
-        plain.down.append([fault.began_s, clock.now_s])
+        plain.down.append((fault.began_s, clock.now_s))
     counts = judge(account).counts
     expected = plain.counts()
     assert {name: counts[name] for name in expected} == dict(expected)

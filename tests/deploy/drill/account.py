@@ -288,7 +288,6 @@ class History:
         """Acknowledged before a fault of its node ended, and first delivered after that."""
         return any(
             fault.ended_s is not None
-            and self._acked_s[number] <= fault.began_s
             and any(
                 seen.counts[number] and seen.firsts_s[number] >= fault.ended_s
                 for seen in self._seen.values()

@@ -172,6 +172,7 @@ class Drill:
         run: breaks it, and makes it whole again; see the module.
         about: a line for users.
         may_lose: acknowledged messages that the faulty node held may be lost.
+        is_long: not for `make test`.
         flags: further words of the nsqds' command lines.
         prepared: entered before the start, left after everything has ended.
     """
@@ -180,6 +181,7 @@ class Drill:
     run: Callable[[Site], Awaitable[None]]
     about: str
     may_lose: bool = False
+    is_long: bool = False
     flags: Sequence[str] = ()
     prepared: Callable[[Cluster], AbstractContextManager[object]] = nullcontext
 

@@ -1,0 +1,56 @@
+"""The failure drills, each once and short. `make drill-cluster` runs them again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.deploy import netns
+from tests.deploy.drill.__main__ import main
+from tests.deploy.drill.faults import DRILLS
+from tests.deploy.drill.harness import Drill, DrillError, Setting, Site, run_drill
+
+WHY_NOT = netns.why_not()
+needs_namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+SHORT = Setting(rate=1000, hold_s=0.5)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    "drill", [drill for drill in DRILLS if not drill.is_long], ids=lambda drill: drill.name
+)
+async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> None:
+    """Nothing but a killed node's memory is lost; what one node does not take another one does."""
+    outcome = await run_drill(drill, tmp_path, SHORT)
+    counts = outcome.counts
+    assert outcome.wrong == ()
+    assert counts["lost"] == 0 or drill.may_lose
+    assert counts["unexplained"] == 0
+    assert counts["uncured"] == 0
+    assert counts["strange"] == 0
+    assert counts["acknowledged"] > 0
+
+
+@needs_namespaces
+async def test_a_drill_that_hangs_fails_with_what_it_saw(tmp_path: Path) -> None:
+    """The stage, the figures up to then, and what the daemons logged."""
+
+    async def hangs(site: Site) -> None:
+        await site.until(lambda: False)
+
+    setting = Setting(rate=1000, limit_s=20)
+    with pytest.raises(DrillError, match="at the stage 'stuck'") as caught:
+        await run_drill(Drill("stuck", hangs, "never ends"), tmp_path, setting)
+    assert "'acknowledged': " in str(caught.value)
+    assert "TCP: new client" in str(caught.value)
+
+
+def test_without_namespaces_there_are_no_drills(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line says why, and the exit code is 77: neither good nor bad."""
+    monkeypatch.setattr(netns, "why_not", lambda: "no root")
+    assert main([]) == 77
+    assert capsys.readouterr().out == "no drills here: no root\n"
