@@ -99,7 +99,10 @@ DRILLS: Final = (
     Drill("cut-off", cut_off, "the link of an nsqd is down"),
     Drill("lookupd-lost", lookupd_lost, "one nsqlookupd dies, then the other too"),
     Drill(
-        "lookupds-restarted", lookupds_restarted, "both nsqlookupds are restarted, and are empty"
+        "lookupds-restarted",
+        lookupds_restarted,
+        "both nsqlookupds are restarted, and are empty",
+        is_long=True,
     ),
     Drill("rolling-restart", rolling_restart, "all nsqds are restarted, one after the other"),
 )
