@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import re
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -255,6 +256,37 @@ async def test_a_crowd_comes_through_a_server_that_answers(autojump_clock: MockC
         AuthStub(broker, granting())
         for talk in [await ask(broker) for _ in range(300)]:
             await talk.response(GRANTED)
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_a_long_answer_is_read_beside_the_event_loop(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at a time, in a thread, for it takes long; a short one here and now."""
+    read_by: list[tuple[bool, bool]] = []
+    under_way = threading.Semaphore(1)
+    name = {200: "read_grant", 403: "https_retry_url"}[status]
+    read = getattr(auth_module, name)
+
+    def noting(*arguments: Any) -> Any:
+        alone = under_way.acquire(blocking=False)
+        try:
+            read_by.append((threading.current_thread() is threading.main_thread(), alone))
+            return read(*arguments)
+        finally:
+            if alone:
+                under_way.release()
+
+    monkeypatch.setattr(auth_module, name, noting)
+    padding = "x" * auth_module._INLINE_NBYTES_MAX
+    body = {"ttl": 5, "authorizations": [EVERYTHING]}
+    long, short = [json.dumps(body | more).encode() for more in ({"padding": padding}, {})]
+    async with nsqd_in_memory(**ONE) as broker:
+        for said, count in ((short, 1), (long, 5)):
+            AuthStub(broker, http(status, said))
+            for talk in [await ask(broker) for _ in range(count)]:
+                await (talk.response(GRANTED) if status == 200 else talk.error())
+    assert read_by == [(True, True)] + [(False, True)] * 5
 
 
 # A client that goes

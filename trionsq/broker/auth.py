@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AuthServers", "ClientAuth"]
 
+T = TypeVar("T")
+
 log = logging.getLogger("trionsq")
 
 # Clients that are asked for at a time. After a restart thousands come at once, and an auth server
 # that is slow must not be given them all.
 _ASKED_AT_ONCE: Final = 48
+# A longer answer is read in a thread: the worst takes 30 ms and more, in which nobody is served.
+_INLINE_NBYTES_MAX: Final = 16 * 1024
 _OK: Final = 200
 _FORBIDDEN: Final = 403
 _ACCEPT: Final = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -91,6 +97,8 @@ class AuthServers:
         )
         self._random = random
         self._turns = trio.Semaphore(_ASKED_AT_ONCE)
+        # One at a time: threads take each other's turns, and the event loop's.
+        self._reading = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
         return f"<AuthServers {len(self._urls)} asking={self.asking} waiting={self.waiting}>"
@@ -137,12 +145,18 @@ class AuthServers:
     async def _ask_one(self, url: str, question: Question) -> Grant:
         said = await self._send(url, question)
         if said.status == _FORBIDDEN:
-            https_url = https_retry_url(url, said.body)
+            https_url = await self._read(partial(https_retry_url, url), said.body)
             if https_url is not None:
                 said = await self._send(https_url, question)
         if said.status != _OK:
             raise ValueError(f"status {said.status}")
-        return read_grant(said.body)
+        return await self._read(read_grant, said.body)
+
+    async def _read(self, read: Callable[[bytes], T], body: bytes) -> T:
+        """What ``read`` makes of an answer. Once it has begun it can't be cancelled."""
+        if len(body) <= _INLINE_NBYTES_MAX:
+            return read(body)
+        return await trio.to_thread.run_sync(read, body, limiter=self._reading)
 
     async def _send(self, url: str, question: Question) -> httpget.Answer:
         limits = (self._connect_timeout_s, self._request_timeout_s, ANSWER_NBYTES_MAX)

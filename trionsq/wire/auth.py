@@ -33,7 +33,7 @@ ANSWER_NBYTES_MAX: Final = 512 * 1024
 # Different ones in an answer. A usual one takes 25 us to compile.
 _PATTERNS_MAX: Final = 4096
 # Instructions of them all: compiling and matching take time in proportion to it, so an answer costs
-# some 30 ms at the very worst, in which nobody else is served. A usual pattern has about ten.
+# some 30 ms at the very worst. A usual pattern has about ten.
 _INSTRUCTIONS_MAX: Final = 50_000
 # Of a compiled pattern, and again of what it remembers of its matches.
 _PATTERN_NBYTES_MAX: Final = 1024 * 1024
