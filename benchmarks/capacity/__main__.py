@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.build import BuildError, build
-from benchmarks.capacity import connections, throughput, topics
+from benchmarks.capacity import cluster, connections, disk, memory, throughput, topics
 from benchmarks.capacity.lab import Lab, Section
 from benchmarks.folders import data_base, file_system
 from benchmarks.generator import Bench, MeasureError
@@ -29,6 +29,14 @@ SECTIONS: dict[str, Section] = {
     "handshakes": connections.measure_handshakes,
     "topics": topics.measure_topics,
     "pages": topics.measure_pages,
+    "memory": memory.measure_memory,
+    "disk": disk.measure_disk,
+    "fsync": disk.measure_fsync,
+    "start": disk.measure_start,
+    "stop": disk.measure_stop,
+    "lookupd": cluster.measure_lookupd,
+    "nsqadmin": cluster.measure_nsqadmin,
+    "processes": cluster.measure_processes,
 }
 """The tables in the guide's order."""
 

@@ -1,0 +1,148 @@
+"""Disk: its pace, what a message takes there, and what starts and stops cost with a backlog."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.capacity.lab import (
+    IN_MEMORY,
+    Lab,
+    Options,
+    await_url,
+    folder_nbytes,
+    get,
+    sizes,
+)
+from benchmarks.capacity.tables import Table
+from benchmarks.capacity.topics import base_url
+from benchmarks.disk import free_port
+from benchmarks.generator import CHANNEL, TOPIC, run_load
+from benchmarks.servers import OURS, Server
+
+ALL_TO_DISK = "--mem-queue-size=0"
+KB = 1000
+STOP_S = 120.0
+MB = 1e6
+# Of the generator's queue files; ours have the same.
+RECORDS = "*.diskqueue.0*.dat"
+
+
+def measure_disk(lab: Lab) -> Table:
+    """Everything through the topic's files and the channel's."""
+    table = Table(
+        "disk",
+        "all through disk (--mem-queue-size=0), one channel",
+        "body, in and to disk msg/s, MB/s, CPU us, out msg/s, MB/s, CPU us,"
+        " bytes on disk each, more than body",
+        "In: MPUB on 2 connections; CPU is counted until the channel's file has all, so each"
+        " message was written twice and read once. Out: 2 consumers at RDY 2500, from the page"
+        " cache. fsync as by default.",
+    )
+    for nbytes, batch, count in ((100, 200, 600_000), (KB, 100, 200_000), (10 * KB, 20, 30_000)):
+        messages = lab.some(count, 200)
+        with lab.bench.kinds.folder() as folder, lab.nsqd(ALL_TO_DISK, folder=folder) as server:
+            into = lab.publish(server, messages, publishers=2, batch=batch, **sizes(nbytes))
+            each = folder_nbytes(folder, f"{TOPIC}:{RECORDS}") / messages
+            out = lab.consume(server, messages, consumers=2, rdy=2500, **sizes(nbytes))
+        table.add(
+            f"{nbytes:,} B",
+            *(into.rate, into.rate * nbytes / MB, into.cpu_us),
+            *(out.rate, out.rate * nbytes / MB, out.cpu_us),
+            *(each, each - nbytes),
+        )
+    return table
+
+
+def measure_fsync(lab: Lab) -> Table:
+    """What --sync-every costs, for publishers that wait for their OK."""
+    table = Table(
+        "fsync",
+        "1 kB messages to disk (--mem-queue-size=0) by --sync-every",
+        "sync-every, way, msg/s, CPU us, ms of an fsync, fsyncs a second",
+        "OK does not wait for the fsync; but nsqd takes 2 x sync-every further messages at most"
+        " while one is under way. Both are of the disk of this machine, mostly.",
+    )
+    for every in (1, 100, 2500, 100_000):
+        for way, count, load in (
+            ("MPUB of 100, 2 connections", 100_000, {"publishers": 2, "batch": 100}),
+            ("PUB that waits, 50 connections", 20_000, {"publishers": 50}),
+        ):
+            # A tenth where each message or command waits for the disk.
+            messages = lab.some(count // 10 if every == 1 else count, 100)
+            with lab.nsqd(ALL_TO_DISK, f"--sync-every={every}") as server:
+                began_s = time.monotonic()
+                flow = lab.publish(server, messages, **load, **sizes(KB))
+                syncs, sync_ms = _fsyncs(server)
+                took_s = time.monotonic() - began_s
+            table.add(f"{every:,}", way, flow.rate, flow.cpu_us, sync_ms, syncs / took_s)
+    return table
+
+
+def _fsyncs(server: Server) -> tuple[int, float | None]:
+    """How many nsqd's /metrics counts, and their mean in milliseconds."""
+    found = dict[str, float]()
+    for line in get(f"{base_url(server)}/metrics").decode().splitlines():
+        if line.startswith("nsqd_fsync_duration_seconds_"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+    count = found["nsqd_fsync_duration_seconds_count"]
+    total_s = found["nsqd_fsync_duration_seconds_sum"]
+    return int(count), total_s / count * 1e3 if count else None
+
+
+def measure_start(lab: Lab) -> Table:
+    """A start does not read the backlog."""
+    table = Table(
+        "start",
+        "start with a backlog of 1 kB messages on disk",
+        "messages, GB on disk, ready after s, first message after s, CPU s, MB resident",
+        "To the 200 of /ready, and to the first message of a consumer that tries to connect from"
+        " the beginning on. Default options.",
+    )
+    for count in (0, 100_000, 1_000_000, 3_000_000):
+        messages = lab.some(count) if count else 0
+        with lab.bench.kinds.folder() as folder:
+            load: Options = {"topic": TOPIC, "channel": f"{CHANNEL}0", "data-path": str(folder)}
+            if messages:
+                run_load(lab.bench.load, "backlog", {**load, "messages": messages, **sizes(KB)})
+            table.add(
+                f"{messages:,}",
+                folder_nbytes(folder, RECORDS) / 1e9,
+                *_started(lab, folder, messages),
+            )
+    return table
+
+
+def _started(lab: Lab, folder: Path, messages: int) -> tuple[float | None, ...]:
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool, lab.bench.kinds.launch(OURS, (), folder, port) as launched:
+        load: Options = {"topic": TOPIC, "channel": f"{CHANNEL}0", "messages": messages}
+        load |= {"port": port, "since-ns": launched.since_ns, "consumers": 1, "rdy": 1}
+        load |= {"stall": 60, **sizes(KB)}
+        first = pool.submit(run_load, lab.bench.load, "first", load) if messages else None
+        server = launched.listening()
+        await_url(f"{base_url(server)}/ready")
+        ready_s = time.monotonic() - launched.since_ns / 1e9
+        first_s = first.result()["timed_seconds"] if first else None
+        return ready_s, first_s, server.cpu_s(), server.resident_bytes() / MB
+
+
+def measure_stop(lab: Lab) -> Table:
+    """SIGTERM by what is in memory."""
+    table = Table(
+        "stop",
+        "SIGTERM with messages in memory, until the process has ended",
+        "messages, body, MB, s, MB/s, msg/s",
+        "One channel. What it could not save in a minute it names, and ends with 1.",
+    )
+    for count, nbytes in ((0, KB), (10_000, KB), (100_000, KB), (500_000, KB), (1_000_000, 100)):
+        messages = lab.some(count, 100) if count else 0
+        with lab.bench.kinds.folder() as folder, lab.nsqd(IN_MEMORY, folder=folder) as server:
+            if messages:
+                lab.publish(server, messages, publishers=2, batch=100, **sizes(nbytes))
+            stop_s = server.stop(STOP_S)
+        mbytes = messages * nbytes / MB
+        table.add(f"{count:,}", f"{nbytes:,} B", mbytes, stop_s, mbytes / stop_s, messages / stop_s)
+    return table
