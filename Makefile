@@ -1,5 +1,5 @@
-# make run | test | lint | bench [ORIGINAL=dir] | drill | drill-spark | fuzz | hostile
-# | interop ORIGINAL=dir | format | lock | clean
+# make run | test | lint | bench [ORIGINAL=dir] | drill | drill-cluster | drill-spark | fuzz
+# | hostile | interop ORIGINAL=dir | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench drill drill-spark fuzz hostile interop lock compiler browser network clean
+.PHONY: run test lint format bench drill drill-cluster drill-spark fuzz hostile interop lock compiler browser network clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -40,6 +40,11 @@ bench: $(INSTALLED) compiler
 # Stops nsqd under load and starts it again, 50 times: nothing acknowledged may be missing.
 drill: $(INSTALLED)
 	$(PY) -m tests.drill --runs 50 $(ARGS)
+
+# Breaks the cluster of deploy/compose.yaml under load, in network namespaces: deploy/README.md.
+# ARGS="--runs 10", "--only cut-off". As root on Linux.
+drill-cluster: $(INSTALLED) network
+	$(PY) -m tests.deploy.drill $(ARGS)
 
 # 200,000 messages through a Spark standalone cluster to Parquet, while drivers, an executor, nsqd
 # and the disk fail: each row once. As root, for a disk that can be filled.

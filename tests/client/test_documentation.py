@@ -17,7 +17,7 @@ pytest_plugins = ["pytester", "trionsq.testing.plugin"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-PUBLISH, CONSUME, TEST, FIXTURE, ASYNCIO = EXAMPLES
+PUBLISH, RETRY, CONSUME, TEST, FIXTURE, ASYNCIO = EXAMPLES
 
 
 def module(source: str) -> ModuleType:
@@ -36,6 +36,16 @@ async def test_publishing_and_consuming(capsys: pytest.CaptureFixture[str]) -> N
         assert topic.core.message_count == 4
         assert topic.channel("billing").core.held == 0
     assert "1 b'one'" in capsys.readouterr().out
+
+
+async def test_publishing_to_the_next_nsqd() -> None:
+    """One that can't be reached is passed over; if nobody takes the message, that is told."""
+    example = module(RETRY)
+    async with open_broker() as nsqd:
+        await example.main("127.0.0.1:1", nsqd.tcp_address)
+        assert nsqd.broker.topics["orders"].core.message_count == 1
+    with pytest.raises(ConnectError):
+        await example.main("127.0.0.1:1")
 
 
 async def test_the_test() -> None:
