@@ -23,7 +23,7 @@ from trionsq.core.backend import BackendError
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import HeldBackground
-from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.disk import Crashed, SimulatedDisk
 
 BAD = records_name(0) + ".bad"
 
@@ -247,6 +247,59 @@ def test_reading_goes_on_while_the_disk_is_full() -> None:
     one = queue.read(1, 100)
     assert one is not None
     assert contents(one) == messages(0, 1)
+
+
+@pytest.mark.parametrize("file_nbytes_max", [100, 10_000])
+@pytest.mark.parametrize("other", [False, True], ids=["itself", "another"])
+def test_reading_frees_a_disk_without_a_single_byte_left(file_nbytes_max: int, other: bool) -> None:
+    """Files go that are all read, also when they are not full and there is no room for the
+    positions that say so; then appends are taken again, by the other queues as well."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk, file_nbytes_max=file_nbytes_max)
+    read = DiskQueue(QUEUE, folder)
+    refused = DiskQueue("another", folder) if other else read
+    put(refused, messages(0, 1))
+    put(read, messages(1, 10))
+    disk.capacity = sum(map(len, disk.files().values()))
+    with pytest.raises(BackendError, match="No space left on device"):
+        put(refused, messages(20, 5))
+    assert drain(read)[-10:] == messages(1, 10)
+    for _ in range(2):
+        folder.try_again()
+    assert fault(folder) is None
+    put(refused, messages(20, 5))
+    assert drain(refused)[-5:] == messages(20, 5)
+    for queue in {read, refused}:
+        queue.close()
+    assert not folder.queues
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+def test_a_crash_while_room_is_made_loses_nothing(power: bool) -> None:
+    """Whichever operation is the last: what was not read comes, what was may come again."""
+    for at in range(1, 100):
+        disk = SimulatedDisk(random=Random(at))
+        folder = folder_on(disk, file_nbytes_max=300)
+        queue = DiskQueue(QUEUE, folder)
+        put(queue, messages(0, 20))
+        queue.sync()
+        disk.capacity = sum(map(len, disk.files().values()))
+        first = queue.read(15, 10_000)
+        assert first is not None
+        disk.crash_at(at)
+        try:
+            for _ in range(2):
+                with suppress(BackendError):
+                    put(queue, messages(20, 1))
+                folder.try_again()
+        except Crashed:
+            left = disk.after_power_loss() if power else disk.after_kill()
+            with told(f"operation {at}"):
+                got = drain(queue_on(left))
+                assert set(messages(first.count, 20 - first.count)) <= set(got)
+        else:
+            break
+    assert at > 10
 
 
 def test_what_can_not_be_removed_is_removed_later() -> None:

@@ -85,6 +85,7 @@ class DiskQueue:
         self._due_times.load(self._sidecar)
         if self._positions.all_read:
             self._due_times.clear()
+        folder.queues[self] = None
         if start.moved or start.finished or (self._due_times.on_disk and not self._due_times):
             folder.changed[self] = None
 
@@ -218,6 +219,7 @@ class DiskQueue:
         left = self._remove()
         self._deleted = True
         self._folder.changed.pop(self, None)
+        self._folder.queues.pop(self, None)
         reason = self._folder.faults.pop(self, "")
         if left:
             Leftover(self._folder, self._files, left, self._positions.write_file + 1).tell(reason)
@@ -415,13 +417,21 @@ class DiskQueue:
             self._can_read = True
         if self._has_room():
             self._refused_nbytes = 0
-            self._durable = None
-            if self._job is None:
-                self._begin_sync()
-            else:
-                self._sync_again = True
-        else:
+        elif not self._reader.finished:
             self.caught_up()  # reading may go on
+            return
+        self._durable = None
+        if self._job is None:
+            self._begin_sync()
+        else:
+            self._sync_again = True
+
+    def give_room(self) -> None:
+        """Let the file go that is all read, before it is full: the disk may be."""
+        if self._positions.all_read and self._positions.write_pos:
+            self._writer.seal()
+            self._reader.leave_finished_file()
+            self._operated(0, True)
 
     def _has_room(self) -> bool:
         if not self._refused_nbytes:
@@ -450,6 +460,7 @@ class DiskQueue:
         self._reader.release()
         self._writer.release()
         self._folder.changed.pop(self, None)
+        self._folder.queues.pop(self, None)
         if error is not None:
             self._failed(error)
             raise BackendError(error_text(error)) from error

@@ -14,6 +14,7 @@ from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk, DiskFile
 
 if TYPE_CHECKING:
+    from trionsq.storage.diskqueue import DiskQueue
     from trionsq.storage.leftover import Leftover
 
 __all__ = ["DataFolder", "Queue", "error_text", "let_go"]
@@ -60,6 +61,7 @@ class DataFolder:
         sync_every: --sync-every, in operations (records written or read).
         changed: the queues with something that is not durable.
         faults: what went wrong last, by the queue or file that it happened to.
+        queues: all that are open.
         leftovers: what could not be removed of deleted queues, by their names.
         fsync_s: how long the syncs of files with records took, in seconds.
     """
@@ -71,6 +73,7 @@ class DataFolder:
     sync_every: int = 2_500
     changed: dict[Queue, None] = field(default_factory=dict)
     faults: dict[Queue | str, str] = field(default_factory=dict)
+    queues: dict[DiskQueue, None] = field(default_factory=dict)
     leftovers: dict[str, Leftover] = field(default_factory=dict)
     fsync_s: Histogram = field(default_factory=lambda: Histogram(FSYNC_BOUNDS_S))
     _found: dict[str, list[str]] | None = None
@@ -108,10 +111,14 @@ class DataFolder:
             queue.sync()
 
     def try_again(self) -> None:
-        """Let every queue that failed see whether it can go on."""
-        for queue in list(self.faults):
-            if not isinstance(queue, str):
-                queue.try_again()
+        """Let every queue that failed see whether it can go on, and the others make room."""
+        if not self.faults:
+            return
+        for queue in list(self.queues):
+            queue.give_room()
+        for failed in list(self.faults):
+            if not isinstance(failed, str):
+                failed.try_again()
 
     @property
     def fault(self) -> str | None:

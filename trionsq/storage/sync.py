@@ -1,15 +1,18 @@
 """Making a disk queue durable, in a thread beside the broker.
 
 The order matters: records before the positions that count them, positions before the removal of
-the files that they no longer name. Spec: nsqd-internals, section 7 (sync).
+the files that they no longer name (unless the disk is too full for them). Spec: nsqd-internals,
+section 7 (sync).
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Final
 
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.disk import Disk, DiskFile, replace_file
@@ -17,6 +20,8 @@ from trionsq.storage.duetimes import SidecarWork
 from trionsq.storage.folder import let_go
 
 __all__ = ["Generation", "SyncJob"]
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Generation:
@@ -80,11 +85,24 @@ class SyncJob:
             if self.due_times.new and self._is_valid:
                 self.sidecar.append(self.due_times.new)
         if self.positions is not None:
-            replace_file(self.disk, self.positions_file, self.positions, self._rename)
+            self._write_positions(self.positions)
         self.durable = True
         with self.generation.lock:
             if self._is_valid:
                 self._tidy_up()
+
+    def _write_positions(self, text: bytes) -> None:
+        try:
+            replace_file(self.disk, self.positions_file, text, self._rename)
+        except OSError as error:
+            if error.errno not in _FULL or not self.finished:
+                raise
+            # Nobody else will make room. After a crash now the reader misses these files, and goes
+            # on to the next: all of them was read.
+            with self.generation.lock:
+                if self._is_valid:
+                    self._remove_finished()
+            replace_file(self.disk, self.positions_file, text, self._rename)
 
     def _sync(self, file: DiskFile) -> None:
         began_s = perf_counter()
@@ -116,9 +134,12 @@ class SyncJob:
                 self.disk.unlink(draft)
 
     def _tidy_up(self) -> None:
+        self._remove_finished()
+        if self.due_times.keep is not None:
+            self.sidecar.replace(self.due_times.keep)
+
+    def _remove_finished(self) -> None:
         while self.finished:
             with suppress(FileNotFoundError):
                 self.disk.unlink(self.finished[0])
             self.finished.pop(0)
-        if self.due_times.keep is not None:
-            self.sidecar.replace(self.due_times.keep)
