@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -12,8 +14,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import publish
 from tests.client.network import ADDRESS, Network
 from trionsq.client import Batch, Config, ConnectError, Consumer
+from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
-from trionsq.tools.forwarding import UnderWay, forward
+from trionsq.tools.forwarding import UnderWay, _Unanswered, forward
 from trionsq.transport import Transport
 
 BODIES = [b"%d" % number for number in range(5)]
@@ -65,6 +68,45 @@ async def test_the_last_that_is_under_way_ends_it(autojump_clock: MockClock) -> 
         await forward([consumer_of(Network.of(broker))], take, under_way)
         assert 5 <= trio.current_time() - begun_s < 7
         assert broker.topic("t").channel("c").core.held == 0
+
+
+async def test_what_is_slow_is_not_delivered_again(autojump_clock: MockClock) -> None:
+    """It is touched until it is answered, also while the end waits for it."""
+    async with nsqd_in_memory(msg_timeout_ns=3 * SECOND_NS) as broker, trio.open_nursery() as tasks:
+        publish(broker, "t", *BODIES)
+        under_way = UnderWay()
+
+        async def work(batch: Batch, index: int) -> None:
+            await trio.sleep(5 * index)
+            if index == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            batch[index].finish()
+            under_way.end()
+
+        async def take(_: Consumer, batch: Batch) -> None:
+            for index in range(len(batch)):
+                under_way.begin()
+                tasks.start_soon(work, batch, index)
+
+        await forward([consumer_of(Network.of(broker))], take, under_way)
+        core = broker.topic("t").channel("c").core
+        assert (core.held, core.timeout_count) == (0, 0)
+
+
+async def test_batches_that_are_answered_are_forgotten() -> None:
+    """However many come between two touches, and however long one of them waits."""
+    touched: list[int] = []
+
+    unanswered = _Unanswered()
+    slow = SimpleNamespace(open_count=1, is_answerable=True, touch=lambda: touched.append(1))
+    gone = SimpleNamespace(open_count=1, is_answerable=False, touch=lambda: touched.append(2))
+    done = SimpleNamespace(open_count=0, is_answerable=True, touch=lambda: touched.append(3))
+    for batch in (slow, gone, *[done] * 1000):
+        unanswered.add(cast(Batch, batch))
+        assert len(unanswered) < 100
+    unanswered.touch()
+    assert touched == [1]
+    assert len(unanswered) == 1
 
 
 async def _never_taken(_consumer: Consumer, _batch: Batch) -> None:

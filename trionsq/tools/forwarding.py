@@ -1,7 +1,8 @@
 """From consumers to somewhere else, until a signal: what nsq_to_http and nsq_to_nsq share.
 
-A signal ends the taking; what is under way is waited for, for a while; what then has no answer
-goes back to nsqd.
+What is slow to be answered is touched, so that nsqd does not deliver it again meanwhile; the
+original's tools don't. A signal ends the taking; what is under way is waited for, for a while; what
+then has no answer goes back to nsqd.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ __all__ = ["Take", "UnderWay", "forward"]
 
 # With the end of the consumers it stays below the 30 s after which a service manager kills.
 _DRAIN_S: Final = 20.0
+# So often within nsqd's --msg-timeout what has no answer is touched.
+_TOUCHES: Final = 3
+# Batches that are remembered though they may be answered, besides as many as are not.
+_SPARE_MAX: Final = 64
 
 Take: TypeAlias = Callable[[Consumer, Batch], Awaitable[None]]
 """Begins with a batch, and need not answer for all of it before it returns."""
@@ -50,6 +55,33 @@ class UnderWay:
             await self._ended.wait()
 
 
+class _Unanswered:
+    """The batches of which something has no answer, and a few others."""
+
+    def __init__(self) -> None:
+        self._batches: list[Batch] = []
+        self._count_max = _SPARE_MAX
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, batch: Batch) -> None:
+        """One more, which has no answer yet."""
+        self._batches.append(batch)
+        if len(self._batches) > self._count_max:
+            self._drop()
+
+    def touch(self) -> None:
+        """Start the time-outs of their messages anew."""
+        self._drop()
+        for batch in self._batches:
+            batch.touch()
+
+    def _drop(self) -> None:
+        self._batches = [b for b in self._batches if b.open_count and b.is_answerable]
+        self._count_max = 2 * len(self._batches) + _SPARE_MAX
+
+
 class _Intake:
     """One consumer, from its connections to its end."""
 
@@ -60,6 +92,7 @@ class _Intake:
         self._entering = trio.CancelScope()
         self._taking = trio.CancelScope()
         self._is_connected = False
+        self._unanswered = _Unanswered()
 
     def stop(self) -> None:
         """Take no more."""
@@ -69,16 +102,24 @@ class _Intake:
     async def run(self) -> None:
         """Take until `stop`, wait, give back. Raises ClientError, ProtocolError."""
         with self._entering:
-            async with self._consumer as consumer:
+            async with self._consumer as consumer, trio.open_nursery() as nursery:
                 self._is_connected = True
+                nursery.start_soon(self._touch)
                 with self._taking:
                     async for batch in consumer.batches():
                         # That of a broken connection comes again.
                         if batch.is_answerable:
+                            self._unanswered.add(batch)
                             await self._take(consumer, batch)
                 consumer.max_in_flight = 0
                 with trio.move_on_after(_DRAIN_S):
                     await self._under_way.wait_for_none()
+                nursery.cancel_scope.cancel()
+
+    async def _touch(self) -> None:
+        while True:
+            await trio.sleep(self._consumer.msg_timeout_s / _TOUCHES)
+            self._unanswered.touch()
 
 
 async def forward(consumers: Sequence[Consumer], take: Take, under_way: UnderWay) -> None:
