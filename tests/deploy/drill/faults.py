@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.deploy.drill import disks, links
 from tests.deploy.drill.harness import Drill, Site
 
 __all__ = ["DRILLS"]
@@ -105,4 +106,6 @@ DRILLS: Final = (
         is_long=True,
     ),
     Drill("rolling-restart", rolling_restart, "all nsqds are restarted, one after the other"),
+    *links.DRILLS,
+    *disks.DRILLS,
 )
