@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing
-from itertools import count
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,12 @@ import trio
 
 from tests.deploy import netns
 from tests.deploy.cluster import PASSWORD, USER, Cluster, add_user, cluster
-from trionsq.client import Config, ConnectError, NotConnectedError
 
 WHY_NOT = netns.why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90.0
-PAUSE_S = 0.005
 
 
 @pytest.fixture
@@ -35,60 +32,15 @@ def made(tmp_path: Path) -> Iterator[Cluster]:
         yield ours
 
 
-async def test_a_rolling_restart_loses_no_message(made: Cluster) -> None:
-    """Consumers find all three nsqd by nsqlookupd; each restarts in turn while messages flow.
-
-    A publisher whose node is away goes on at the next one. nsqadmin shows three nodes afterwards.
-    """
+async def test_all_of_it_starts_and_the_dashboard_shows_the_nodes(made: Cluster) -> None:
+    """By the command lines and health checks of the file; what breaks is tests/deploy/drill's."""
     await add_user(made)
-    sent, seen = set[bytes](), set[bytes]()
     with trio.fail_after(LIMIT_S):
         await made.start()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_consume, made, seen)
-            nursery.start_soon(_publish, made, sent)
-            for node in made.nsqds:
-                await _flow_on(made, sent, seen)
-                assert await made.restart(node) == 0, made.log(node)
-            await _flow_on(made, sent, seen)
-            nursery.cancel_scope.cancel()
         shown = await _nodes(made)
-    assert shown == sorted(made.network.addresses[node] for node in made.nsqds)
-
-
-async def _flow_on(made: Cluster, sent: set[bytes], seen: set[bytes]) -> None:
-    """Until what was sent by now has been seen, and something more of each node."""
-    before = set(sent)
-    wanted = {node.encode() for node in made.nsqds}
-    while True:
-        if before <= seen and wanted == {body.split(b" ")[0] for body in seen - before}:
-            return
-        await trio.sleep(0.05)
-
-
-async def _publish(made: Cluster, sent: set[bytes]) -> None:
-    """Publish to each node in turn; a message that one does not take goes to the next."""
-    async with AsyncExitStack() as stack:
-        producers = {
-            node: await stack.enter_async_context(made.producer(node)) for node in made.nsqds
-        }
-        for number in count():
-            for node, producer in producers.items():
-                body = b"%s %d" % (node.encode(), number)
-                try:
-                    await producer.publish("flow", body)
-                except (ConnectError, NotConnectedError):
-                    continue  # the same number goes to the others
-                sent.add(body)
-            await trio.sleep(PAUSE_S)
-
-
-async def _consume(made: Cluster, seen: set[bytes]) -> None:
-    config = Config(lookupd_poll_interval_s=0.5, max_in_flight=100)
-    async with made.consumer("flow", "c", config) as consumer:
-        async for message in consumer:
-            seen.add(message.body)
-            message.finish()
+        assert shown == sorted(made.network.addresses[node] for node in made.nsqds)
+        for node in made.nsqds:
+            assert await made.stop(node) == 0, made.log(node)
 
 
 async def _nodes(made: Cluster) -> list[str]:

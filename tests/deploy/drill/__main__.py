@@ -7,12 +7,14 @@ for each drill and run, and a summary; exits 1 if a promise was broken.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import trio
@@ -62,7 +64,8 @@ def run_once(drill: Drill, setting: Setting, total: Counter[str]) -> bool:
     folder = Path(tempfile.mkdtemp(prefix=f"drill-{drill.name}-"))
     load = os.getloadavg()[0]
     try:
-        outcome = trio.run(run_drill, drill, folder, setting)
+        with _client_log(folder / "clients.log"):
+            outcome = trio.run(run_drill, drill, folder, setting)
     except DrillError as error:
         print(f"WRONG, folder {folder}: {error}", flush=True)
         return False
@@ -79,6 +82,19 @@ def run_once(drill: Drill, setting: Setting, total: Counter[str]) -> bool:
 def line(name: str, counts: Counter[str]) -> str:
     """The figures below their names."""
     return " ".join([f"{name:16}", *(f"{counts[key]:{_width(key)}}" for key in SHOWN)])
+
+
+@contextmanager
+def _client_log(file: Path) -> Iterator[None]:
+    """What the clients have to say of faults goes beside the daemons' logs."""
+    log, handler = logging.getLogger("trionsq"), logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _print_more(outcome: Outcome, folder: Path) -> None:
