@@ -341,3 +341,23 @@ async def test_sampling_makes_room_too(autojump_clock: MockClock) -> None:
         assert not is_stuck(topic)
         assert topic.core.depth == 0
         check_balances(broker)
+
+
+async def test_an_mpub_whose_topic_is_deleted_before_its_body_has_come(
+    autojump_clock: MockClock,
+) -> None:
+    """It makes the topic anew, as a PUB a moment later would: what is confirmed is there."""
+    said = commands.publish_many("t", [b"a", b"b"])
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"old")
+        publisher = Conversation.begin(broker)
+        await publisher.say(said[:-1])
+        await wait_all_tasks_blocked()
+        before = broker.topics["t"]
+        broker.delete_topic("t")
+        await publisher.say(said[-1:])
+        await publisher.response()
+        topic = broker.topics["t"]
+        assert topic is not before
+        assert (topic.core.message_count, topic.core.depth) == (2, 2)
+        assert before.core.held == 0

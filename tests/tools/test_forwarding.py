@@ -75,20 +75,24 @@ async def test_what_is_slow_is_not_delivered_again(autojump_clock: MockClock) ->
     async with nsqd_in_memory(msg_timeout_ns=3 * SECOND_NS) as broker, trio.open_nursery() as tasks:
         publish(broker, "t", *BODIES)
         under_way = UnderWay()
+        taken = 0
 
         async def work(batch: Batch, index: int) -> None:
             await trio.sleep(5 * index)
-            if index == 2:
+            if index == 2 and taken == len(BODIES):
                 os.kill(os.getpid(), signal.SIGTERM)
             batch[index].finish()
             under_way.end()
 
         async def take(_: Consumer, batch: Batch) -> None:
+            nonlocal taken
+            taken += len(batch)
             for index in range(len(batch)):
                 under_way.begin()
                 tasks.start_soon(work, batch, index)
 
-        await forward([consumer_of(Network.of(broker))], take, under_way)
+        with trio.fail_after(60):
+            await forward([consumer_of(Network.of(broker))], take, under_way)
         core = broker.topic("t").channel("c").core
         assert (core.held, core.timeout_count) == (0, 0)
 
