@@ -53,8 +53,8 @@ def _held(lab: Lab, server: Server, count: int) -> tuple[float, ...]:
         channel="bench0",
         consumers=count,
         rdy=1,
-        heartbeat_ms=HEARTBEAT_MS,
-        hold=HEARTBEAT_MS // 1000 + 1 if lab.quick else HOLD_S,
+        heartbeat_ms=1_000 if lab.quick else HEARTBEAT_MS,
+        hold=2 if lab.quick else HOLD_S,
     )
     ready_s = time.monotonic() - began_s - run["seconds"]
     # That they all leave at the end is in here too.
@@ -88,10 +88,10 @@ def measure_handshakes(lab: Lab) -> Table:
             lab.nsqd(IN_MEMORY, *_certificate(folder, key)) as server,
             ExitStack() as kept,
         ):
-            kept.enter_context(_dial(server, tls=key is not None))
+            kept.enter_context(dial(server, tls=key is not None))
             resident, cpu_s = server.resident_bytes(), server.cpu_s()
             for _ in range(count):
-                kept.enter_context(_dial(server, tls=key is not None))
+                kept.enter_context(dial(server, tls=key is not None))
             flow = Flow(count, 1, server.cpu_s() - cpu_s)
             grown = server.resident_bytes() - resident
         table.add(name, flow.cpu_us, 1e6 / flow.cpu_us, grown / count / 1e3)
@@ -107,21 +107,22 @@ def _certificate(folder: Path, key: trustme.KeyType | None) -> list[str]:
     return [f"--tls-cert={both}", f"--tls-key={both}", "--https-address=127.0.0.1:0"]
 
 
-def _dial(server: Server, *, tls: bool) -> socket.socket:
+def dial(server: Server, *, tls: bool = False) -> socket.socket:
+    """A connection that is identified."""
     sock = socket.create_connection(("127.0.0.1", server.tcp_port), timeout=10)
     identify = json.dumps({"feature_negotiation": True, "tls_v1": tls}).encode()
     sock.sendall(MAGIC + b"IDENTIFY\n" + len(identify).to_bytes(4, "big") + identify)
-    _frame(sock)
+    read_frame(sock)
     if not tls:
         return sock
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     secured = context.wrap_socket(sock)
-    _frame(secured)
+    read_frame(secured)
     return secured
 
 
-def _frame(sock: socket.socket) -> bytes:
+def read_frame(sock: socket.socket) -> bytes:
     """Size and the frame itself, not a byte more: TLS may begin right behind."""
     return _exactly(sock, int.from_bytes(_exactly(sock, 4), "big"))
 

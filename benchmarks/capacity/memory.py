@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from benchmarks.capacity.connections import dial, read_frame
 from benchmarks.capacity.lab import Lab, forget_peak, peak_bytes, sizes
 from benchmarks.capacity.tables import Table
+from benchmarks.generator import TOPIC, MeasureError
 
 # Bytes of bodies that are put into memory at once.
 WAITING_NBYTES = 300_000_000
 MOST_MESSAGES = 1_000_000
+DEFERRED = 100_000
+UNDER_WAY = 100
 
 
 def measure_memory(lab: Lab) -> Table:
@@ -30,6 +34,7 @@ def measure_memory(lab: Lab) -> Table:
     ):
         count = lab.some(min(WAITING_NBYTES // nbytes, MOST_MESSAGES), 100)
         table.add(f"{nbytes:,} B", *_waiting(lab, count, nbytes, batch, channels))
+    table.add("1,000 B", *_deferred(lab, lab.some(DEFERRED, 100), 1_000))
     return table
 
 
@@ -58,3 +63,17 @@ def _waiting(
         (peak - full) / 1e6,
         (left - empty) / 1e6,
     )
+
+
+def _deferred(lab: Lab, count: int, nbytes: int) -> tuple[str | float | None, ...]:
+    """Messages by DPUB, due in a quarter of an hour."""
+    command = b"DPUB %s 900000\n%s" % (TOPIC.encode(), nbytes.to_bytes(4, "big") + b"n" * nbytes)
+    with lab.nsqd() as server, dial(server) as sock:
+        empty = server.resident_bytes()
+        for _ in range(count // UNDER_WAY):
+            sock.sendall(command * UNDER_WAY)
+            for _ in range(UNDER_WAY):
+                if (answer := read_frame(sock)) != b"\0\0\0\0OK":
+                    raise MeasureError(f"nsqd answered {answer!r}")
+        each = (server.resident_bytes() - empty) / count
+    return "DPUB", "1", f"{count:,}", each, each - nbytes, None, None
