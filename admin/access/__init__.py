@@ -7,7 +7,7 @@ In reading order:
 - `modes`: where users come from (--access), and what that means
 - `proxies`: whose headers are believed
 - `users`, `passwords`, `attempts`: the users file, and how passwords are checked
-- `session`: who is signed in
+- `session`: who is signed in; `cookie`: what tells
 - `csrf`, `headers`: what browsers must not be talked into
 - `audit`: who did what
 - `guard`: `Access`, which asks all of these at each request; `opening`: made of the options

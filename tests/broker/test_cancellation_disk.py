@@ -115,7 +115,7 @@ def in_memory(core: TopicCore | ChannelCore) -> Iterator[set[bytes]]:
     yield bodies
     segments = list(core.store.memory._segments)
     if isinstance(core, ChannelCore):
-        segments += [segment for _, _, segment in core._deferred]
+        segments += [segment for _, segment in core.deferred]
         for consumer in (*core.consumers, *core._orphans):
             segments += [delivery.extract([id_]) for id_, delivery in consumer.in_flight.items()]
     for one in segments:

@@ -136,7 +136,7 @@ class Model:
 
     def _note_deferrals_read(self) -> None:
         """The channel may have read deferred messages, as it serves clients."""
-        awake = {segment.ids()[0] for _, _, segment in self.channel._deferred}
+        awake = {segment.ids()[0] for _, segment in self.channel.deferred}
         asleep = {id_ for one in self.backend.segments if one.batch.defer_ms for id_ in one.ids()}
         for id_, message in self.messages.items():
             if message.stored_due_s is None:
@@ -270,9 +270,7 @@ class Model:
         assert not flying
 
     def _check_deferred(self) -> None:
-        found = sorted(
-            (due_ns, *contents(segment)[0]) for due_ns, _, segment in self.channel._deferred
-        )
+        found = sorted((due_ns, *contents(segment)[0]) for due_ns, segment in self.channel.deferred)
         assert found == sorted(
             (WALL_NS + int(message.due_s * 10**9), id_, message.body, message.attempts)
             for id_, message in self.messages.items()

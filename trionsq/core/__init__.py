@@ -4,5 +4,6 @@
 - `batch`: the unit in which messages travel, and segments of it
 - `queue`, `backend`, `store`: where messages wait, in memory and beyond
 - `delivery`, `consumer`: messages handed to a client, in flight until a deadline
+- `deferred`: messages that wait for their due time
 - `channel`, `topic`: what goes where, and when
 """

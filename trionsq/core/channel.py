@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
-from itertools import count, repeat, takewhile
+from itertools import repeat
 from random import Random
 from typing import Final
 
 from trionsq.core.backend import Backend
-from trionsq.core.batch import Segment, joined
+from trionsq.core.batch import Segment
 from trionsq.core.consumer import Consumer
+from trionsq.core.deferred import Deferred
 from trionsq.core.delivery import Delivery
 from trionsq.core.latency import Latencies
-from trionsq.core.peek import in_order
 from trionsq.core.store import Store
 
 __all__ = ["AT_ONCE_MESSAGES_MAX", "DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
@@ -36,8 +35,6 @@ DELIVERY_NBYTES_MAX: Final = 256 * 1024
 AT_ONCE_MESSAGES_MAX: Final = 16
 # How long messages may pin the batch they came in before they are copied out of it.
 COMPACT_AFTER_S: Final = 2.0
-# Deferred messages that go to the backend at once.
-_SAVE_DEFERRED_MAX: Final = 1000
 _NEVER: Final = float("inf")
 
 
@@ -63,6 +60,7 @@ class Channel:
         made_room: is called when messages have left the memory queue.
         consumers: the clients subscribed now.
         waiting: those with credit, the next to be served in front.
+        deferred: messages that wait for their due time.
         dropped: messages given up on purpose, by reason.
         latencies: of the messages finished of late; None if nobody wants to know them.
     """
@@ -84,8 +82,7 @@ class Channel:
         self.alarm_s = _NEVER
         self.made_room: Callable[[], None] = lambda: None
         self._orphans: dict[Consumer, None] = {}
-        self._deferred: list[tuple[int, int, Segment]] = []
-        self._order = count()
+        self.deferred = Deferred()
         self._random = random
 
     def __repr__(self) -> str:
@@ -110,7 +107,7 @@ class Channel:
 
     @property
     def deferred_count(self) -> int:
-        return len(self._deferred)
+        return len(self.deferred)
 
     @property
     def holders(self) -> Iterator[Consumer]:
@@ -121,13 +118,6 @@ class Channel:
     def peek(self) -> Iterator[Segment]:
         """What waits in memory, to be looked at only. Nothing may change meanwhile."""
         return self.store.memory.peek()
-
-    def peek_deferred(self) -> Iterator[tuple[int, Segment]]:
-        """Due times (nanoseconds since the epoch) and deferred messages, the next due first.
-
-        To be looked at only. Nothing may change meanwhile.
-        """
-        return ((due_ns, segment) for due_ns, _, segment in in_order(self._deferred))
 
     # From the topic
 
@@ -358,8 +348,8 @@ class Channel:
             self.offer_credit(consumer, now_s)
         for consumer in [orphan for orphan in self._orphans if not orphan.in_flight]:
             del self._orphans[consumer]
-        while self._deferred and self._deferred[0][0] <= now_ns:
-            self.store.restore(heappop(self._deferred)[2])
+        for segment in self.deferred.due(now_ns):
+            self.store.restore(segment)
         self.dispatch(now_s)
         self._set_alarm(self._next_scan_s(now_s, now_ns))
 
@@ -368,8 +358,9 @@ class Channel:
         for consumer in (*self.consumers, *self._orphans):
             if consumer.in_flight:
                 next_s = min(next_s, consumer.next_deadline_s(), now_s + COMPACT_AFTER_S)
-        if self._deferred:
-            next_s = min(next_s, now_s + (self._deferred[0][0] - now_ns) / 1e9)
+        due_ns = self.deferred.next_ns
+        if due_ns is not None:
+            next_s = min(next_s, now_s + (due_ns - now_ns) / 1e9)
         return next_s
 
     def _set_alarm(self, at_s: float) -> None:
@@ -379,19 +370,11 @@ class Channel:
 
     def _keep_deferred(self, segment: Segment) -> None:
         """Wait for the due time of a message that the backend kept. `scan` knows if it is past."""
-        batch = segment.batch
-        due_ns = batch.timestamp_ns + batch.defer_ms * 1_000_000
-        alone = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
-        heappush(self._deferred, (due_ns, next(self._order), alone))
+        self.deferred.add_stored(segment)
         self._set_alarm(0.0)
 
     def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> None:
-        due_ns = now_ns + delay_ms * 1_000_000
-        for place, id_ in enumerate(segment.ids()):
-            # Of its own: it would pin its batch, and the delay of that is not to be served again.
-            alone = segment.batch.extract([segment.first + place], [id_])
-            one = Segment(alone, 0, 1, segment.attempts)
-            heappush(self._deferred, (due_ns, next(self._order), one))
+        self.deferred.add(segment, now_ns + delay_ms * 1_000_000)
         self._set_alarm(now_s + delay_ms / 1e3)
 
     # At the end
@@ -418,23 +401,7 @@ class Channel:
             for segment in consumer.take(list(consumer.in_flight.items())):
                 self.store.memory.append(segment)
         self.store.save_memory()
-        self._deferred.sort()
-        while self._deferred:
-            self._save_deferred()
-
-    def _save_deferred(self) -> None:
-        """Move those at the front that have equal attempts."""
-        attempts = self._deferred[0][2].attempts
-        taken = list(
-            takewhile(
-                lambda entry: entry[2].attempts == attempts, self._deferred[:_SAVE_DEFERRED_MAX]
-            )
-        )
-        batch = joined([segment for _, _, segment in taken])
-        due_ns = [due for due, _, _ in taken]
-        self.store.backend.append(Segment(batch, 0, len(taken), attempts), due_ns)
-        # What is left of a sorted list is a heap.
-        del self._deferred[: len(taken)]
+        self.deferred.save(self.store.backend.append)
 
     def touch(self, consumer: Consumer, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
         """TOUCH. False if the message is not in flight at this client."""
@@ -453,8 +420,7 @@ class Channel:
 
     def empty(self, now_s: float) -> None:
         """Drop what waits, is in flight or deferred. What is being carried is the caller's part."""
-        dropped = self.store.empty() + len(self._deferred)
-        self._deferred.clear()
+        dropped = self.store.empty() + self.deferred.clear()
         for consumer in (*self.consumers, *self._orphans):
             dropped += consumer.forget()
         self._orphans.clear()

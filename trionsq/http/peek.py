@@ -230,7 +230,7 @@ class Peeking:
             )
 
     def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        for due_ns, segment in islice(channel.core.peek_deferred(), offset, None):
+        for due_ns, segment in islice(channel.core.deferred, offset, None):
             if not page.offer(segment, segment.first, due_ns):
                 break
         now_ns = self._clock.now_ns()
