@@ -109,12 +109,13 @@ async def test_waiting_calls_fail_when_the_connection_dies() -> None:
 
 
 async def test_it_goes_on_to_the_next_nsqd() -> None:
-    """When one can't be reached, and when its connection is lost."""
+    """When one can't be reached, and when its connection is lost; it tells where it went last."""
     network = Network().held("b:1").held("c:1")
     async with (
         trio.open_nursery() as nursery,
         Producer("a:1", "b:1", "c:1", dial=network.dial) as producer,
     ):
+        assert producer.nsqd_address == ""
         for address in ("b:1", "c:1", "b:1"):
             nursery.start_soon(producer.publish, "t", b"x")
             peer = await network.peer(address)
@@ -125,6 +126,7 @@ async def test_it_goes_on_to_the_next_nsqd() -> None:
             await wait_all_tasks_blocked()
             peer.stream.close()
             await wait_all_tasks_blocked()
+            assert producer.nsqd_address == address
     assert [address for address, _ in network.dialled] == ["a:1", "b:1", "c:1", "a:1", "b:1"]
 
 

@@ -91,9 +91,11 @@ class Producer:
 
     @property
     def nsqd_address(self) -> str:
-        """``host:port`` of the nsqd that it is connected to; empty if there is none."""
-        connection = self._connection
-        return connection.address if connection is not None and connection.is_open else ""
+        """``host:port`` of the nsqd that it connected to last; empty before the first time.
+
+        After a publish, if no other task publishes: of the nsqd that took the message.
+        """
+        return self._connection.address if self._connection is not None else ""
 
     async def publish(self, topic: str, body: bytes) -> None:
         """Publish a message.
