@@ -14,6 +14,7 @@ from benchmarks.capacity.lab import (
     folder_nbytes,
     get,
     sizes,
+    stats,
 )
 from benchmarks.capacity.tables import Table
 from benchmarks.capacity.topics import base_url
@@ -30,24 +31,33 @@ RECORDS = "*.diskqueue.0*.dat"
 
 
 def measure_disk(lab: Lab) -> Table:
-    """Everything through the topic's files and the channel's."""
+    """All through the files of topic and channel, or only what memory has no room for."""
     table = Table(
         "disk",
-        "all through disk (--mem-queue-size=0), one channel",
-        "body, in and to disk msg/s, MB/s, CPU us, out msg/s, MB/s, CPU us,"
+        "through disk, one channel, nobody consumes meanwhile",
+        "body, mem-queue-size, in msg/s, in MB/s, in CPU us, out msg/s, out MB/s, out CPU us,"
         " bytes on disk each, more than body",
-        "In: MPUB on 2 connections; CPU is counted until the channel's file has all, so each"
-        " message was written twice and read once. Out: 2 consumers at RDY 2500, from the page"
-        " cache. fsync as by default.",
+        "In: MPUB on 2 connections; CPU is counted until the channel has all. With 0 each message"
+        " is written to the topic's file, read there and written to the channel's; with 10,000,"
+        " the default, what the channel has no room for is written to its file. Out: 2 consumers"
+        " at RDY 2500, from the page cache. fsync as by default.",
     )
-    for nbytes, batch, count in ((100, 200, 600_000), (KB, 100, 200_000), (10 * KB, 20, 30_000)):
-        messages = lab.some(count, 200)
-        with lab.bench.kinds.folder() as folder, lab.nsqd(ALL_TO_DISK, folder=folder) as server:
+    for nbytes, memory_queue, batch, count in (
+        (100, 0, 200, 600_000),
+        (KB, 0, 100, 200_000),
+        (10 * KB, 0, 20, 30_000),
+        (KB, 10_000, 100, 300_000),
+    ):
+        # Of a quick run, too, some must be on disk.
+        messages = lab.some(count, 20_000 if memory_queue else 200)
+        option = f"--mem-queue-size={memory_queue}"
+        with lab.bench.kinds.folder() as folder, lab.nsqd(option, folder=folder) as server:
             into = lab.publish(server, messages, publishers=2, batch=batch, **sizes(nbytes))
-            each = folder_nbytes(folder, f"{TOPIC}:{RECORDS}") / messages
+            on_disk = stats(server)["channels"][0]["backend_depth"]
+            each = folder_nbytes(folder, f"{TOPIC}:{RECORDS}") / on_disk
             out = lab.consume(server, messages, consumers=2, rdy=2500, **sizes(nbytes))
         table.add(
-            f"{nbytes:,} B",
+            *(f"{nbytes:,} B", f"{memory_queue:,}"),
             *(into.rate, into.rate * nbytes / MB, into.cpu_us),
             *(out.rate, out.rate * nbytes / MB, out.cpu_us),
             *(each, each - nbytes),
