@@ -190,6 +190,24 @@ def test_silence_is_measured_while_a_fault_counts() -> None:
     assert counts["back_ms"] == 500
 
 
+def test_silence_that_was_asked_for_does_not_count() -> None:
+    """While consumers pause within a fault; before and after that it does."""
+    account, clock = good_run()
+    account.begin(20)
+    account.resumed()  # nothing is broken yet
+    clock.now_s += 50
+    deliver(account, 10)
+    account.fault_began("n0")
+    clock.now_s += 1
+    account.calm()
+    clock.now_s += 50
+    account.resumed()
+    clock.now_s += 2
+    deliver(account, 11)
+    account.calm()
+    assert account.counts()["gap_ms"] == 2000
+
+
 def test_silence_that_never_ends_counts_too() -> None:
     """A channel that gets nothing any more has a gap up to the end."""
     account, clock = good_run()

@@ -194,11 +194,16 @@ class History:
         fault.ended_s = self.clock()
 
     def calm(self) -> None:
-        """From now on silence is no fault: publishers stop, or consumers are told to."""
+        """From now on silence is no fault: publishers stop, or consumers are told to pause."""
         at_s = self.clock()
         for seen in self._seen.values():
             seen.gap_s = max(seen.gap_s, self._silence_s(seen, at_s))
         self._watched_from_s = None
+
+    def resumed(self) -> None:
+        """Silence counts again, if anything has been broken yet."""
+        if self.faults and self._watched_from_s is None:
+            self._watched_from_s = self.clock()
 
     def _silence_s(self, seen: _Seen, at_s: float) -> float:
         """Up to a delivery, since the one before or since silence counts."""

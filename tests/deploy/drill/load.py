@@ -151,12 +151,14 @@ class Load:
 
     async def pause(self) -> None:
         """Consumers take nothing from now on; returns when nothing of theirs is in flight."""
+        self._history.calm()
         for consumer in self.consumers:
             consumer.max_in_flight = 0
         await wait_until(lambda: not any(one.stats().in_flight for one in self.consumers))
 
     def resume(self) -> None:
         """Consumers take messages again."""
+        self._history.resumed()
         for consumer in self.consumers:
             consumer.max_in_flight = _IN_FLIGHT
 
