@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import jsonschema
 import pytest
+import yaml
 
 from pipelines.__main__ import parser
 from tests.deploy.commands import DAEMONS, options
@@ -140,6 +142,45 @@ def test_every_container_is_locked_down() -> None:
         assert told["cap_drop"] == ["ALL"], name
         assert told["security_opt"] == ["no-new-privileges:true"], name
         assert told["restart"] == "unless-stopped", name
+
+
+def test_java_starts_where_everything_else_is_read_only() -> None:
+    """Spark's only tmpfs is /tmp, with exec; workers write below it.
+
+    Docker's own choice is noexec; and a folder that the image lacks is root's alone at the second
+    start of a container, whatever mode is given.
+    """
+    spark = [service for service in services().values() if "spark" in service.profiles]
+    assert len(spark) == 4
+    for service in spark:
+        (told,) = compose()["services"][service.name]["tmpfs"]
+        folder, _, flags = told.partition(":")
+        assert folder == "/tmp"
+        assert "exec" in flags.split(",")
+        if "--work-dir" in service.command:
+            at = service.command.index("--work-dir") + 1
+            assert service.command[at].startswith("/tmp/")
+
+
+def test_tls_is_what_the_example_says() -> None:
+    """The commented lines of nsqd.toml are options; the overlay mounts the files that they name."""
+    text = (DEPLOY / "config" / "nsqd.toml").read_text(encoding="utf-8")
+    told = tomllib.loads("\n".join(re.findall(r"(?m)^# (tls_\w+ = .*)$", text)))
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
+    found = options([*BROKER["nsqd-1"].command, *words])
+    assert found.tls_required == "tcp-https"
+    overlay = yaml.safe_load((DEPLOY / "compose.tls.yaml").read_text(encoding="utf-8"))
+    validator().validate(overlay)
+    assert set(overlay["services"]) == {nsqd.name for nsqd in of_program("nsqd")}
+    for service in overlay["services"].values():
+        ((_, folder, access),) = (line.split(":") for line in service["volumes"])
+        assert access == "ro"
+        assert {str(Path(path).parent) for path in (found.tls_cert, found.tls_key)} == {folder}
+
+
+def test_no_container_takes_all_memory() -> None:
+    """Each daemon of the broker has a limit."""
+    assert all("mem_limit" in compose()["services"][name] for name in BROKER)
 
 
 def test_what_is_mounted_is_there() -> None:

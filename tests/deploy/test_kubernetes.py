@@ -166,3 +166,40 @@ def test_every_pod_is_locked_down(name: str) -> None:
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_the_network_policies_are_of_our_pods_and_ports() -> None:
+    """Each of a daemon's ports is opened to somebody, by its name."""
+    policies = {
+        document["metadata"]["name"]: document["spec"]
+        for _, document in documents()
+        if document["kind"] == "NetworkPolicy"
+    }
+    assert set(policies) == set(PROGRAMS)
+    for name, policy in policies.items():
+        kind = "Deployment" if name == "nsqadmin" else "StatefulSet"
+        labels = found(kind, name)["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+        opened = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert opened == {port["name"] for port in pod(name)["containers"][0]["ports"]}
+        assert all(rule["from"] for rule in policy["ingress"])
+
+
+def test_scaling_is_kept_by_the_next_apply() -> None:
+    """The count of nsqd is in the kustomization, which wins over the manifest's."""
+    content = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+    (told,) = content["replicas"]
+    assert told["name"] == "nsqd"
+    assert told["count"] == found("StatefulSet", "nsqd")["spec"]["replicas"]
+
+
+def test_a_certificate_is_mounted_once_it_is_there() -> None:
+    """Pods start without the secret; with it the files are where nsqd.toml looks for them."""
+    (mount,) = (
+        told for told in pod("nsqd")["containers"][0]["volumeMounts"] if told["name"] == "tls"
+    )
+    (volume,) = (told for told in pod("nsqd")["volumes"] if told["name"] == "tls")
+    assert volume["secret"]["optional"] is True
+    config = (DEPLOY / "config" / "nsqd.toml").read_text(encoding="utf-8")
+    for name in ("tls.crt", "tls.key"):
+        assert f'"{mount["mountPath"]}/{name}"' in config
