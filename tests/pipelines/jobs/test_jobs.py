@@ -99,7 +99,7 @@ def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
     publish(nsqd.http_address, "orders", [b"bad", *numbered(5)])
 
     async def fail() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with Consumer(
                 "orders",
                 "billing",

@@ -8,15 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.dataset as ds
+
+from pipelines.wal import Wal
 from tests.pipelines.source.publishing import channel_of, publish, wait_until
 from trionsq.testing import OpenBroker
 
-START_LIMIT_S = 180.0
-STOP_LIMIT_S = 90.0
+START_LIMIT_S = 600.0
+STOP_LIMIT_S = 180.0
 
 
 def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Exit code 0, every message that was received is in the table, none is left in flight."""
+    """Exit code 0; each message is in the log or waits at nsqd, the table has what the job says.
+
+    How much that is by then is Spark's pace.
+    """
     bodies = [b"%06d" % number for number in range(1000)]
     publish(nsqd.http_address, "orders", bodies)
     flags = ["--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", "--trigger=200ms"]
@@ -39,8 +45,12 @@ def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
     finally:
         job.kill()
     assert job.returncode == 0, said
-    assert "archive: 1,000 rows in " in said.splitlines()[-1]
+    rows = ds.dataset(tmp_path / "table", partitioning="hive").count_rows()
+    assert rows > 0
+    assert f"archive: {rows:,} rows in " in said.splitlines()[-1]
     channel = channel_of(nsqd.http_address, "orders", "archive")
-    figures = [channel[name] for name in ("depth", "in_flight_count", "client_count")]
-    assert figures == [0, 0, 0]
+    assert (channel["in_flight_count"], channel["client_count"]) == (0, 0)
+    with Wal.open(tmp_path / "state" / "wal") as wal:
+        assert rows <= wal.end
+        assert wal.end + channel["depth"] + channel["deferred_count"] == len(bodies)
     assert not any(tmp_path.glob("table/_staging/*/*"))

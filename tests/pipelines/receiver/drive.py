@@ -13,7 +13,7 @@ from pipelines.receiver import Receiver, ReceiverConfig
 from pipelines.wal import Wal, read_segment
 from trionsq.testing.disk import SimulatedDisk
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class SlowDisk(SimulatedDisk):

@@ -34,7 +34,7 @@ class Liar:
 
     def _serve(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):
-            peer.settimeout(20)
+            peer.settimeout(60)
             heard = b""
             while b"IDENTIFY" not in heard:
                 heard += peer.recv(65536)
@@ -47,7 +47,7 @@ class Liar:
                 with suppress(TimeoutError):
                     if not peer.recv(1 << 20):
                         return
-                peer.settimeout(20)
+                peer.settimeout(60)
                 peer.sendall(self._lies)
                 self.rounds += 1
                 self.has_lied.set()

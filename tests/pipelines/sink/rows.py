@@ -11,7 +11,7 @@ import trio
 from pipelines.sink.options import SinkOptions
 from trionsq.client import Config, Consumer
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def options(*addresses: str, **more: str) -> SinkOptions:

@@ -14,7 +14,7 @@ from trionsq.testing import OpenBroker
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-QUERY_LIMIT_S = 90
+QUERY_LIMIT_S = 240
 
 
 def test_a_batch_write_publishes_every_row(spark: SparkSession, nsqd: OpenBroker) -> None:

@@ -34,7 +34,7 @@ def channel_of(http_address: str, topic: str, channel: str) -> dict[str, Any]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 180.0) -> None:
     """Ask again and again; AssertionError after the limit."""
     deadline_s = time.monotonic() + limit_s
     while not condition():

@@ -14,7 +14,7 @@ from pipelines.wal import Wal
 from tests.pipelines.source.publishing import channel_of, publish
 from trionsq.testing import OpenBroker
 
-LIMIT_S = 60
+LIMIT_S = 180
 
 
 @contextmanager
