@@ -3,6 +3,6 @@
 - `options`: what nsqd can be told
 - `broker`: topics, channels and clients, and the tasks they live in
 - `topic`, `channel` (with `inbox`): the task of each, and what it is handed
-- `client` (with `commands`, `output`, `transport`): a connection: ioloop and message pump
+- `client` (with `commands`, `output`, `heartbeats`): a connection: ioloop and message pump
 - `listener`, `timers`, `clock`: sockets and time
 """

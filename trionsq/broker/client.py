@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from trionsq.broker.heartbeats import Finding, Heartbeats
 from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
@@ -61,9 +62,6 @@ _OWN_TURN_MAX: Final = 4
 _OWN_TURN_NBYTES_MAX: Final = 256 * 1024
 # A fatal error's frame gets this long to reach a client that still sends.
 _LAST_WORDS_S: Final = 1.0
-# Looks at a client in each heartbeat interval.
-_LOOKS: Final = 8
-_NEVER_S: Final = float("inf")
 # Characters of a client's mistake that the log shows.
 _SHOWN_MAX: Final = 200
 
@@ -100,7 +98,7 @@ class Client:
         snappy, deflate: whether the connection is compressed so.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
-        next_look_s: monotonic time at which `look_after` wants to be called, in seconds.
+        heartbeats: say when `look_after` is to be called.
     """
 
     # Thousands of idle connections are usual, so each does without a __dict__.
@@ -108,11 +106,8 @@ class Client:
         "__weakref__",
         "_bottom",
         "_cancel_scope",
-        "_commands_seen",
         "_inbox",
         "_inbox_nbytes",
-        "_last_command_s",
-        "_next_heartbeat_s",
         "_owes_answers",
         "_own_turn",
         "auth",
@@ -121,9 +116,9 @@ class Client:
         "connected_s",
         "consumer",
         "deflate",
+        "heartbeats",
         "host",
         "identity",
-        "next_look_s",
         "output",
         "parser",
         "peer",
@@ -153,11 +148,8 @@ class Client:
         self.tls: TlsInfo | None = None
         self.snappy = self.deflate = False
         self._cancel_scope = trio.CancelScope()
-        self._commands_seen = 0
         self._owes_answers = False
-        now_s = broker.clock.now_s()
-        self._last_command_s = now_s
-        self._next_heartbeat_s = self.next_look_s = now_s
+        self.heartbeats = Heartbeats(broker.clock.now_s())
         self.restart_heartbeats()
 
     def __repr__(self) -> str:
@@ -415,45 +407,27 @@ class Client:
     def restart_heartbeats(self) -> None:
         """Count the heartbeat interval from now on."""
         interval_ms = self.identity.heartbeat_interval_ms
-        now_s = self.broker.clock.now_s()
         if interval_ms is not None:
-            self._next_heartbeat_s = now_s + interval_ms / 1e3
-            self.next_look_s = now_s
-
-    def stop_heartbeats(self) -> None:
-        """Do not look after the client, until `restart_heartbeats`."""
-        self.next_look_s = _NEVER_S
+            self.heartbeats.restart(interval_ms / 1e3, self.broker.clock.now_s())
 
     def look_after(self, now_s: float) -> None:
-        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
-
-        A client is looked at a few times in each of its intervals, so silence is noticed up to an
-        eighth of the interval late. Spec: tcp-protocol, section 14.
-        """
+        """Send a heartbeat that is due; close a connection that is silent, or takes nothing."""
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is None:
-            self.next_look_s = _NEVER_S
+            self.heartbeats.stop()
             return
-        interval_s = interval_ms / 1e3
-        if self.parser.commands != self._commands_seen or self._owes_answers:
-            # While answers are not taken nothing is read, so silence says nothing.
-            self._commands_seen = self.parser.commands
-            self._last_command_s = now_s
-        blocked_since_s = self.output.blocked_since_s
-        if now_s - self._last_command_s >= 2 * interval_s:
-            log.info("client(%s) - no command for two heartbeat intervals", self.peer)
-            self.close()
-        elif blocked_since_s is not None and now_s - blocked_since_s > interval_s:
-            log.info("client(%s) - took no data for a heartbeat interval", self.peer)
-            self.close()
-        elif now_s >= self._next_heartbeat_s:
-            self._next_heartbeat_s = max(now_s, self._next_heartbeat_s + interval_s)
-            self._heartbeat()
-        self.next_look_s = min(
-            self._next_heartbeat_s,
-            self._last_command_s + 2 * interval_s,
-            now_s + interval_s / _LOOKS,
+        finding = self.heartbeats.look(
+            interval_ms / 1e3,
+            now_s,
+            commands=self.parser.commands,
+            is_read=not self._owes_answers,
+            blocked_since_s=self.output.blocked_since_s,
         )
+        if finding is Finding.DUE:
+            self._heartbeat()
+        elif finding is not Finding.FINE:
+            log.info("client(%s) - %s", self.peer, finding.value)
+            self.close()
 
     def _heartbeat(self) -> None:
         output = self.output

@@ -46,7 +46,7 @@ def _identify(client: Client, event: events.Identify) -> Reply:
 
 
 async def _upgrade(client: Client, wanted: Negotiated, answer: bytes) -> bytes:
-    client.stop_heartbeats()
+    client.heartbeats.stop()
     reply = await upgrade(client, wanted, answer)
     client.restart_heartbeats()
     return reply

@@ -79,7 +79,7 @@ async def run_heartbeats(clients: Mapping[Client, None], clock: Clock) -> None:
     while True:
         await trio.sleep(_HEARTBEAT_LOOK_S)
         now_s = clock.now_s()
-        for client in [client for client in clients if client.next_look_s <= now_s]:
+        for client in [client for client in clients if client.heartbeats.next_look_s <= now_s]:
             client.look_after(now_s)
 
 

@@ -1,0 +1,58 @@
+"""When a client gets heartbeats, and when it is given up (broker.heartbeats)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trionsq.broker.heartbeats import Finding, Heartbeats
+
+INTERVAL_S = 8.0
+
+
+def found(heartbeats: Heartbeats, until_s: float, **client: Any) -> list[tuple[float, Finding]]:
+    """Look whenever it is asked for, up to that time; what was found but that all is fine."""
+    said = {"commands": 0, "is_read": True, "blocked_since_s": None, **client}
+    findings: list[tuple[float, Finding]] = []
+    while heartbeats.next_look_s <= until_s:
+        now_s = heartbeats.next_look_s
+        finding = heartbeats.look(INTERVAL_S, now_s, **said)
+        if finding is not Finding.FINE:
+            findings.append((now_s, finding))
+            if finding is not Finding.DUE:
+                break
+        assert heartbeats.next_look_s > now_s
+    return findings
+
+
+def test_heartbeats_come_in_their_interval_and_silence_ends_it() -> None:
+    """A client that says nothing gets one heartbeat, and is given up when the second is due."""
+    heartbeats = Heartbeats(0.0)
+    heartbeats.restart(INTERVAL_S, 0.0)
+    assert found(heartbeats, 100.0) == [(8.0, Finding.DUE), (16.0, Finding.SILENT)]
+
+
+def test_what_is_not_read_is_no_silence() -> None:
+    """While its answers are not taken, and from then on, the time counts anew."""
+    heartbeats = Heartbeats(0.0)
+    heartbeats.restart(INTERVAL_S, 0.0)
+    assert {each for _, each in found(heartbeats, 40.0, is_read=False)} == {Finding.DUE}
+    assert found(heartbeats, 100.0)[-1] == (56.0, Finding.SILENT)
+
+
+def test_a_client_that_takes_nothing_is_given_up() -> None:
+    """After more than an interval; soon after that, whatever it sends."""
+    heartbeats = Heartbeats(0.0)
+    heartbeats.restart(INTERVAL_S, 0.0)
+    at_s, finding = found(heartbeats, 100.0, is_read=False, blocked_since_s=4.0)[-1]
+    assert finding is Finding.STUCK
+    assert 12.0 < at_s <= 13.0
+
+
+def test_stopped_it_is_not_looked_at() -> None:
+    """Until it begins anew."""
+    heartbeats = Heartbeats(0.0)
+    heartbeats.stop()
+    assert found(heartbeats, 1e9) == []
+    heartbeats.restart(INTERVAL_S, 50.0)
+    heartbeats.look(INTERVAL_S, 50.0, commands=1, is_read=True, blocked_since_s=None)
+    assert found(heartbeats, 100.0, commands=1) == [(58.0, Finding.DUE), (66.0, Finding.SILENT)]
