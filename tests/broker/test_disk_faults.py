@@ -257,16 +257,17 @@ async def test_publishers_that_wait_hear_of_a_sync_that_failed(autojump_clock: M
 # Metadata
 
 
+@pytest.mark.parametrize("failing_s", [3, 100])
 @pytest.mark.parametrize("name", ["nsqd.dat", "trionsq.dat"])
 async def test_metadata_that_can_not_be_written_at_the_start(
-    name: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    name: str, failing_s: float, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """nsqd serves; /ping is red until they are written, which happens by itself."""
     caplog.set_level(logging.ERROR, "trionsq")
     disk = SimulatedDisk()
     disk.fail(errno.EIO, forever=True, name=f"{name}*.tmp")
     async with nsqd_in_memory(disk=disk) as broker:
-        await trio.sleep(100)
+        await trio.sleep(failing_s)
         assert broker.health == f"NOK - /simulated/{name}: Input/output error"
         assert [record.getMessage() for record in caplog.records] == [
             f"NSQ: failed to persist metadata - /simulated/{name}: Input/output error"

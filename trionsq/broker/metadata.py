@@ -64,10 +64,10 @@ class MetadataKeeper:
 
     async def run_id_reserve(self) -> None:
         """Keep saving a time ahead of which no message id lies, for ever."""
-        saved = True
         while True:
-            await trio.sleep(_IDS_SAVE_S if saved else _RETRY_S)
-            saved = await self.reserve_ids()
+            # It may have failed before this began, at the start.
+            await trio.sleep(_RETRY_S if self._ids_file.has_failed else _IDS_SAVE_S)
+            await self.reserve_ids()
 
     async def save(self) -> bool:
         """Write the metadata now; whether that went well. If not, `run` tries again."""
@@ -107,6 +107,11 @@ class _File:
         self._folder = folder
         self._name = name
         self._under_way: trio.Event | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last write did not go well."""
+        return self._name in self._folder.faults
 
     async def write(self, job: Callable[[], Callable[[], None]]) -> bool:
         """Run what ``job`` gives when it is its turn; whether that went well."""
