@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -20,9 +19,9 @@ from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes
 from trionsq.storage.folder import DataFolder, error_text, let_go
-from trionsq.storage.leftover import Leftover, Remains
+from trionsq.storage.leftover import Leftover, Remains, remove_files
 from trionsq.storage.peek import QueueView
-from trionsq.storage.positions import QueueFiles, find_start
+from trionsq.storage.positions import QueueFiles, begin_file, find_start
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
 from trionsq.storage.sync import Generation, SyncJob
@@ -113,7 +112,8 @@ class DiskQueue:
         records = encode(segment)
         try:
             if not self._has_positions_file:
-                self._begin_positions_file()
+                begin_file(self._disk, self._files.positions, self._positions)
+                self._has_positions_file = True
             began_file = self._writer.append(records)
         except OSError as error:
             self._refused_nbytes = records.nbytes
@@ -128,25 +128,6 @@ class DiskQueue:
         if began_file:
             self._reader.leave_finished_file()
         self._operated(records.count, began_file)
-
-    def _begin_positions_file(self) -> None:
-        """Without it nobody would look for the first records, were the process killed now.
-
-        It is not durable, as they are not: the first sync sees to that.
-        """
-        draft = f"{self._files.positions}.{secrets.randbits(31)}.tmp"
-        try:
-            file = self._disk.create(draft)
-            try:
-                file.write(self._positions.text(), 0)
-            finally:
-                let_go(file)
-            self._disk.rename(draft, self._files.positions)
-        except OSError:
-            with suppress(OSError):
-                self._disk.unlink(draft)
-            raise
-        self._has_positions_file = True
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         if not self._can_read:
@@ -246,28 +227,16 @@ class DiskQueue:
             self._generation.number += 1
             if self._job is not None:
                 names += self._job.finished
-            left = Remains([name for name in names if not self._unlinked(name)])
-            if not self._unlinked(files.positions):
-                left.others.append(files.positions)
+            records = remove_files(self._disk, names, self._failed)
+            others = remove_files(self._disk, [files.positions], self._failed)
             try:
                 self._sidecar.remove()
             except OSError as error:
                 self._failed(error)
-                left.others.append(self._sidecar.name)
+                others.append(self._sidecar.name)
             else:
                 self._due_times.forget_file()
-        return left
-
-    def _unlinked(self, name: str) -> bool:
-        """Remove a file; whether it is gone."""
-        try:
-            self._disk.unlink(name)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            self._failed(error)
-            return False
-        return True
+        return Remains(records, others)
 
     # Durability
 

@@ -7,12 +7,14 @@ are an error that shows until they are gone, and a new queue begins behind them,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from trionsq.storage.disk import Disk
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.positions import Positions, QueueFiles, Start
 
-__all__ = ["Leftover", "Remains"]
+__all__ = ["Leftover", "Remains", "remove_files"]
 
 log = logging.getLogger("trionsq")
 
@@ -31,6 +33,20 @@ class Remains:
 
     def __bool__(self) -> bool:
         return bool(self.records or self.others)
+
+
+def remove_files(disk: Disk, names: Iterable[str], failed: Callable[[OSError], None]) -> list[str]:
+    """Remove files, as many as can be; the names of the others. ``failed`` hears why."""
+    left = []
+    for name in names:
+        try:
+            disk.unlink(name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed(error)
+            left.append(name)
+    return left
 
 
 class Leftover:
@@ -74,17 +90,14 @@ class Leftover:
 
     def try_again(self) -> None:
         """Remove what can be removed now."""
-        while self._names:
-            try:
-                self._folder.disk.unlink(self._names[0])
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self._folder.faults[self] = error_text(error)
-                return
-            self._names.pop(0)
+        self._names = remove_files(self._folder.disk, self._names, self._failed)
+        if self._names:
+            return
         log.info("DISKQUEUE(%s): what was left of it is removed", self._files.queue)
         self._forget()
+
+    def _failed(self, error: OSError) -> None:
+        self._folder.faults[self] = error_text(error)
 
     def start(self) -> Start:
         """Where a new queue of that name begins, whose these files are from now on."""

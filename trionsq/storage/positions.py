@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from trionsq.storage.disk import Disk
 from trionsq.storage.folder import DataFolder, let_go
 
-__all__ = ["Positions", "QueueFiles", "Start", "find_start"]
+__all__ = ["Positions", "QueueFiles", "Start", "begin_file", "find_start"]
 
 log = logging.getLogger("trionsq")
 
@@ -106,6 +107,27 @@ class Start:
     text: bytes | None = None
     moved: bool = False
     finished: list[str] = field(default_factory=list)
+
+
+def begin_file(disk: Disk, name: str, positions: Positions) -> None:
+    """Write the positions file of a new queue: without it nobody would look for the first records,
+    were the process killed now. It is not durable, as they are not: the first sync sees to that.
+
+    Raises:
+        OSError: there is none.
+    """
+    draft = f"{name}.{secrets.randbits(31)}.tmp"
+    try:
+        file = disk.create(draft)
+        try:
+            file.write(positions.text(), 0)
+        finally:
+            let_go(file)
+        disk.rename(draft, name)
+    except OSError:
+        with suppress(OSError):
+            disk.unlink(draft)
+        raise
 
 
 def find_start(folder: DataFolder, files: QueueFiles) -> Start:
