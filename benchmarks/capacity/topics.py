@@ -15,6 +15,7 @@ from benchmarks.capacity.tables import Table
 from benchmarks.servers import OURS, Server
 
 IDLE_S = 5.0
+PING_EACH_S = 0.01
 COUNTS = ((0, 1), (100, 1), (1_000, 1), (1_000, 2), (5_000, 2))
 CREATED = 100
 
@@ -96,7 +97,7 @@ class Pinger:
         self.longest_s = 0.0
 
     def _run(self) -> None:
-        while not self._over.wait(0.002):
+        while not self._over.wait(PING_EACH_S):
             began_s = time.monotonic()
             get(self._url)
             self.longest_s = max(self.longest_s, time.monotonic() - began_s)
