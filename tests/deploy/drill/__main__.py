@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ def run_once(drill: Drill, setting: Setting, total: Counter[str]) -> bool:
             outcome = trio.run(run_drill, drill, folder, setting)
     except DrillError as error:
         print(f"WRONG, folder {folder}: {error}", flush=True)
+        traceback.print_exception(error.__cause__)
         return False
     print(line(drill.name, outcome.counts), f"{outcome.duration_s:7.1f} {load:4.1f}", flush=True)
     _print_more(outcome, folder)
