@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 from pipelines.wal import Wal
+from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_of, publish, wait_until
 from trionsq.testing import OpenBroker
 
@@ -27,6 +28,7 @@ def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
     publish(nsqd.http_address, "orders", bodies)
     flags = ["--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", "--trigger=200ms"]
     flags += ["--checkpoint=state", "--output=table", "--master=local[1]"]
+    flags += [f"--conf={name}={value}" for name, value in SETTINGS.items()]
     job = subprocess.Popen(
         [sys.executable, "-m", "pipelines", "archive", *flags],
         cwd=tmp_path,
@@ -44,6 +46,7 @@ def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
         _, said = job.communicate(timeout=STOP_LIMIT_S)
     finally:
         job.kill()
+        job.communicate()
     assert job.returncode == 0, said
     rows = ds.dataset(tmp_path / "table", partitioning="hive").count_rows()
     assert rows > 0
