@@ -37,6 +37,19 @@ async def full(site: Site) -> None:
     await site.flow()
 
 
+async def killed(site: Site) -> None:
+    """SIGKILL while not a byte is left; it starts without one, too, and consumers free the disk."""
+    node = site.nsqds[0]
+    await site.load.pause()
+    await _refused(site, node)
+    SmallDisk(site.cluster.mounted(node)).fill()
+    async with site.fault(node):
+        site.cluster.kill(node)
+        site.load.resume()
+        await site.cluster.start(node)
+    await site.flow()
+
+
 async def _refused(site: Site, node: str) -> None:
     """Publish to it until it refuses: it says why, and the others take what it does not."""
     before = _refusals(site)
@@ -79,6 +92,14 @@ DRILLS: Final = (
         full,
         "the disk of an nsqd is full: of messages, and of another program's files",
         flags=("--mem-queue-size=100",),
+        prepared=_small,
+    ),
+    Drill(
+        "full-disk-killed",
+        killed,
+        "SIGKILL of an nsqd with a full disk, --mem-queue-size=0 and nothing in flight",
+        is_long=True,
+        flags=("--mem-queue-size=0",),
         prepared=_small,
     ),
 )
