@@ -46,11 +46,12 @@ def test_the_schema_refuses_what_is_wrong() -> None:
 
 
 def test_the_compose_client_takes_it() -> None:
-    """Where `docker compose` is at hand, it reads the file with all profiles."""
+    """Where `docker compose` is at hand, it reads the file with all profiles, and TLS beside it."""
     docker = shutil.which("docker")
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("no `docker compose` here")
-    command = [docker, "compose", "-f", str(COMPOSE_FILE), "--profile", "*", "config", "--quiet"]
+    files = ["-f", str(COMPOSE_FILE), "-f", str(DEPLOY / "compose.tls.yaml")]
+    command = [docker, "compose", *files, "--profile", "*", "config", "--quiet"]
     subprocess.run(command, check=True, timeout=30)
 
 

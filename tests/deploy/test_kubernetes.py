@@ -203,3 +203,8 @@ def test_a_certificate_is_mounted_once_it_is_there() -> None:
     config = (DEPLOY / "config" / "nsqd.toml").read_text(encoding="utf-8")
     for name in ("tls.crt", "tls.key"):
         assert f'"{mount["mountPath"]}/{name}"' in config
+
+
+def test_one_nsqlookupd_knows_all_nsqd_during_an_upgrade() -> None:
+    """The second goes when each nsqd has had the time to ping the first twice, each 15 s."""
+    assert found("StatefulSet", "nsqlookupd")["spec"]["minReadySeconds"] > 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,32 @@ def test_the_dockerfile_copies_what_is_there() -> None:
     for path in paths:
         assert (ROOT / path).exists(), path
         assert {path, str(Path(path).parent)} & let_through, path
+
+
+@pytest.mark.parametrize(
+    ("linter", "path"), [("shellcheck", "spark/spark-node"), ("hadolint", "Dockerfile")]
+)
+def test_linters_have_nothing_to_say(linter: str, path: str) -> None:
+    """Where they are at hand: of the shell script and of the Dockerfile."""
+    program = shutil.which(linter)
+    if not program:
+        pytest.skip(f"no {linter} here")
+    done = subprocess.run([program, str(DEPLOY / path)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_nothing_is_built_by_what_is_not_pinned() -> None:
+    """Each pip of the Dockerfile installs by hash, by the pins, or what was built just before."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    calls = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) ([^&\n]*)", text)
+    assert len(calls) == 6
+    for call in calls:
+        assert re.search(r"--require-hashes|--no-index|--no-build-isolation|-c requirements", call)
+        assert (
+            "--only-binary :all:" in call
+            or "--no-build-isolation" in call
+            or ("--no-index" in call or "-r build.txt" in call)
+        )
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "deploy/requirements-spark.txt"])
