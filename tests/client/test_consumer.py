@@ -691,7 +691,7 @@ async def test_an_nsqd_that_is_restarted_is_found_again_soon(autojump_clock: Moc
             network, lookupd_http_addresses=["l:1"], get=lookupd.get
         ) as consumer:
             await trio.sleep(5)
-            serve, lookupd.addresses = network.hosts.pop("a:1"), ()
+            serve, lookupd.addresses = network.hosts.pop("a:1"), ("unreachable:1",)
             network.links[0].incoming.break_with(ConnectionResetError("reset"))
             await trio.sleep(12)
             network.hosts["a:1"], lookupd.addresses = serve, ("a:1",)
@@ -702,6 +702,53 @@ async def test_an_nsqd_that_is_restarted_is_found_again_soon(autojump_clock: Moc
     for gap, least in zip(gaps, (1, 2, 4, 8, 16, 32), strict=False):
         assert least <= gap <= 1.5 * least
     assert gaps[6:] == pytest.approx([60.0] * len(gaps[6:]))
+
+
+async def test_without_nsqlookupds_those_that_were_found_are_connected_again(
+    autojump_clock: MockClock,
+) -> None:
+    """What each nsqlookupd said last holds while none can be reached."""
+    async with nsqd_in_memory() as one, nsqd_in_memory() as other:
+        network = Network.of(one, "a:1")
+        network.hosts["b:1"] = other.connect
+        lookupds = {"l:1": Lookupd("a:1"), "m:1": Lookupd("a:1", "b:1")}
+
+        async def get(url: str, *args: Any, **options: Any) -> httpget.Answer:
+            return await lookupds[url[len("http://") :][:3]].get(url, *args, **options)
+
+        async with consumer_of(network, lookupd_http_addresses=lookupds, get=get) as consumer:
+            await trio.sleep(200)
+            assert consumer.stats().connections == 2
+            for lookupd in lookupds.values():
+                lookupd.addresses = ()
+            for link in network.links:
+                link.incoming.break_with(ConnectionResetError("reset"))
+            await trio.sleep(2)
+            assert consumer.stats().connections == 2
+
+
+async def test_what_no_nsqlookupd_knows_any_more_is_not_connected_again(
+    autojump_clock: MockClock,
+) -> None:
+    """It would make a topic again that was deleted."""
+    async with nsqd_in_memory() as broker:
+        network = Network.of(broker, "a:1")
+        lookupd = Lookupd("a:1")
+        is_known = True
+
+        async def get(*args: Any, **options: Any) -> httpget.Answer:
+            found = await lookupd.get(*args, **options)
+            return found if is_known else httpget.Answer(404, {}, b'{"message":"TOPIC_NOT_FOUND"}')
+
+        async with consumer_of(network, lookupd_http_addresses=["l:1"], get=get) as consumer:
+            await trio.sleep(1)
+            assert consumer.stats().connections == 1
+            is_known = False
+            network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            await trio.sleep(10)
+            lookupd.addresses = ()
+            await trio.sleep(100)
+            assert len(network.dialled) == 1
 
 
 async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
 from random import Random
 from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -45,8 +46,16 @@ class Get(Protocol):
     ) -> Awaitable[httpget.Answer]: ...
 
 
+class _NobodyAnswersError(DiscoveryError):
+    """No nsqlookupd could be asked; what they said before is all there is."""
+
+
 class Discovery:
     """The nsqlookupds of a consumer, asked in turn.
+
+    While none of them can be reached, what each said last holds: an nsqd that was found once is
+    connected to again. That it knows no nsqd is an answer too, so that a topic which was deleted
+    is not made again by its consumers.
 
     Attributes:
         urls: with the topic, by address as given.
@@ -54,6 +63,7 @@ class Discovery:
 
     def __init__(self, topic: str, config: Config, get: Get = httpget.get) -> None:
         self.urls: dict[str, str] = {}
+        self._said: dict[str, list[str]] = {}
         self._topic = topic
         self._config = config
         self._get = get
@@ -74,7 +84,7 @@ class Discovery:
         """
         if address in self.urls and len(self.urls) == 1:
             raise LastLookupdError(f"{address} is the last nsqlookupd")
-        del self.urls[address]
+        self._said.pop(self.urls.pop(address), None)
 
     def ask(self) -> None:
         """Ask soon, and again in growing gaps: a connection was lost."""
@@ -93,7 +103,8 @@ class Discovery:
         when the first poll finds none.
 
         Args:
-            found: called with the addresses of each poll.
+            found: called with the addresses of each poll, and with those of before when nobody
+                answers; with none after other failures.
             failed: called with the error of each poll that failed.
             random: for the jitter.
         """
@@ -105,9 +116,12 @@ class Discovery:
             addresses: list[str] = []
             try:
                 addresses = await self.poll()
-                found(addresses)
+            except _NobodyAnswersError as error:
+                failed(error)
+                addresses = list(dict.fromkeys(chain(*self._said.values())))
             except DiscoveryError as error:
                 failed(error)
+            found(addresses)
             if is_first and not addresses:
                 self._gap_s = _GAP_S
             is_first = False
@@ -124,7 +138,7 @@ class Discovery:
         Raises:
             DiscoveryError: none of them had a usable answer.
         """
-        failures = []
+        failures, was_answered = [], False
         for _ in range(min(_TRIES, len(self.urls))):
             urls = list(self.urls.values())
             url = urls[self._next % len(urls)]
@@ -137,10 +151,16 @@ class Discovery:
                     self._config.lookupd_poll_timeout_s,
                     ssl_context=self._ssl_context(url),
                 )
-                return addresses_of(answer)
-            except (httpget.GetError, DiscoveryError, ConfigError) as error:
+                addresses = self._said[url] = addresses_of(answer)
+                return addresses.copy()
+            except (httpget.GetError, ConfigError) as error:
                 failures.append(f"{url}: {error}")
-        raise DiscoveryError("; ".join(failures))
+            except DiscoveryError as error:
+                failures.append(f"{url}: {error}")
+                self._said.pop(url, None)
+                was_answered = True
+        kind = DiscoveryError if was_answered else _NobodyAnswersError
+        raise kind("; ".join(failures))
 
     def _ssl_context(self, url: str) -> ssl.SSLContext | None:
         """For nsqlookupd the same are trusted as for nsqd."""

@@ -43,7 +43,7 @@ async def cut_off(site: Site) -> None:
 
 
 async def lookupd_lost(site: Site) -> None:
-    """One nsqlookupd dies, then the other."""
+    """One nsqlookupd dies, then the other; then an nsqd is restarted."""
     first, second = site.cluster.nsqlookupds
     running = len(site.load.consumers)
     async with site.fault():
@@ -54,6 +54,10 @@ async def lookupd_lost(site: Site) -> None:
         site.cluster.kill(second)
         await site.flow()
         await site.hold()
+    node = site.nsqds[0]
+    async with site.fault(node):
+        await site.cluster.restart(node)
+    # Consumers still know where it was.
     await site.flow()
 
 
@@ -98,7 +102,11 @@ DRILLS: Final = (
         flags=("--mem-queue-size=0",),
     ),
     Drill("cut-off", cut_off, "the link of an nsqd is down"),
-    Drill("lookupd-lost", lookupd_lost, "one nsqlookupd dies, then the other too"),
+    Drill(
+        "lookupd-lost",
+        lookupd_lost,
+        "one nsqlookupd dies, then the other; then an nsqd is restarted",
+    ),
     Drill(
         "lookupds-restarted",
         lookupds_restarted,
