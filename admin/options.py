@@ -18,11 +18,12 @@ from trionsq.optionspec import (
     DURATION,
     INT,
     LOG_FORMAT,
-    LOG_LEVEL,
     STRING,
     STRINGS,
+    DaemonOptions,
     choice,
     option,
+    prefix_option,
 )
 
 __all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
@@ -39,16 +40,10 @@ class OptionsError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqadminOptions:
+class NsqadminOptions(DaemonOptions):
     """Every option of nsqadmin 1.3, and ours."""
 
-    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
-    config: str = option("config", "", STRING, "path of the config file", key=None)
-    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "[nsqadmin] ", STRING, "begins each log line")
-    verbose: bool = option(
-        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
-    )
+    log_prefix: str = prefix_option("nsqadmin")
     http_address: str = option(
         "http-address", "0.0.0.0:4171", STRING, "host:port (or unix socket path) of the pages"
     )

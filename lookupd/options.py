@@ -9,22 +9,24 @@ import dataclasses
 import socket
 
 from trionsq.durations import MINUTE_NS, SECOND_NS
-from trionsq.optionspec import BOOL, DEBUG_FROM, DURATION, LOG_FORMAT, LOG_LEVEL, STRING, option
+from trionsq.optionspec import (
+    DEBUG_FROM,
+    DURATION,
+    LOG_FORMAT,
+    STRING,
+    DaemonOptions,
+    option,
+    prefix_option,
+)
 
 __all__ = ["NsqlookupdOptions"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqlookupdOptions:
+class NsqlookupdOptions(DaemonOptions):
     """Every option of nsqlookupd 1.3, and ours."""
 
-    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
-    config: str = option("config", "", STRING, "path of the config file", key=None)
-    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "[nsqlookupd] ", STRING, "begins each log line")
-    verbose: bool = option(
-        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
-    )
+    log_prefix: str = prefix_option("nsqlookupd")
     tcp_address: str = option(
         "tcp-address", "0.0.0.0:4160", STRING, "host:port (or unix socket path) for nsqds"
     )

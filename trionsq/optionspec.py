@@ -232,6 +232,24 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """What the options of every daemon begin with; each has a log prefix of its own."""
+
+    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
+    config: str = option("config", "", STRING, "path of the config file", key=None)
+    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
+    log_prefix: str = option("log-prefix", "", STRING, "begins each log line")
+    verbose: bool = option(
+        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
+    )
+
+
+def prefix_option(name: str) -> str:
+    """The option of the daemon of that name."""
+    return option("log-prefix", f"[{name}] ", STRING, "begins each log line")
+
+
 def table(options: object) -> Iterator[tuple[str, Option]]:
     """Yield (field name, description) of an options dataclass or instance, in table order."""
     for field in dataclasses.fields(cast(Any, options)):

@@ -18,12 +18,13 @@ from trionsq.optionspec import (
     DURATION,
     INT,
     LOG_FORMAT,
-    LOG_LEVEL,
     PERCENTILES,
     STRING,
     STRINGS,
+    DaemonOptions,
     choice,
     option,
+    prefix_option,
     table,
 )
 
@@ -47,17 +48,11 @@ def default_node_id(hostname: str | None = None) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqdOptions:
+class NsqdOptions(DaemonOptions):
     """Every option of nsqd 1.3, and ours; see `validated` for the rules among them."""
 
     # process
-    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
-    config: str = option("config", "", STRING, "path of the config file", key=None)
-    log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "[nsqd] ", STRING, "begins each log line")
-    verbose: bool = option(
-        "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
-    )
+    log_prefix: str = prefix_option("nsqd")
     node_id: int = option(
         "node-id",
         0,

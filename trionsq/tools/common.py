@@ -24,8 +24,10 @@ __all__ = [
     "ConsumerOptions",
     "Progress",
     "ToolError",
+    "checked_options",
     "client_config",
     "configure_log",
+    "consumer_config",
     "die",
     "on_signal",
     "one_kind_of_address",
@@ -141,6 +143,55 @@ def client_config(
     except ConfigError as error:
         wrong_flag(options, tool, f"invalid value for flag -{flag.lstrip('-')}: {error}")
     return config
+
+
+Consuming = TypeVar("Consuming", bound=ConsumerOptions)
+
+
+def checked_options(
+    options: type[Consuming],
+    tool: str,
+    argv: Sequence[str] | None,
+    early_refusal: Callable[[Consuming], str],
+    refusal: Callable[[Consuming], str],
+) -> Consuming:
+    """The options of a tool that consumes.
+
+    Args:
+        options: its class of options.
+        tool: its name.
+        argv: its flags; None: the process's.
+        early_refusal: says why they can't be used, "" if they can; asked before the addresses.
+        refusal: the same, asked after them.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after an unknown flag, 1 after other refusals.
+    """
+    given, _ = read_options(options, tool, sys.argv[1:] if argv is None else argv)
+    if why := early_refusal(given):
+        die(why)
+    one_kind_of_address(given.nsqd_tcp_address, given.lookupd_http_address)
+    if why := refusal(given):
+        die(why)
+    return given
+
+
+def consumer_config(options: ConsumerOptions, tool: str, max_in_flight: int = 0) -> Config:
+    """The client library's options of a tool that consumes.
+
+    A message that came too often would be finished though nothing was done with it: none is,
+    unless --consumer-opt says so. ``max_in_flight`` stands in for --max-in-flight.
+
+    Raises:
+        SystemExit: as `client_config`.
+    """
+    return client_config(
+        type(options),
+        tool,
+        "--consumer-opt",
+        ("max_attempts,0", *options.consumer_opt),
+        max_in_flight=max_in_flight or options.max_in_flight,
+    )
 
 
 # Log lines

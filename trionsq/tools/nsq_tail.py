@@ -27,8 +27,8 @@ from trionsq.tools.common import (
     ConsumerOptions,
     Progress,
     ToolError,
-    client_config,
     configure_log,
+    consumer_config,
     die,
     on_signal,
     one_kind_of_address,
@@ -148,16 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.topic:
         die("--topic required")
     one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
-    max_in_flight = options.max_in_flight
-    if 0 < options.n < max_in_flight:
-        max_in_flight = options.n
-    config = client_config(
-        NsqTailOptions,
-        _TOOL,
-        "--consumer-opt",
-        ("max_attempts,0", *options.consumer_opt),
-        max_in_flight=max_in_flight,
-    )
+    most = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
+    config = consumer_config(options, _TOOL, most)
     configure_log()
     return run_tool(_Tail(options, config).run)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from trionsq.cli import log
-from trionsq.tools.common import client_config, die, one_kind_of_address, read_options, run_tool
+from trionsq.tools.common import consumer_config, die, one_kind_of_address, read_options, run_tool
 from trionsq.tools.nsq_to_file.options import Options, refusal
 from trionsq.tools.nsq_to_file.run import serve
 
@@ -39,9 +39,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
     if why := refusal(options):
         die(why)
-    # A message that came too often would be finished though it is in no file: none does by default.
-    assignments = ("max_attempts,0", *options.consumer_opt)
-    config = client_config(
-        Options, TOOL, "--consumer-opt", assignments, max_in_flight=options.max_in_flight
-    )
-    return run_tool(serve, options, config)
+    return run_tool(serve, options, consumer_config(options, TOOL))
