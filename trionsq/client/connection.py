@@ -283,10 +283,13 @@ class Connection:
         """Give the connection up when nsqd is silent for too long."""
         patience_s = self._config.read_timeout_s
         while True:
-            deadline_s = self._last_read_s + patience_s
-            if trio.current_time() >= deadline_s:
+            last_s = self._last_read_s
+            await trio.sleep_until(last_s + patience_s)
+            if self._last_read_s == last_s:
+                # Perhaps it was this program that stood still: what has come is read first.
+                await trio.sleep(_LAST_WORDS_S)
+            if self._last_read_s == last_s:
                 self._fail(NotConnectedError(f"{self.address}: silent for {patience_s:g} s"))
-            await trio.sleep_until(deadline_s)
 
 
 def _no_messages(_columns: Columns) -> None:
