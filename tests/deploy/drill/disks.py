@@ -14,7 +14,7 @@ from tests.deploy.small_disk import SmallDisk, small_disk
 
 __all__ = ["DRILLS"]
 
-_SIZE_NBYTES: Final = 1024 * 1024
+_SIZE_NBYTES: Final = 512 * 1024
 _POLL_S: Final = 0.1
 _REFUSALS: Final = ("ProtocolError E_PUB_FAILED", "ProtocolError E_MPUB_FAILED")
 _ELSEWHERE: Final = 200
