@@ -30,7 +30,7 @@ NODE = "--nsqd-http-address=127.0.0.1:1"
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [sys.executable, "-m", "admin.cli", "--http-address=127.0.0.1:0", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_version_is_printed_before_the_config_is_read() -> None:

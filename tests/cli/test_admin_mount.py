@@ -23,7 +23,7 @@ from trionsq.cli.mount import Mount
 
 pytestmark = pytest.mark.skipif(other_binary() is not None, reason="the original has no --admin")
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @asynccontextmanager
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_one_line(flags: list[str], reason: str, tmp_path: Pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 1

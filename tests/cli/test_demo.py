@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-TIMEOUT_S = 90
+TIMEOUT_S = 180
 
 
 async def run_demo(folder: Path, *flags: str, stop_at: str) -> tuple[int, list[str]]:

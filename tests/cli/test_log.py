@@ -4,12 +4,8 @@ import io
 import json
 import logging
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,27 +146,3 @@ def test_why_it_can_t_start_is_a_json_line_too(
     assert lines[-1]["level"] == "fatal"
     assert lines[-1]["daemon"] == daemon
     assert text in lines[-1]["message"]
-
-
-@pytest.mark.parametrize("more", [(), ("--processes",)], ids=["one process", "processes"])
-def test_all_parts_of_trionsq_up_log_in_json(tmp_path: Path, more: tuple[str, ...]) -> None:
-    """Each line is an object that names its part, wherever that runs."""
-    ports = ["--port=0", "--lookupd-port=0", "--admin-port=0"]
-    command = [sys.executable, "-m", "trionsq.cli.main", "up", *ports]
-    up = subprocess.Popen(
-        [*command, "--log-format=json", f"--data-path={tmp_path}", *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with up:
-        try:
-            assert up.stdout is not None
-            assert up.stdout.readline().startswith("All is up")
-            up.send_signal(signal.SIGINT)
-            _, logged = up.communicate(timeout=60)
-        finally:
-            up.kill()
-    assert up.returncode == 0
-    daemons = {json.loads(line)["daemon"] for line in logged.splitlines()}
-    assert daemons == {"trionsq", "nsqlookupd", "nsqd-1", "nsqadmin"}

@@ -17,7 +17,7 @@ def nsqd(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "trionsq.cli.nsqd", *words],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
 

@@ -24,7 +24,7 @@ from trionsq.client import Config, Consumer, Producer
 from trionsq.http.debug_names import NAMED
 from trionsq.storage.lock import lock_folder
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 CONFIG = Config(
     max_in_flight=100, lookupd_poll_interval_s=0.2, default_requeue_delay_s=0, max_attempts=0
 )
@@ -73,6 +73,10 @@ class Up:
                 if found := re.search(pattern, line):
                     return found
             await trio.sleep(0.02)
+
+    async def up_again(self, name: str) -> None:
+        """Wait until that part is a new process."""
+        await self.logged(rf"{name} is up, pid (?!{self.pids[name]}$)")
 
     async def end(self, number: int = signal.SIGINT) -> int:
         """Send a signal and wait for the end; the exit code."""
@@ -204,7 +208,10 @@ async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> N
 
 @MODES
 async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) -> None:
-    """nsqadmin finds all nsqds by the nsqlookupd, and shows what was published; it logs as told."""
+    """nsqadmin finds all nsqds by the nsqlookupd, and shows what was published.
+
+    With --log-format=json each line of the log is an object that names its part.
+    """
     async with up(tmp_path, "--nsqd=2", "--log-format=json", *mode) as running:
         await publish(running, "nsqd-1", 3)
         await publish(running, "nsqd-2", 4)
@@ -221,70 +228,53 @@ async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) 
         assert running.http["nsqd-2"] in page
         assert await running.end() == 0
         lines = [json.loads(line) for line in running.log]
+        assert {line["daemon"] for line in lines} == {"trionsq", *running.http}
         assert [line for line in lines if line["daemon"] == "nsqadmin" and "listening" in str(line)]
 
 
-@MODES
-async def test_without_a_dashboard(mode: list[str], tmp_path: Path) -> None:
-    """--no-admin leaves nsqadmin out."""
-    async with up(tmp_path, "--no-admin", *mode) as running:
-        assert running.http.keys() == {"nsqlookupd", "nsqd-1"}
-        assert await running.end() == 0
-
-
-async def test_a_killed_nsqadmin_comes_back(tmp_path: Path) -> None:
-    """With --processes it is started again where it was."""
-    async with up(tmp_path, "--processes") as running:
-        killed = running.pids["nsqadmin"]
-        os.kill(killed, signal.SIGKILL)
-        await running.logged(rf"nsqadmin is up, pid (?!{killed}$)")
-        assert (await httpget.get(f"http://{running.http['nsqadmin']}/ping")).body == b"OK"
-        assert await running.end() == 0
-
-
-async def test_a_killed_nsqd_comes_back(tmp_path: Path) -> None:
+async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
     """With --processes it is started again where it was; a consumer goes on by itself."""
     async with up(tmp_path, "--nsqd=2", "--processes") as running:
-        killed = running.pids["nsqd-2"]
         where = [running.http["nsqlookupd"]]
         async with Consumer(
             "orders", "billing", lookupd_http_addresses=where, config=CONFIG
         ) as consumer:
             await take(consumer, await publish(running, "nsqd-2", 10))
-            os.kill(killed, signal.SIGKILL)
+            os.kill(running.pids["nsqd-2"], signal.SIGKILL)
             await running.logged(r"nsqd-2 ended by itself \(Killed\), is started again in 0.5 s")
-            await running.logged(rf"nsqd-2 is up, pid (?!{killed}$)")
+            await running.up_again("nsqd-2")
             await take(consumer, await publish(running, "nsqd-2", 20))
-        assert await running.end() == 0
-
-
-async def test_a_killed_nsqlookupd_comes_back(tmp_path: Path) -> None:
-    """It is started again where it was, so that nsqds and consumers find it."""
-    async with up(tmp_path, "--processes") as running:
-        killed = running.pids["nsqlookupd"]
-        os.kill(killed, signal.SIGKILL)
-        await running.logged(rf"nsqlookupd is up, pid (?!{killed}$)")
+        os.kill(running.pids["nsqlookupd"], signal.SIGKILL)
+        await running.up_again("nsqlookupd")
         host, _, port = running.tcp["nsqlookupd"].rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)):
             pass
+        os.kill(running.pids["nsqadmin"], signal.SIGKILL)
+        await running.up_again("nsqadmin")
+        assert (await httpget.get(f"http://{running.http['nsqadmin']}/ping")).body == b"OK"
         assert await running.end() == 0
 
 
 async def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
-    """kill -9 of `trionsq up` itself: its processes save everything and end."""
+    """kill -9 of `trionsq up` itself: its processes save everything and end.
+
+    --no-admin leaves nsqadmin out of the next one.
+    """
     async with up(tmp_path, "--nsqd=2", "--processes") as running:
         waiting = await publish(running, "nsqd-1", 10) | await publish(running, "nsqd-2", 10)
         assert len(set(running.pids.values())) == 4
         assert await running.end(signal.SIGKILL) == -signal.SIGKILL
         await until_ended(running.pids)
-    async with up(tmp_path, "--nsqd=2") as second:
+    async with up(tmp_path, "--nsqd=2", "--no-admin") as second:
+        assert second.http.keys() == {"nsqlookupd", "nsqd-1", "nsqd-2"}
         await consume(second, waiting)
         assert await second.end() == 0
 
 
 async def test_a_second_signal_leaves_no_process(tmp_path: Path) -> None:
-    """A process that does not stop is killed at the second Ctrl-C; exit 1."""
-    async with up(tmp_path, "--processes") as running:
+    """A process that does not stop is killed at the second Ctrl-C; exit 1. (Without nsqadmin.)"""
+    async with up(tmp_path, "--processes", "--no-admin") as running:
+        assert running.http.keys() == {"nsqlookupd", "nsqd-1"}
         os.kill(running.pids["nsqd-1"], signal.SIGSTOP)
         running.process.send_signal(signal.SIGINT)
         await running.logged("stopping; a second signal cuts it short")

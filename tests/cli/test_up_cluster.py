@@ -23,7 +23,7 @@ from trionsq.cli.up.parts import Ports, plan
 from trionsq.cli.up.processes import host_process
 
 PARTS = plan(UpOptions(nsqd=2, port=0, lookupd_port=0, no_admin=True))
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 def nsqlookupd(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
-        [*nsqlookupd_command(), *words], capture_output=True, text=True, timeout=30, check=False
+        [*nsqlookupd_command(), *words], capture_output=True, text=True, timeout=180, check=False
     )
 
 

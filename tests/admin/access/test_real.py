@@ -23,7 +23,7 @@ def nsqadmin(*words: str, say: str = "") -> subprocess.CompletedProcess[str]:
         input=say,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=180,
         check=False,
     )
 
