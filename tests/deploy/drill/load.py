@@ -35,6 +35,7 @@ _PUBLISHERS: Final = 3
 _TICK_S: Final = 0.02
 # A publish goes to the next node after each failure: once to each, and one to spare.
 _TRIES: Final = 4
+# As docs/client.md has it for who wants to notice soon.
 _HEARTBEAT_S: Final = 1.0
 _SILENCE_S: Final = 3.0
 _MSG_TIMEOUT_S: Final = 5.0
