@@ -7,13 +7,16 @@ INSTALLED := .venv/.installed
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench capacity drill drill-cluster drill-spark fuzz hostile interop lock compiler machine clean
+.PHONY: run test lint format bench capacity drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
 
 compiler:
 	@scripts/setup.sh compiler
+
+network:
+	@scripts/setup.sh network
 
 # A local cluster with data flowing through it; Ctrl-C stops it. ARGS: flags of `trionsq up`.
 run: $(INSTALLED)
