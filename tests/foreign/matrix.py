@@ -1,11 +1,11 @@
-"""Which client can do what: run by test_secured, told by docs/interoperation.md."""
+"""Which client can do what: run by test_clients, told by docs/interoperation.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CANNOT", "CLIENTS", "FEATURES", "Feature", "cells", "table"]
+__all__ = ["CANNOT", "CLIENTS", "FEATURES", "Feature", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,6 @@ CANNOT: Final = {
     ("asyncnsq", "TLS + AUTH"): _ASYNCNSQ_TLS,
 }
 """What ends the client's program, by client and feature: with any nsqd, of the original's too."""
-
-
-def cells() -> list[tuple[str, str]]:
-    """Client and feature of each cell."""
-    return [(client, feature) for feature in FEATURES for client in CLIENTS]
 
 
 def table() -> str:
