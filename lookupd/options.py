@@ -37,7 +37,7 @@ class NsqlookupdOptions(DaemonOptions):
         "broadcast-address",
         "",
         STRING,
-        "name or address of this host, as nsqds are told (default: the host name)",
+        "name or address of this host, as nsqds are told",
         factory=socket.gethostname,
     )
     inactive_producer_timeout_ns: int = option(

@@ -89,6 +89,6 @@ browser)
     touch .venv/.installed
     ;;
 *)
-    die "usage: scripts/setup.sh [compiler | browser]"
+    die "usage: scripts/setup.sh [compiler | browser | network]"
     ;;
 esac

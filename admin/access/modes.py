@@ -73,7 +73,7 @@ def explain(mode: Mode, options: NsqadminOptions) -> tuple[bool, str]:
     text = _EXPLAINED[mode].format(
         header=options.acl_http_header,
         trust="" if proxies else ", which is believed of everybody: see --trusted-proxy-cidr",
-        users=f"--users-file={options.users_file}" if options.users_file else "no --users-file",
+        users=f"--users-file={options.users_file}" if options.users_file else "no users file",
         roles=f" and the role in {options.proxy_role_header}" if options.proxy_role_header else "",
         proxies=proxies or "loopback",
     )

@@ -56,7 +56,7 @@ def _users(options: NsqadminOptions, mode: Mode, now_s: Callable[[], float]) -> 
     if not options.users_file:
         password = secrets.token_urlsafe(_GENERATED_NBYTES)
         # The one password that is ever logged: nobody else could know it, and it ends with us.
-        log.warning("ACCESS: no --users-file: sign in as admin, password %s", password)
+        log.warning("ACCESS: no users file: sign in as admin, password %s", password)
         return FixedUsers(Account("admin", Role.ADMIN, hash_password(password)))
     try:
         return UsersFile(options.users_file, now_s)

@@ -94,11 +94,18 @@ def _causes(error: BaseException) -> Iterator[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.drill", description=__doc__)
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--runs", type=int, default=50, help="as many (50)")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(1_000_000), help="of the first run"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="the longest load, in seconds")
     parser.add_argument("--kill", action="store_true", help="SIGKILL: losses are only reported")
-    parser.add_argument("--keeps-delays", choices=["true", "false"], default="true")
+    parser.add_argument(
+        "--keeps-delays",
+        choices=["true", "false"],
+        default="true",
+        help="whether deferred messages are to be deferred still after a restart",
+    )
     return parser
 
 

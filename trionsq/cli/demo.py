@@ -37,15 +37,20 @@ _OURS: Final = re.compile(rb"demo (\d+) (\d+)")
 _NEXT: Final = """
 Data flows: a task publishes to topic "{topic}", one consumes from its channel "{channel}".
 Look at it in a browser: {dashboard}
-Try in another terminal:
-  curl -d 'hello' 'http://{http}/pub?topic={topic}'      publish; it shows up here
-  curl 'http://{http}/stats?format=json&topic={topic}'   counters of topic and channel
-  curl -X POST 'http://{http}/channel/pause?topic={topic}&channel={channel}'
-  curl -X POST 'http://{http}/channel/unpause?topic={topic}&channel={channel}'
-  curl 'http://{lookupd}/lookup?topic={topic}'           which nsqds have the topic
-  .venv/bin/nsq_tail --topic={topic} --lookupd-http-address={lookupd} -n 5
-  .venv/bin/trionsq up --help                                     such a cluster for your work
-"""
+Try in another terminal:"""
+# What to type, and what it shows.
+_TRIES: Final = (
+    ("curl -d 'hello' 'http://{http}/pub?topic={topic}'", "publish; it shows up here"),
+    ("curl 'http://{http}/stats?format=json&topic={topic}'", "counters of topic and channel"),
+    (
+        "curl -X POST 'http://{http}/channel/pause?topic={topic}&channel={channel}'",
+        "nothing is delivered",
+    ),
+    ("curl -X POST 'http://{http}/channel/unpause?topic={topic}&channel={channel}'", "go on"),
+    ("curl 'http://{lookupd}/lookup?topic={topic}'", "which nsqds have the topic"),
+    (".venv/bin/nsq_tail --topic={topic} --lookupd-http-address={lookupd} -n 5", "five messages"),
+    (".venv/bin/trionsq up --help", "such a cluster for your work"),
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -112,6 +117,14 @@ async def report(counters: Counters) -> None:
         counters.latencies_ms.clear()
 
 
+def _what_to_try(http: str, lookupd: str, dashboard: str) -> str:
+    places = {"http": http, "lookupd": lookupd, "topic": TOPIC, "channel": CHANNEL}
+    tries = [(command.format(**places), what) for command, what in _TRIES]
+    width = max(len(command) for command, _ in tries)
+    lines = [f"  {command:{width}}  {what}".rstrip() for command, what in tries]
+    return "\n".join([_NEXT.format(dashboard=dashboard, **places), *lines, ""])
+
+
 async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> None:
     """Produce, consume and report until cancelled."""
     lookupd = cluster.addresses["nsqlookupd"].http
@@ -119,8 +132,7 @@ async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> 
     print(table(cluster, pids=options.processes))
     admin = cluster.addresses.get("nsqadmin")
     dashboard = f"http://{admin.http}" if admin else "(left out by --no-admin)"
-    places = {"http": nsqds[0].http, "lookupd": lookupd, "dashboard": dashboard}
-    print(_NEXT.format(topic=TOPIC, channel=CHANNEL, **places), flush=True)
+    print(_what_to_try(nsqds[0].http, lookupd, dashboard), flush=True)
     async with trio.open_nursery() as tasks:
         await tasks.start(produce, nsqds[0].tcp, counters)
         for nsqd in nsqds[1:]:

@@ -44,7 +44,8 @@ def _doing(task: TaskNode) -> str:
 
 
 def _nursery_line(nursery: NurseryNode) -> str:
-    parts = [f"{len(nursery.tasks) + nursery.left_out} tasks"]
+    count = len(nursery.tasks) + nursery.left_out
+    parts = [f"{count} task{'' if count == 1 else 's'}"]
     if nursery.cancel_called:
         parts.append("cancelled")
     if nursery.shield:

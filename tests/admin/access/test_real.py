@@ -65,7 +65,7 @@ async def test_the_password_of_a_run_is_logged_and_right() -> None:
     """Without a users file, on an address that others reach, the log says how to get in."""
     flags = ["--nsqd-http-address=127.0.0.1:1", "--http-address=0.0.0.0:0"]
     async with running_nsqadmin(flags) as admin:
-        line = next(line for line in admin.log if "no --users-file: sign in as admin" in line)
+        line = next(line for line in admin.log if "no users file: sign in as admin" in line)
         password = re.fullmatch(r".*, password (\S+)", line)
         assert password is not None
         address = "127.0.0.1:" + admin.http_address.rpartition(":")[2]
