@@ -264,7 +264,7 @@ async def test_hashing_keeps_nothing_else_waiting(monkeypatch: pytest.MonkeyPatc
         with lock:
             at_once += 1
             most = max(most, at_once)
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         with lock:
             at_once -= 1
         return True
