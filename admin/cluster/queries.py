@@ -74,27 +74,29 @@ class Cluster:
         """Whether nsqds are asked without an nsqlookupd."""
         return bool(self.nsqd_addresses)
 
-    async def topics(self) -> Found[list[str]]:
-        """All topics, sorted.
+    async def topics(self, *, late_s: float = LATE_S) -> Found[list[str]]:
+        """All topics, sorted; ``late_s`` as in `producers`.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            found = await self._direct()
+            found = await self._direct(late_s=late_s)
             return Found(_union(_topics_of(stats) for _, stats in found.value), found.warnings)
-        answers = await self._ask_lookupds("/topics", Named)
+        answers = await self._ask_lookupds("/topics", Named, late_s)
         return Found(_union(named.topics or () for _, named in answers.value), answers.warnings)
 
-    async def inactive_topics(self) -> Found[dict[str, list[str]]]:
+    async def inactive_topics(self, *, late_s: float = LATE_S) -> Found[dict[str, list[str]]]:
         """Topics that nsqlookupds know without any producer, with their channels; sorted.
+
+        ``late_s`` as in `producers`: who is left out may know a producer.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
             return Found({}, [])
-        topics, nodes = await self.topics(), await self.nodes()
+        topics, nodes = await self.topics(late_s=late_s), await self.nodes(late_s=late_s)
         active = {name for node in nodes.value for name in _visible_topics(node)}
         names = [name for name in topics.value if name not in active]
         warnings = [*topics.warnings, *nodes.warnings]
@@ -116,17 +118,19 @@ class Cluster:
         known = {name: channels.get(name, []) for name in names}
         return Found(known, list(dict.fromkeys(warnings)))
 
-    async def nodes(self) -> Found[list[Producer]]:
+    async def nodes(self, *, late_s: float = LATE_S) -> Found[list[Producer]]:
         """All nsqds, sorted by host name and address, with ``out_of_date`` set.
+
+        ``late_s`` as in `producers`.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            direct = await self._direct()
+            direct = await self._direct(late_s=late_s)
             found = Found([producer for producer, _ in direct.value], direct.warnings)
         else:
-            answers = await self._ask_lookupds("/nodes", NodeList)
+            answers = await self._ask_lookupds("/nodes", NodeList, late_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
             found = Found(_joined(lists), answers.warnings)
         _mark_old(found.value)

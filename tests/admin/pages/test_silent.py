@@ -81,6 +81,19 @@ async def test_what_is_changed_waits_for_all(
         assert found.nodes.posted
 
 
+async def test_topics_to_be_removed_are_told_by_all(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts delete what is listed as inactive: a slow nsqlookupd may know who has it."""
+    async with pages(Nodes({"one:4151": [topic("orders")]})) as found:
+        cluster = found.dashboard.cluster
+        cluster.lookupd_addresses = (*cluster.lookupd_addresses, "lookup2:4161")
+        hang(found, monkeypatch, "lookup2:4161")
+        began_s = trio.current_time()
+        await found.page("/api/topics?inactive=true")
+        assert trio.current_time() - began_s >= HANGS_S
+
+
 def hang(found: Pages, monkeypatch: pytest.MonkeyPatch, node: str = HANGS) -> None:
     """From now on a node takes requests and does not answer."""
     answer = found.dashboard.upstream._ask
