@@ -97,6 +97,31 @@ async def test_what_is_slow_is_not_delivered_again(autojump_clock: MockClock) ->
         assert (core.held, core.timeout_count) == (0, 0)
 
 
+async def test_an_nsqd_that_joins_later_may_be_less_patient(autojump_clock: MockClock) -> None:
+    """The time-out of the least patient counts as soon as it is there, not after another's."""
+    async with nsqd_in_memory() as one, nsqd_in_memory(msg_timeout_ns=6 * SECOND_NS) as other:
+        network = Network.of(one)
+        network.hosts["b:1"] = other.connect
+        consumer = consumer_of(network)
+        publish(other, "t", b"slow")
+
+        async def take(_: Consumer, batch: Batch) -> None:
+            await trio.sleep(15)
+            batch.finish()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        async def join() -> None:
+            await trio.sleep(2)
+            consumer.add_nsqd("b:1")
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(join)
+                await forward([consumer], take, UnderWay())
+        core = other.topic("t").channel("c").core
+        assert (core.held, core.timeout_count) == (0, 0)
+
+
 async def test_batches_that_are_answered_are_forgotten() -> None:
     """However many come between two touches, and however long one of them waits."""
     touched: list[int] = []

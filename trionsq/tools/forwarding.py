@@ -21,6 +21,8 @@ __all__ = ["Take", "UnderWay", "forward"]
 _DRAIN_S: Final = 20.0
 # So often within nsqd's --msg-timeout what has no answer is touched.
 _TOUCHES: Final = 3
+# An nsqd with a shorter one may be found at any time: the next touch is thought over so often.
+_LOOK_S: Final = 1.0
 # Batches that are remembered though they may be answered, besides as many as are not.
 _SPARE_MAX: Final = 64
 
@@ -117,9 +119,13 @@ class _Intake:
                 nursery.cancel_scope.cancel()
 
     async def _touch(self) -> None:
+        touched_s = trio.current_time()
         while True:
-            await trio.sleep(self._consumer.msg_timeout_s / _TOUCHES)
-            self._unanswered.touch()
+            due_s = touched_s + self._consumer.msg_timeout_s / _TOUCHES
+            await trio.sleep_until(min(due_s, trio.current_time() + _LOOK_S))
+            if trio.current_time() >= due_s:
+                touched_s = trio.current_time()
+                self._unanswered.touch()
 
 
 async def forward(consumers: Sequence[Consumer], take: Take, under_way: UnderWay) -> None:
