@@ -704,17 +704,22 @@ async def test_an_nsqd_that_is_restarted_is_found_again_soon(autojump_clock: Moc
     assert gaps[6:] == pytest.approx([60.0] * len(gaps[6:]))
 
 
+@pytest.mark.parametrize("gateway", [False, True])
 async def test_without_nsqlookupds_those_that_were_found_are_connected_again(
+    gateway: bool,
     autojump_clock: MockClock,
 ) -> None:
-    """What each nsqlookupd said last holds while none can be reached."""
+    """What each nsqlookupd said last holds while none can be reached, also through a gateway."""
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:
         network = Network.of(one, "a:1")
         network.hosts["b:1"] = other.connect
         lookupds = {"l:1": Lookupd("a:1"), "m:1": Lookupd("a:1", "b:1")}
 
         async def get(url: str, *args: Any, **options: Any) -> httpget.Answer:
-            return await lookupds[url[len("http://") :][:3]].get(url, *args, **options)
+            lookupd = lookupds[url[len("http://") :][:3]]
+            if gateway and not lookupd.addresses:
+                return httpget.Answer(502, {}, b"<html>Bad Gateway</html>")
+            return await lookupd.get(url, *args, **options)
 
         async with consumer_of(network, lookupd_http_addresses=lookupds, get=get) as consumer:
             await trio.sleep(200)

@@ -29,6 +29,8 @@ _TRIES: Final = 3
 # before there is an nsqd to be found.
 _GAP_S: Final = 1.0
 _SPREAD: Final = 0.5  # of a gap, so that the consumers of one nsqd do not all ask at a time
+# From here on it is a gateway that speaks, or an nsqlookupd that failed.
+_GATEWAY_STATUS: Final = 500
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
 
@@ -53,9 +55,9 @@ class _NobodyAnswersError(DiscoveryError):
 class Discovery:
     """The nsqlookupds of a consumer, asked in turn.
 
-    While none of them can be reached, what each said last holds: an nsqd that was found once is
-    connected to again. That it knows no nsqd is an answer too, so that a topic which was deleted
-    is not made again by its consumers.
+    While none of them can be reached (a status of 500 or more is no answer of theirs either), what
+    each said last holds: an nsqd that was found once is connected to again. That it knows no nsqd
+    is an answer too, so that a topic which was deleted is not made again by its consumers.
 
     Attributes:
         urls: with the topic, by address as given.
@@ -118,7 +120,8 @@ class Discovery:
                 addresses = await self.poll()
             except _NobodyAnswersError as error:
                 failed(error)
-                addresses = list(dict.fromkeys(chain(*self._said.values())))
+                said = (self._said.get(url, ()) for url in self.urls.values())
+                addresses = list(dict.fromkeys(chain(*said)))
             except DiscoveryError as error:
                 failed(error)
             found(addresses)
@@ -157,8 +160,9 @@ class Discovery:
                 failures.append(f"{url}: {error}")
             except DiscoveryError as error:
                 failures.append(f"{url}: {error}")
-                self._said.pop(url, None)
-                was_answered = True
+                if answer.status < _GATEWAY_STATUS:
+                    self._said.pop(url, None)
+                    was_answered = True
         kind = DiscoveryError if was_answered else _NobodyAnswersError
         raise kind("; ".join(failures))
 
