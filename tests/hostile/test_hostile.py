@@ -1,4 +1,4 @@
-"""A short form of `make hostile`: bombs of 32 MiB instead of 1 GiB, eight of its kinds in all.
+"""A short form of `make hostile`: bombs of 32 MiB instead of 1 GiB, nine of its kinds in all.
 
 nsqd's time limits are not waited for. All others are for `make hostile`.
 """
@@ -21,6 +21,7 @@ IN_SHORT = (
     "half open: all kinds at once",
     "auth server dies within its answer",
     "auth server answers 10 MB",
+    "auth server answers no JSON",
     "auth server grants catastrophic patterns",
 )
 KINDS = [kind for kind in ATTACKS if kind.name in IN_SHORT]

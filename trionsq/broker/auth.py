@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -72,6 +73,19 @@ class ClientAuth:
         """Take the answer to having asked again."""
         self.grant = grant
         self.expires_s = now_s + grant.ttl_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+
+
+def _value_or_refusal(read: Callable[[bytes], T], body: bytes) -> T | _Refusal:
+    """As an error on its way out of a thread keeps the answer until the next garbage collection."""
+    try:
+        return read(body)
+    except ValueError as error:
+        return _Refusal(str(error))
 
 
 class AuthServers:
@@ -156,7 +170,10 @@ class AuthServers:
         """What ``read`` makes of an answer. Once it has begun it can't be cancelled."""
         if len(body) <= _INLINE_NBYTES_MAX:
             return read(body)
-        return await trio.to_thread.run_sync(read, body, limiter=self._reading)
+        found = await trio.to_thread.run_sync(_value_or_refusal, read, body, limiter=self._reading)
+        if isinstance(found, _Refusal):
+            raise ValueError(found.reason)
+        return found
 
     async def _send(self, url: str, question: Question) -> httpget.Answer:
         limits = (self._connect_timeout_s, self._request_timeout_s, ANSWER_NBYTES_MAX)
