@@ -8,6 +8,7 @@ stop would write the queues to disk.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -178,8 +179,9 @@ class Kinds:
 
 
 def _text(log: IO[bytes]) -> str:
-    log.seek(0)
-    return log.read().decode(errors="replace")
+    # Not by seek and read: the server shares the position, and would write over what it has said.
+    data = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0)
+    return data.decode(errors="replace")
 
 
 def _port(name: str, text: str) -> int | None:
