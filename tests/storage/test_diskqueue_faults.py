@@ -121,6 +121,45 @@ def test_a_refused_append_shows_until_there_is_room() -> None:
     assert drain(queue) == messages(0, 3)
 
 
+def test_a_file_that_could_not_be_begun_is_no_remainder_once_it_is() -> None:
+    """What a refused append may have left is removed, and nothing that was accepted since."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk, file_nbytes_max=100)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    disk.fail(errno.EROFS, forever=True, only={"create", "unlink"})
+    with pytest.raises(BackendError):
+        put(queue, messages(2, 1))
+    disk.heal()
+    put(queue, messages(2, 1))
+    folder.sync_all()
+    put(queue, messages(3, 1))
+    assert drain(queue) == messages(0, 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_file_that_was_let_go_of_is_made_durable_too(seed: int) -> None:
+    """The append that follows it is refused, it can't be opened again, and a sync fails before."""
+    disk, background = SimulatedDisk(random=Random(seed)), HeldBackground()
+    folder = folder_on(disk, background, file_nbytes_max=100)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    background.run_all()
+    put(queue, messages(2, 1))
+    disk.fail(errno.EIO, forever=True, only={"create", "open", "sync"})
+    with pytest.raises(BackendError):
+        put(queue, messages(3, 4))
+    background.run_all()
+    disk.heal()
+    for _ in range(2):
+        folder.try_again()
+        background.run_all()
+    folder.sync_all()
+    background.run_all()
+    assert fault(folder) is None
+    assert drain(queue_on(disk.after_power_loss())) == messages(0, 3)
+
+
 def test_a_file_whose_sync_failed_is_not_written_on() -> None:
     """It is read, but later messages go to the next file; until the disk is well, there are none:
     appends are refused, also those for which there would be room."""

@@ -368,6 +368,8 @@ class DiskQueue:
                 self.name,
                 self._files.records(self._positions.write_file),
             )
+            if self._writer.file is None:  # a refused append let go of it
+                self._doubt(self._positions.write_file)
             self._writer.seal()
             self._reader.leave_finished_file()
 

@@ -128,7 +128,9 @@ class QueueWriter:
     def _create(self, number: int) -> DiskFile:
         name = self._files.records(number)
         with suppress(FileExistsError):
-            return self._disk.create(name)
+            made = self._disk.create(name)
+            self.torn.pop(number, None)  # it was not there at all
+            return made
         file = self._disk.open(name)
         try:
             if number in self.torn:
