@@ -84,7 +84,8 @@ class SocketTransport:
 
         That is, when it acknowledges nothing of what was sent for ``timeout_s``, nor answers the
         probes of a connection that was idle for so long. A program that is only slow is spared:
-        its kernel answers. Does nothing where there is no TCP_USER_TIMEOUT (but Linux).
+        its kernel answers; unless it has read nothing for so long that there is no room for what
+        was sent. Does nothing where there is no TCP_USER_TIMEOUT (but Linux).
         """
         if self._socket.family == socket.AF_UNIX or not hasattr(socket, "TCP_USER_TIMEOUT"):
             return

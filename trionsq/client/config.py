@@ -49,8 +49,9 @@ class Config:
         dial_timeout_s: to connect; and again for TLS and compression, until nsqd's first word.
         read_timeout_s: nsqd is silent for so long: the connection is given up.
         write_timeout_s: nsqd takes nothing for so long: the same.
-        tcp_user_timeout_s: its machine acknowledges nothing for so long, by TCP: the same; 0: as
-            the kernel does by itself. An nsqd that is only slow to answer is given read_timeout.
+        tcp_user_timeout_s: its machine acknowledges nothing, or has no room for what was sent, for
+            so long, by TCP: the same; 0: as the kernel does by itself. An nsqd that is only slow to
+            answer is given read_timeout.
         local_addr: ``host:port`` or ``host`` to connect from.
         lookupd_poll_interval_s, lookupd_poll_jitter, lookupd_poll_timeout_s: how often nsqlookupd
             is asked, by which share of that the first time is put off, and how long it may take.
