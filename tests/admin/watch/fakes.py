@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from admin.cluster.queries import AllFailed, Cluster, Found
+from admin.cluster.queries import LATE_S, AllFailed, Cluster, Found
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
@@ -116,7 +116,7 @@ class FakeCluster(Cluster):
         self.warnings: list[str] = []
         self.lists_after_s = 0.0
 
-    async def nodes(self) -> Found[list[Producer]]:
+    async def nodes(self, *, late_s: float = LATE_S) -> Found[list[Producer]]:
         self.asked += 1
         await trio.sleep(self.lists_after_s)
         if self.listed is None:
