@@ -83,7 +83,8 @@ browser)
     # A set-up that was interrupted leaves an environment without a working pip.
     .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
     echo "setup: installing the pinned dependencies"
-    pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
+    # Twice quiet: errors, but not what pip says about the builds of others' packages.
+    pip=".venv/bin/python -m pip --quiet --quiet --disable-pip-version-check"
     $pip install --requirement requirements-dev.txt
     $pip install --no-deps --no-build-isolation --editable .
     touch .venv/.installed
