@@ -40,7 +40,7 @@ SEEN: Counter[str] = Counter()
 errors = st.sampled_from([errno.EIO, errno.ENOSPC])
 operations = (
     st.none()
-    | st.sampled_from([{"read"}, {"sync"}, {"write"}])
+    | st.sampled_from([{"read"}, {"sync"}, {"write"}, {"rename"}])
     | st.sets(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=2)
 )
 
@@ -140,9 +140,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.read_count = 0
         SEEN["emptied"] += 1
 
-    @rule()
-    def sync(self) -> None:
+    @rule(retry=st.booleans())
+    def sync(self, retry: bool) -> None:
+        """As nsqd does from time to time; it tries again whether the disk is well or not."""
         self.folder.sync_all()
+        if retry:
+            SEEN["tried again"] += self.folder.fault is not None
+            self.folder.try_again()
 
     @rule(only_start=st.booleans())
     def run_job(self, only_start: bool) -> None:
@@ -159,7 +163,12 @@ class QueueMachine(RuleBasedStateMachine):
             SEEN["caught up"] += 1
 
     @precondition(lambda self: self.healthy)
-    @rule(error=errors, at=st.integers(1, 8), forever=st.booleans(), only=operations)
+    @rule(
+        error=errors,
+        at=st.sampled_from([1, 1, 1, 2, 3, 5, 8]),
+        forever=st.booleans(),
+        only=operations,
+    )
     def break_disk(self, error: int, at: int, forever: bool, only: set[str] | None) -> None:
         self.disk.fail(error, at, forever, only)
         self.healthy = False
@@ -292,6 +301,7 @@ def test_a_queue_is_a_list() -> None:
         "read failed",
         "emptied",
         "caught up",
+        "tried again",
         "healed",
         "reopened",
         "deleted with a job under way",
