@@ -40,7 +40,7 @@ SEEN: Counter[str] = Counter()
 errors = st.sampled_from([errno.EIO, errno.ENOSPC])
 operations = (
     st.none()
-    | st.sampled_from([{"read"}, {"sync"}, {"write"}, {"rename"}])
+    | st.sampled_from([{"read"}, {"sync"}, {"write"}])
     | st.sets(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=2)
 )
 
@@ -174,10 +174,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.healthy = False
 
     @precondition(lambda self: self.healthy and self.waiting)
-    @rule(error=errors)
-    def break_reading(self, error: int) -> None:
-        self.disk.fail(error, 1, True, {"read"})
+    @rule(error=errors, operation=st.sampled_from(["read", "rename"]))
+    def break_one_operation(self, error: int, operation: str) -> None:
+        """One that fails seldom by chance, and is needed next."""
+        self.disk.fail(error, 1, True, {operation})
         self.healthy = False
+        if operation == "rename":
+            self.background.run_all()
+            self.read(1, 1)
+            self.folder.sync_all()
+            self.background.run_all()
 
     @precondition(lambda self: self.healthy)
     @rule(left=st.integers(0, 300))
