@@ -313,6 +313,23 @@ def test_reading_frees_a_disk_without_a_single_byte_left(file_nbytes_max: int, o
     assert not folder.queues
 
 
+def test_a_file_whose_sync_failed_goes_too_when_it_is_read() -> None:
+    """It needs no room to be written anew, so it is removed from a disk that has none."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 10))
+    disk.fail(errno.EIO, only={"sync"})
+    disk.capacity = sum(map(len, disk.files().values()))
+    folder.sync_all()
+    assert drain(queue) == messages(0, 10)
+    for _ in range(2):
+        folder.try_again()
+    assert fault(folder) is None
+    put(queue, messages(10, 5))
+    assert drain(queue) == messages(10, 5)
+
+
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
 def test_a_crash_while_room_is_made_loses_nothing(power: bool) -> None:
     """Whichever operation is the last: what was not read comes, what was may come again."""

@@ -294,6 +294,8 @@ class DiskQueue:
             positions = text if text != self._durable else None
             due_times = self._due_times.plan(at_end=at_end)
             finished, reader.finished, reader.moved = reader.finished, [], False
+            # What is removed need not be written anew, for which there may be no room.
+            self._doubtful = [each for each in self._doubtful if each[0] not in finished]
         current = None
         if writer.unsynced and writer.file is not None:
             current = (self._positions.write_file, writer.file)
