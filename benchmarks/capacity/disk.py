@@ -12,7 +12,7 @@ from benchmarks.capacity.lab import (
     Options,
     await_url,
     folder_nbytes,
-    get,
+    histogram,
     sizes,
     stats,
 )
@@ -20,7 +20,7 @@ from benchmarks.capacity.tables import Table
 from benchmarks.capacity.topics import base_url
 from benchmarks.disk import free_port
 from benchmarks.generator import CHANNEL, TOPIC, run_load
-from benchmarks.servers import OURS, Server
+from benchmarks.servers import OURS
 
 ALL_TO_DISK = "--mem-queue-size=0"
 KB = 1000
@@ -84,22 +84,10 @@ def measure_fsync(lab: Lab) -> Table:
             with lab.nsqd(ALL_TO_DISK, f"--sync-every={every}") as server:
                 began_s = time.monotonic()
                 flow = lab.publish(server, messages, **load, **sizes(KB))
-                syncs, sync_ms = _fsyncs(server)
+                syncs, sync_ms = histogram(server, "nsqd_fsync_duration_seconds")
                 took_s = time.monotonic() - began_s
             table.add(f"{every:,}", way, flow.rate, flow.cpu_us, sync_ms, syncs / took_s)
     return table
-
-
-def _fsyncs(server: Server) -> tuple[int, float | None]:
-    """How many nsqd's /metrics counts, and their mean in milliseconds."""
-    found = dict[str, float]()
-    for line in get(f"{base_url(server)}/metrics").decode().splitlines():
-        if line.startswith("nsqd_fsync_duration_seconds_"):
-            name, _, value = line.rpartition(" ")
-            found[name] = float(value)
-    count = found["nsqd_fsync_duration_seconds_count"]
-    total_s = found["nsqd_fsync_duration_seconds_sum"]
-    return int(count), total_s / count * 1e3 if count else None
 
 
 def measure_start(lab: Lab) -> Table:

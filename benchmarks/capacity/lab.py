@@ -192,6 +192,17 @@ def stats(server: Server) -> dict[str, Any]:
     return topics[0] if topics else {}
 
 
+def histogram(server: Server, name: str) -> tuple[int, float | None]:
+    """How much one of nsqd's histograms has observed, and the mean in milliseconds."""
+    found = dict[str, float]()
+    for line in get(f"http://127.0.0.1:{server.http_port}/metrics").decode().splitlines():
+        if line.startswith((f"{name}_count ", f"{name}_sum ")):
+            series, _, value = line.rpartition(" ")
+            found[series] = float(value)
+    count, total_s = found[f"{name}_count"], found[f"{name}_sum"]
+    return int(count), total_s / count * 1e3 if count else None
+
+
 def _published(server: Server) -> int:
     return int(stats(server).get("message_count", 0))
 
