@@ -22,6 +22,7 @@ HOLDERS = 80
 RDY = 2_500
 TIMEOUT_S = 4
 WITHIN_S = 30.0
+STEP_S = 0.5
 
 
 def measure_stalls(lab: Lab) -> Table:
@@ -51,15 +52,23 @@ def measure_stalls(lab: Lab) -> Table:
 
 
 def _during(server: Server, act: Callable[[], object]) -> tuple[float, float]:
-    """CPU seconds until nsqd is quiet again, and the longest wait."""
-    before_s = server.cpu_s()
+    """CPU seconds until nsqd is quiet again, less those for being asked, and the longest wait."""
     with Pinger(server) as pinger:
+        asked_s = _spent_s(server)
+        before_s, began_s = server.cpu_s(), time.monotonic()
         act()
-        busy_s = -1.0
-        while server.cpu_s() - busy_s > 0.05:  # Pinger's share is less
-            busy_s = server.cpu_s()
-            time.sleep(0.5)
-    return server.cpu_s() - before_s, pinger.longest_s
+        while _spent_s(server) > asked_s + 0.03:
+            pass
+        rounds = (time.monotonic() - began_s) / STEP_S
+        cpu_s = server.cpu_s() - before_s - asked_s * rounds
+    return max(cpu_s, 0.0), pinger.longest_s
+
+
+def _spent_s(server: Server) -> float:
+    """CPU seconds of half a second."""
+    cpu_s = server.cpu_s()
+    time.sleep(STEP_S)
+    return server.cpu_s() - cpu_s
 
 
 def _watched(server: Server, path: str) -> tuple[float, float]:
