@@ -19,7 +19,7 @@ from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes
 from trionsq.storage.folder import DataFolder, error_text, let_go
-from trionsq.storage.leftover import Leftover, Remains, remove_files
+from trionsq.storage.leftover import Leftover, Remains, leftover_of, remove_files
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import QueueFiles, begin_file, find_start
 from trionsq.storage.reader import QueueReader
@@ -54,7 +54,7 @@ class DiskQueue:
         self._folder = folder
         self._disk = folder.disk
         self._files = QueueFiles(name)
-        left = folder.leftovers.get(name)
+        left = leftover_of(folder, name)
         start = find_start(folder, self._files) if left is None else left.start()
         self._positions = start.positions
         # The content of the positions file, None if it is not known to be durable.

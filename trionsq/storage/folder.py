@@ -7,17 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from trionsq.histogram import Histogram
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk, DiskFile
 
-if TYPE_CHECKING:
-    from trionsq.storage.diskqueue import DiskQueue
-    from trionsq.storage.leftover import Leftover
-
-__all__ = ["DataFolder", "Queue", "error_text", "let_go"]
+__all__ = ["DataFolder", "OpenQueue", "Queue", "error_text", "let_go"]
 
 log = logging.getLogger("trionsq")
 
@@ -49,6 +45,13 @@ class Queue(Protocol):
         """See whether what went wrong goes right now."""
 
 
+class OpenQueue(Queue, Protocol):
+    """A disk queue that is in use."""
+
+    def give_room(self) -> None:
+        """Remove what is all read, before it would have to go: the disk may be full."""
+
+
 @dataclass(slots=True)
 class DataFolder:
     """The files of one broker.
@@ -62,7 +65,6 @@ class DataFolder:
         changed: the queues with something that is not durable.
         faults: what went wrong last, by the queue or file that it happened to.
         queues: all that are open.
-        leftovers: what could not be removed of deleted queues, by their names.
         fsync_s: how long the syncs of files with records took, in seconds.
     """
 
@@ -73,8 +75,7 @@ class DataFolder:
     sync_every: int = 2_500
     changed: dict[Queue, None] = field(default_factory=dict)
     faults: dict[Queue | str, str] = field(default_factory=dict)
-    queues: dict[DiskQueue, None] = field(default_factory=dict)
-    leftovers: dict[str, Leftover] = field(default_factory=dict)
+    queues: dict[OpenQueue, None] = field(default_factory=dict)
     fsync_s: Histogram = field(default_factory=lambda: Histogram(FSYNC_BOUNDS_S))
     _found: dict[str, list[str]] | None = None
 

@@ -14,7 +14,7 @@ from trionsq.storage.disk import Disk
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.positions import Positions, QueueFiles, Start
 
-__all__ = ["Leftover", "Remains", "remove_files"]
+__all__ = ["Leftover", "Remains", "leftover_of", "remove_files"]
 
 log = logging.getLogger("trionsq")
 
@@ -50,7 +50,11 @@ def remove_files(disk: Disk, names: Iterable[str], failed: Callable[[OSError], N
 
 
 class Leftover:
-    """What is left of one queue; it is tried again as queues are that failed."""
+    """What is left of one queue; it is tried again as queues are that failed.
+
+    Attributes:
+        queue: its name.
+    """
 
     def __init__(
         self,
@@ -60,30 +64,28 @@ class Leftover:
         number: int,
     ) -> None:
         """``number`` is that of the first file that another queue of this name may write."""
+        self.queue = files.queue
         self._folder = folder
-        self._files = files
         # Without positions nobody reads the records, so these go first.
         self._names = list(dict.fromkeys([*left.others, *left.records]))
         self._left = left
         self._number = number
 
     def __repr__(self) -> str:
-        return f"<Leftover {self._files.queue} {self._names}>"
+        return f"<Leftover {self.queue} {self._names}>"
 
     def tell(self, reason: str) -> None:
         """Let it show in the log and in the health of the broker, until it is gone."""
         log.error(
             "DISKQUEUE(%s): deleted, but %d files stay, and are tried again: %s",
-            self._files.queue,
+            self.queue,
             len(self._names),
             reason,
         )
         self._folder.faults[self] = reason
-        self._folder.leftovers[self._files.queue] = self
 
     def _forget(self) -> None:
         self._folder.faults.pop(self, None)
-        self._folder.leftovers.pop(self._files.queue, None)
 
     def sync(self) -> None:
         """Nothing here has to be durable."""
@@ -93,7 +95,7 @@ class Leftover:
         self._names = remove_files(self._folder.disk, self._names, self._failed)
         if self._names:
             return
-        log.info("DISKQUEUE(%s): what was left of it is removed", self._files.queue)
+        log.info("DISKQUEUE(%s): what was left of it is removed", self.queue)
         self._forget()
 
     def _failed(self, error: OSError) -> None:
@@ -104,9 +106,15 @@ class Leftover:
         self._forget()
         log.warning(
             "DISKQUEUE(%s): begins with file %d, behind what is left of a deleted one",
-            self._files.queue,
+            self.queue,
             self._number,
         )
         positions = Positions(read_file=self._number, write_file=self._number)
         records = [name for name in self._left.records if name in self._names]
         return Start(positions, moved=True, finished=records)
+
+
+def leftover_of(folder: DataFolder, queue: str) -> Leftover | None:
+    """What is left of the last queue of that name, if anything."""
+    faulty = (each for each in folder.faults if isinstance(each, Leftover))
+    return next((left for left in faulty if left.queue == queue), None)
