@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +291,22 @@ def no_descriptors_left() -> Iterator[None]:
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _somaxconn() -> int:
+    """What the kernel lets wait; 0 where it does not say."""
+    path = Path("/proc/sys/net/core/somaxconn")
+    return int(path.read_text()) if path.exists() else 0
+
+
+async def test_a_storm_of_connections_waits_in_the_kernel() -> None:
+    """More than a thousand that come at once are connected before the first is accepted."""
+    most = _somaxconn()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    storm = 1_500
+    if most < storm or files < storm + 200:
+        pytest.skip(f"somaxconn is {most}, and {files} files may be open")
+    [sock] = await open_sockets("127.0.0.1:0")
+    with sock, ExitStack() as connected:
+        for _ in range(storm):
+            connected.enter_context(socket.create_connection(sock.getsockname(), timeout=0.5))

@@ -16,7 +16,8 @@ __all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
 
 log = logging.getLogger("trionsq")
 
-_BACKLOG: Final = 1024
+# As many as the kernel allows (net.core.somaxconn): who finds no room tries again after a second.
+_BACKLOG: Final = 65_535
 # Connections accepted before other tasks get their turn.
 _ACCEPTS_MAX: Final = 64
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
