@@ -28,8 +28,8 @@ DESKTOP: Final = (1280, 800)
 PHONE: Final = (390, 844)
 LIMIT_MS: Final = 60_000
 
-# What Chromium and htmx log when a stream ends or is refused.
-LOST: Final = r"ERR_|object Event|status of 401"
+# What Chromium itself logs when nobody answers, or a session has ended.
+LOST: Final = r"ERR_|status of 401"
 
 Theme = Literal["light", "dark"]
 
@@ -94,7 +94,7 @@ class Tab:
 
     def live(self) -> None:
         """Wait until the page is connected and has fetched its live part, if it has one."""
-        if self.script and self.page.locator("body[sse-connect]").count():
+        if self.script and self.page.locator("body[data-events]").count():
             expect(self.page.locator("#live-state.quiet")).to_have_attribute("data-state", "live")
 
 

@@ -46,7 +46,8 @@ def press(page: Page, name: str) -> None:
 
 
 def ask(page: Page, name: str) -> Locator:
-    """Follow a link that opens a form in a dialog."""
+    """Follow a link that opens a form in a dialog; by script, so the page must be loaded."""
+    page.wait_for_load_state()
     page.locator("main").get_by_role("link", name=name, exact=True).click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
@@ -140,8 +141,10 @@ def test_messages_are_peeked_at_and_stay(at: Tab, cluster: Cluster) -> None:
     bodies = [b'{"a":{"b":[1,2]}}', b"\x00\x01\xfe", b"<script>alert(1)</script>"]
     cluster.publish(0, "glass", *bodies)
     page = at.go("/topics/glass/c")
-    page.get_by_role("link", name="Peek").click()
-    page.get_by_label("Node").select_option(cluster.node(0))
+    with page.expect_navigation():
+        page.get_by_role("link", name="Peek").click()
+    with page.expect_navigation():
+        page.get_by_label("Node").select_option(cluster.node(0))
     messages = page.locator("article.message")
     expect(messages).to_have_count(3)
     expect(messages.nth(0).locator("pre")).to_contain_text('"b": [')

@@ -81,7 +81,7 @@ def test_updates_are_paused_and_resumed_by_a_key(at: Tab, cluster: Cluster) -> N
     expect(state).to_have_text("Paused")
     page.evaluate(
         "() => { window.ticks = 0;"
-        " document.body.addEventListener('htmx:sseMessage', () => { window.ticks += 1; }); }"
+        " document.querySelector('#live').addEventListener('tick', () => { window.ticks += 1; }); }"
     )
     cluster.publish(0, "calm", b"x")
     page.wait_for_function("() => window.ticks >= 2")
@@ -196,7 +196,8 @@ def test_one_nsqd_shows_itself_live(browser: Browser, cluster: Cluster) -> None:
         assert stayed(page)
         check_accessible(page)
         screenshot(page, "nsqd-admin")
-        page.get_by_role("link", name="Overview", exact=True).click()
+        with page.expect_navigation():
+            page.get_by_role("link", name="Overview", exact=True).click()
         at.live()
         expect(page.locator("h1")).to_be_visible()
         nsqd.close()

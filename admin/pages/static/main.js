@@ -49,19 +49,6 @@ function refresh() {
   if (live && window.htmx) window.htmx.trigger(live, "refresh");
 }
 
-document.body.addEventListener("htmx:sseOpen", () => showState(paused ? "paused" : "live", paused ? "Paused" : "Live"));
-document.body.addEventListener("htmx:sseError", async () => {
-  showState("lost", "Reconnecting");
-  // A stream does not tell why it is refused. Who is signed out has to sign in again.
-  try {
-    const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
-    if (answer.status === 401) location.reload();
-  } catch {
-    // Nobody is there; the stream is tried again.
-  }
-});
-document.body.addEventListener("htmx:sseClose", () => showState("lost", "Disconnected"));
-
 // A page that is paused or not looked at does not ask for itself. Nor is a table exchanged under
 // the fingers of someone who is choosing in it.
 document.body.addEventListener("htmx:beforeRequest", (event) => {
@@ -89,6 +76,65 @@ state?.addEventListener("click", () => {
   showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
   if (!paused) refresh();
 });
+
+// --- the stream of ticks -----------------------------------------------------------------------
+
+// After a refusal the next try comes twice as late as the last one.
+const RETRY_MIN_MS = 500;
+const RETRY_MAX_MS = 64000;
+// A page that is still there so long after it was to be left has stayed: that was a download.
+const LEAVING_MS = 10000;
+
+let stream = null;
+let connecting = 0;
+let retryMs = RETRY_MIN_MS;
+
+function connect() {
+  const opened = new EventSource(document.body.dataset.events);
+  stream = opened;
+  opened.addEventListener("open", () => {
+    retryMs = RETRY_MIN_MS;
+    showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
+  });
+  opened.addEventListener("tick", () => {
+    if (window.htmx) window.htmx.trigger(live, "tick");
+  });
+  opened.addEventListener("error", async () => {
+    if (opened !== stream) return;
+    showState("lost", "Reconnecting");
+    // The browser connects again to a stream that ended. It gives up one that was refused.
+    if (opened.readyState !== EventSource.CLOSED) return;
+    connecting = setTimeout(connect, retryMs);
+    retryMs = Math.min(2 * retryMs, RETRY_MAX_MS);
+    // A stream does not tell why it is refused. Who is signed out has to sign in again.
+    try {
+      const answer = await fetch(location.href, { headers: { "HX-Request": "true" } });
+      if (answer.status === 401 && opened === stream) location.reload();
+    } catch {
+      // Nobody answers; the next try may find somebody.
+    }
+  });
+}
+
+function disconnect() {
+  clearTimeout(connecting);
+  stream?.close();
+  stream = null;
+}
+
+if (document.body.dataset.events) {
+  connect();
+  // The server ends the streams of who signs out, before the next page is there: no fault of the
+  // page that is being left.
+  addEventListener("beforeunload", () => {
+    disconnect();
+    connecting = setTimeout(connect, LEAVING_MS);
+  });
+  addEventListener("pagehide", disconnect);
+  addEventListener("pageshow", (event) => {
+    if (event.persisted && !stream) connect();
+  });
+}
 
 // --- dialogs -----------------------------------------------------------------------------------
 

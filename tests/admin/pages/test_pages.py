@@ -341,7 +341,7 @@ async def test_a_base_path_begins_every_link() -> None:
             *(path for path in paths() if path.count("/") == 1 and path[1:2].isalpha()),
         ):
             for tag, attributes in parsed(await site.page(f"/nsq{path}")).tags:
-                for name in ("href", "src", "action", "hx-get", "sse-connect"):
+                for name in ("href", "src", "action", "hx-get", "data-events"):
                     value = attributes.get(name, "")
                     if value and not value.startswith(("#", "https://nsq.io")):
                         assert value.startswith("/nsq"), (path, tag, value)
