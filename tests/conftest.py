@@ -1,11 +1,19 @@
-"""What all tests share: the same examples at each run; a log that is as it was before."""
+"""What all tests share: the same examples at each run, a log as it was before, a time limit, and
+which tests belong to this run."""
+
+from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import time_limit
+from tests.parallel import SPARK, Scheduling, group_of, rank
+from tests.soak import LEVEL, belongs
 
 settings.register_profile(
     "same",
@@ -17,6 +25,59 @@ settings.register_profile(
 )
 settings.register_profile("explore", max_examples=1_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+LEFT_OUT = pytest.StashKey[int]()
+"""How many of the collected tests belong to another run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the time limit, and make the marker known."""
+    config.pluginmanager.register(time_limit, "time-limit")
+    config.addinivalue_line("markers", "soak(lowest): see tests/soak.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what belongs to this run; for a worker, what takes long comes first."""
+    left_out = [item for item in items if not belongs(item)]
+    config.stash[LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if belongs(item)]
+    for item in items:
+        uses_spark = "spark" in getattr(item, "fixturenames", ())
+        if uses_spark and group_of(item.nodeid) != SPARK:
+            raise pytest.UsageError(f"{item.nodeid} uses spark: enter its file in SPARK_FILES")
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """See tests/parallel.py; whatever --dist says."""
+    return Scheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the controller what it left out."""
+    config: Any = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Keep what a worker left out. All collect the same, so the last one's word is enough."""
+    told = getattr(node, "workeroutput", {})
+    if "left_out" in told:
+        node.config.stash[LEFT_OUT] = told["left_out"]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was not run, so that a green run is not taken for more than it is."""
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and LEVEL == "test":
+        terminalreporter.write_line(f"{left_out} tests are left to `make soak`")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,54 @@
+"""How much the tests do: `make test` in minutes, `make soak` for nights and releases.
+
+``TRIONSQ_SOAK`` says which: unset for `make test`, ``short`` for `make soak SHORT=1`, ``full`` for
+`make soak`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Literal, TypeVar
+
+import pytest
+
+__all__ = ["LEVEL", "VARIABLE", "Level", "by_level", "in_short_soak", "in_soak", "more_in_soak"]
+
+T = TypeVar("T")
+Level = Literal["test", "short", "full"]
+
+VARIABLE: Final = "TRIONSQ_SOAK"
+
+
+def _level() -> Level:
+    match os.environ.get(VARIABLE, ""):
+        case "":
+            return "test"
+        case "short" | "full" as given:
+            return given
+        case other:
+            raise pytest.UsageError(f"{VARIABLE}={other}: it may be short or full")
+
+
+LEVEL: Final = _level()
+
+in_soak: Final = pytest.mark.soak("full")
+"""For a test that runs in the full soak only."""
+in_short_soak: Final = pytest.mark.soak("short")
+"""For a test that runs in both soaks, and not in `make test`."""
+more_in_soak: Final = pytest.mark.soak("test")
+"""For a test that runs everywhere, and does more in a soak: see `by_level`."""
+
+
+def by_level(*, test: T, short: T, full: T) -> T:
+    """A count for this run: of `make test`, of the short soak or of the full one."""
+    return {"test": test, "short": short, "full": full}[LEVEL]
+
+
+def belongs(item: pytest.Item) -> bool:
+    """Whether the test is part of this run. A soak has only the tests that are marked for it."""
+    mark = item.get_closest_marker("soak")
+    if mark is None:
+        return LEVEL == "test"
+    (lowest,) = mark.args
+    levels = ("test", "short", "full")
+    return levels.index(lowest) <= levels.index(LEVEL)

@@ -1,0 +1,93 @@
+"""A test that hangs is told by name, and costs nothing but itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 0.5
+GRACE_S = 0.5
+WAITS = """
+async def test_it():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever, name="the one that waits")
+"""
+SHIELDED = """
+async def test_it():
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+"""
+SPINS_IN_TRIO = """
+async def test_it():
+    while True:
+        pass
+"""
+SPINS = """
+def test_it():
+    while True:
+        pass
+"""
+IN_A_FIXTURE = """
+@pytest.fixture
+def slow():
+    threading.Event().wait()
+
+def test_it(slow):
+    pass
+"""
+DEAF = """
+def test_it():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    threading.Event().wait()
+"""
+
+
+def run(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """A run of pytest over the given test, which hangs, and one that does not."""
+    (folder / "conftest.py").write_text(
+        "from tests import time_limit\n"
+        f"time_limit.LIMIT_S = {LIMIT_S}\ntime_limit.GRACE_S = {GRACE_S}\n"
+        "def pytest_configure(config):\n    config.pluginmanager.register(time_limit)\n"
+    )
+    (folder / "pytest.ini").write_text("[pytest]\ntrio_mode = true\n")
+    (folder / "test_hang.py").write_text(
+        f"import signal, threading\nimport pytest, trio\n{body}\n\ndef test_other():\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", f"--rootdir={folder}", "-p", "no:cacheprovider",
+               f"--config-file={folder / 'pytest.ini'}", str(folder)]  # fmt: skip
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (WAITS, "the one that waits"),
+        (SHIELDED, "in test_it"),
+        (SPINS_IN_TRIO, "in test_it"),
+        (SPINS, "in test_it"),
+        (IN_A_FIXTURE, "in slow"),
+    ],
+    ids=["waits", "shielded", "spins in trio", "spins", "in a fixture"],
+)
+def test_a_test_that_hangs_fails_by_name(body: str, shown: str, tmp_path: Path) -> None:
+    """Its failure shows where it was, and the next test runs and passes."""
+    done = run(tmp_path, body)
+    assert f"test_hang.py::test_it exceeded its limit of {LIMIT_S:g} s" in done.stdout
+    assert shown in done.stdout
+    passed = "1 passed" in done.stdout
+    assert passed, done.stdout
+    assert done.returncode == 1
+
+
+def test_a_process_that_can_not_be_stopped_ends(tmp_path: Path) -> None:
+    """No exception reaches a thread that hears no signal: then the stacks come, and the end."""
+    done = run(tmp_path, DEAF)
+    assert "Timeout (" in done.stderr
+    assert "in test_it" in done.stderr
+    assert done.returncode == 1
