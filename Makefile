@@ -1,13 +1,15 @@
-# make run | test | lint | bench [ORIGINAL=dir] | capacity | drill | drill-cluster | drill-spark
-# | fuzz | hostile | interop ORIGINAL=dir | format | lock | clean
+# make run | test | soak [SHORT=1] | test-pythons | lint | bench [ORIGINAL=dir] | capacity | drill
+# | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it.
+WORKERS ?= 2
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test lint format bench capacity drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
+.PHONY: run test soak test-pythons lint format bench capacity drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -25,7 +27,17 @@ run: $(INSTALLED)
 # What the machine lacks is installed meanwhile, one package after the other: apt takes turns.
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs=2 lint machine
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+
+# What takes long: tests that `make test` leaves out, and some that do more here; hours.
+# SHORT=1 is the part that continuous integration runs.
+soak: $(INSTALLED) machine
+	TRIONSQ_SOAK=$(if $(SHORT),short,full) $(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+
+# The parts that know no browser, no Spark and no foreign client, on each Python from 3.11 on that is
+# found; an environment for each is kept in build/.
+test-pythons: $(INSTALLED)
+	@scripts/test_pythons.sh $(ARGS)
 
 machine:
 	@scripts/setup.sh compiler

@@ -26,6 +26,14 @@ settings.register_profile(
 settings.register_profile("explore", max_examples=1_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+
+def uses_the_spark_of_all(item: pytest.Item) -> bool:
+    """Whether the test uses the session that is made once, in tests/pipelines/conftest.py."""
+    info = getattr(item, "_fixtureinfo", None)
+    made = info.name2fixturedefs.get("spark", ()) if info else ()
+    return any(each.scope == "session" for each in made)
+
+
 LEFT_OUT = pytest.StashKey[int]()
 """How many of the collected tests belong to another run."""
 
@@ -45,8 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if belongs(item)]
     for item in items:
-        uses_spark = "spark" in getattr(item, "fixturenames", ())
-        if uses_spark and group_of(item.nodeid) != SPARK:
+        if uses_the_spark_of_all(item) and group_of(item.nodeid) != SPARK:
             raise pytest.UsageError(f"{item.nodeid} uses spark: enter its file in SPARK_FILES")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))

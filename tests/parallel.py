@@ -15,9 +15,13 @@ __all__ = ["SPARK", "SPARK_FILES", "Scheduling", "group_of", "rank"]
 
 SPARK: Final = "spark"
 SPARK_FILES: Final = (
+    "tests/pipelines/cluster/test_standalone.py",
+    "tests/pipelines/drill/test_drill.py",
     "tests/pipelines/jobs/test_jobs.py",
     "tests/pipelines/sink/test_spark.py",
+    "tests/pipelines/source/test_killed_driver.py",
     "tests/pipelines/source/test_spark.py",
+    "tests/pipelines/test_session.py",
 )
 """What uses the session of tests/pipelines/conftest.py."""
 BY_TEST: Final = (
@@ -68,7 +72,7 @@ def rank(nodeid: str) -> int:
     return next(places, len(LONG))
 
 
-class Scheduling(LoadScopeScheduling):
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out groups in the order in which the tests were collected."""
 
     def __init__(self, config: Any, log: Any = None) -> None:

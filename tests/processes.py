@@ -15,9 +15,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 
 import trio
@@ -28,6 +29,9 @@ OTHER_ADMIN_VARIABLE = "TRIONSQ_TEST_NSQADMIN"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 LOG_LINES_MAX = 300
+PORTS = range(12_000, 32_000)
+"""Below those that Linux gives to who asks for any (32768 and more)."""
+WORKERS_MAX = 16
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS|HTTP): listening on (\S+)")
 
@@ -59,10 +63,27 @@ def other_nsqadmin() -> str | None:
 
 
 def free_address() -> str:
-    """A 127.0.0.1 address nobody listens on now, for options that must be known beforehand."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """A 127.0.0.1 address for options that must be known beforehand.
+
+    Nobody listens there, and nobody will unless told to: the kernel gives its ports out of another
+    range, other workers of pytest-xdist have ports of their own, and none is given twice in a row.
+    """
+    for port in islice(_PORTS, len(PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise AssertionError("every port is in use")
+
+
+def _ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = range(PORTS.start + worker % WORKERS_MAX, PORTS.stop, WORKERS_MAX)
+    # Another run of the tests on this machine begins elsewhere.
+    for number in count(os.getpid() * 37):
+        yield mine[number % len(mine)]
+
+
+_PORTS = _ports()
 
 
 @dataclass(slots=True, eq=False)

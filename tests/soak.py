@@ -7,11 +7,22 @@
 from __future__ import annotations
 
 import os
-from typing import Final, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeVar
 
 import pytest
 
-__all__ = ["LEVEL", "VARIABLE", "Level", "by_level", "in_short_soak", "in_soak", "more_in_soak"]
+__all__ = [
+    "LEVEL",
+    "VARIABLE",
+    "Level",
+    "belongs",
+    "by_level",
+    "in_short_soak",
+    "in_soak",
+    "more_in_soak",
+    "smoke",
+]
 
 T = TypeVar("T")
 Level = Literal["test", "short", "full"]
@@ -52,3 +63,12 @@ def belongs(item: pytest.Item) -> bool:
     (lowest,) = mark.args
     levels = ("test", "short", "full")
     return levels.index(lowest) <= levels.index(LEVEL)
+
+
+def smoke(named: Mapping[str, T], *chosen: str) -> list[Any]:
+    """Parameters by name: those ``chosen`` belong to `make test`, the others to both soaks."""
+    assert set(chosen) <= named.keys(), chosen
+    return [
+        pytest.param(value, id=name, marks=() if name in chosen else in_short_soak)
+        for name, value in named.items()
+    ]

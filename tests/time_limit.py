@@ -77,9 +77,9 @@ def tasks() -> str:
 
 
 def _shown(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
-    frames = [
-        (frame, line) for frame, line in task.iter_await_frames() if not _of_trio(frame)
-    ][:_FRAMES_MAX]
+    frames = [(frame, line) for frame, line in task.iter_await_frames() if not _of_trio(frame)][
+        :_FRAMES_MAX
+    ]
     where = ""
     if frames:
         frame, line = frames[-1]

@@ -16,6 +16,7 @@ from benchmarks.capacity.lab import Flow, Lab
 from benchmarks.capacity.tables import Table
 from benchmarks.generator import Bench, MeasureError
 from benchmarks.servers import kinds
+from tests.soak import smoke
 
 GUIDE = Path(__file__).parents[2] / "docs" / "capacity.md"
 # Of several files; all of them take a minute and a half.
@@ -34,7 +35,7 @@ def lab(programs: Programs, tmp_path: Path) -> Lab:
     return Lab(Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True))
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", smoke(dict(zip(TRIED, TRIED, strict=True)), "disk"))
 def test_a_table_is_made(lab: Lab, name: str) -> None:
     """Against real daemons; it has the name by which it is asked for, and rows."""
     table = command.SECTIONS[name](lab)

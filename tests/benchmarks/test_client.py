@@ -12,6 +12,7 @@ from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import run_row
 from benchmarks.rows import FOREIGN, ROWS, Row
 from benchmarks.servers import OURS, kinds
+from tests.soak import smoke
 
 CLIENTS = {row.name: row for row in ROWS if row.client}
 MESSAGES = 2_000
@@ -31,7 +32,7 @@ def test_every_client_has_a_row() -> None:
     assert CLIENTS.keys() == ours | {f"client-{name}" for name in FOREIGN}
 
 
-@pytest.mark.parametrize("row", CLIENTS.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", smoke(CLIENTS, "client-batches"))
 def test_a_client_takes_and_finishes_all(bench: Bench, row: Row) -> None:
     """It gets each message, the broker has each FIN, and each of the row's figures is there."""
     run = run_row(bench, row, OURS, MESSAGES)

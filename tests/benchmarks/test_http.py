@@ -11,6 +11,9 @@ from benchmarks.generator import Bench, MeasureError, run_load
 from benchmarks.measure import run_row
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import OURS, kinds
+from tests.soak import smoke
+
+HTTP_ROWS = {row.name: row for row in ROWS if row.http}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("build"))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.http], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", smoke(HTTP_ROWS, next(iter(HTTP_ROWS))))
 def test_an_http_row_measures_it(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Each request is answered OK, and the broker has as many messages as were sent."""
     bench = Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True)

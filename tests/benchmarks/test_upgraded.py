@@ -11,6 +11,7 @@ from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import run_row
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import OURS, kinds
+from tests.soak import smoke
 
 UPGRADED = {row.name: row for row in ROWS if row.layer}
 MESSAGES = 1_000
@@ -25,7 +26,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     )
 
 
-@pytest.mark.parametrize("row", UPGRADED.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", smoke(UPGRADED, "tls-mpub"))
 def test_all_is_published_and_finished(bench: Bench, row: Row) -> None:
     """Over each layer, both ways."""
     run = run_row(bench, row, OURS, MESSAGES)

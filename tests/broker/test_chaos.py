@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from tests.broker.chaos import MOODY, STEADY, Chaos
 from tests.broker.support import Gate, check_balances, check_nobody_left
+from tests.soak import by_level, more_in_soak
 from trionsq.broker.clock import Clock
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
@@ -19,7 +20,7 @@ from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
-SEEDS = range(16)
+SEEDS = range(by_level(test=6, short=16, full=400))
 LASTS_S = 15.0
 # Longer than every time-out and delay.
 QUIET_S = 6.0
@@ -116,6 +117,7 @@ async def check_all_arrives(chaos: Chaos) -> None:
     assert chaos.finished | bodies[STEADY] <= chaos.sent
 
 
+@more_in_soak
 def test_chaos(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Some seeds; everything that can be done was done in some of them."""
     caplog.set_level(logging.CRITICAL, "trionsq")

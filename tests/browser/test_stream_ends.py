@@ -11,9 +11,10 @@ from playwright.sync_api import Browser, Page, Route, expect
 from admin.access.passwords import hash_password
 from tests.browser.chromium import tab
 from tests.browser.cluster import Cluster
+from tests.soak import by_level, more_in_soak
 
 PASSWORD: Final = "correct horse"
-TIMES: Final = 10
+TIMES: Final = by_level(test=3, short=10, full=50)
 LATE_MS: Final = 1_500
 ENDS_AT_ONCE: Final = "retry: 50\n\n"
 """A stream that the browser is to connect to again soon."""
@@ -38,6 +39,7 @@ def sign_in(page: Page) -> None:
         page.get_by_role("button", name="Sign in").click()
 
 
+@more_in_soak
 def test_a_stream_that_ends_while_the_page_is_left(base: str, browser: Browser) -> None:
     """Signing out ends the stream before the next page has come. Even if that takes long, the
     console has no complaint, time after time, and the page does not reload in between."""

@@ -11,12 +11,13 @@ from pathlib import Path
 import trio
 
 from tests.processes import DaemonProcess, free_address, running_nsqd, running_nsqlookupd
+from tests.soak import by_level, more_in_soak
 from trionsq.client import ClientError, Config, Consumer, Producer
 
 TOPIC, CHANNEL = "orders", "billing"
-MESSAGES = 200_000
+MESSAGES = by_level(test=40_000, short=200_000, full=1_000_000)
 BATCH = 100
-LIMIT_S = 120.0
+LIMIT_S = by_level(test=120.0, short=120.0, full=600.0)
 # Fast enough that a test sees several polls, and a requeue that soon comes again.
 CONFIG = Config(
     max_in_flight=2000,
@@ -135,6 +136,7 @@ class Cluster:
         left.set()
 
 
+@more_in_soak
 async def test_members_go_and_come_back(tmp_path: Path) -> None:
     """Two nsqlookupd, three nsqd and a fourth: no confirmed message is missing in the end.
 

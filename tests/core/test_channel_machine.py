@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from tests.core.channel_model import SIZES, Model, Peer
 from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids
+from tests.soak import by_level, more_in_soak
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import AT_ONCE_MESSAGES_MAX
@@ -245,13 +246,14 @@ class ChannelMachine(RuleBasedStateMachine):
         self.model.check()
 
 
+@more_in_soak
 def test_any_sequence_of_events_keeps_the_balance() -> None:
     """And every kind of fault did happen on the way."""
     SEEN.clear()
     run_state_machine_as_test(
         ChannelMachine,
         settings=settings(
-            max_examples=400,
+            max_examples=by_level(test=80, short=400, full=4_000),
             stateful_step_count=60,
             deadline=None,
         ),

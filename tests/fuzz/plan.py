@@ -1,4 +1,4 @@
-"""How many cases of what: the full counts, of which `make test` runs a tenth."""
+"""How many cases of what: the full counts, of which `make test` runs a fiftieth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A tenth of the fuzzing that `make fuzz` does, with seeds that stay."""
+"""A part of the fuzzing that `make fuzz` does, with seeds that stay: a fiftieth in `make test`, a
+tenth in the short soak, all of it in the full one."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ from tests.fuzz.mutate import case_random, cut, mutated
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.plan import RUNS, Run, describe
 from tests.processes import other_binary
+from tests.soak import by_level, more_in_soak
 from trionsq.broker import commands
 from trionsq.broker.client import Client
 from trionsq.wire import events
 
-PART = 10
+PART = by_level(test=50, short=10, full=1)
 SEED = 4
 # What has no broker has nobody beside it.
 _WITHOUT_PAIR = ("TCP commands, parser", "nsqlookupd TCP, sessions")
 
 
+@more_in_soak
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 @pytest.mark.skipif(other_binary() is not None, reason="the log of another nsqd is not ours")
 def test_nonsense_changes_nothing_for_others(run: Run) -> None:

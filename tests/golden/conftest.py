@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import trio
 
-from tests.golden.jobs import Job, Outcomes, Selection, run_jobs
+from tests.golden.cutting import Cutting
+from tests.golden.jobs import (
+    Job,
+    Outcomes,
+    OutcomesByCutting,
+    Selection,
+    jobs_asked_for,
+    run_jobs,
+)
 from tests.golden.sockets import SocketPlace
+from tests.soak import in_short_soak
 
 SELECTION = pytest.StashKey[Selection]()
 
@@ -19,33 +29,44 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture in metafunc.fixturenames:
             jobs = _selection(metafunc.config).jobs
             wanted = [job for job in jobs if job.name.startswith(fixture.removesuffix("job")[:-1])]
-            metafunc.parametrize(fixture, wanted, ids=[job.name for job in wanted])
+            can_be_replayed = getattr(metafunc.module, "can_be_replayed", None)
+            wanted = list(filter(can_be_replayed, wanted)) if can_be_replayed else wanted
+            on_process = "process_outcomes" in metafunc.fixturenames
+            params = [
+                pytest.param(job, id=job.name, marks=marks_on_process(job) if on_process else ())
+                for job in wanted
+            ]
+            metafunc.parametrize(fixture, params)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say what was left out, so that a green run is not taken for more than it is."""
-    if SELECTION in config.stash:
-        for line in config.stash[SELECTION].summary():
+    # Workers select for themselves; all select the same.
+    if SELECTION in config.stash or getattr(config.option, "dist", "no") != "no":
+        for line in _selection(config).summary():
             terminalreporter.write_line(line)
+
+
+def marks_on_process(job: Job) -> Sequence[pytest.MarkDecorator]:
+    """Every cutting is replayed in memory at each run; on a process those not whole are for soaks,
+    for what a real socket adds does not depend on where the bytes are cut."""
+    return () if job.cutting == "whole" else (in_short_soak,)
 
 
 @pytest.fixture(scope="session")
 def process_outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Outcomes:
-    """How every selected case went against a real process."""
-    jobs = [job for item in request.session.items for job in _jobs_of(item)]
-    place = SocketPlace(tmp_path_factory.mktemp("golden"))
-    return trio.run(run_jobs, jobs, place.start_server, place.start_auth)
+) -> OutcomesByCutting:
+    """How every selected case went against a real process; those of one cutting go together."""
 
+    def replay(cutting: Cutting) -> Outcomes:
+        jobs = [
+            job for job in jobs_asked_for(request, "process_outcomes") if job.cutting == cutting
+        ]
+        place = SocketPlace(tmp_path_factory.mktemp("golden"))
+        return trio.run(run_jobs, jobs, place.start_server, place.start_auth)
 
-def _jobs_of(item: pytest.Item) -> list[Job]:
-    if "process_outcomes" not in getattr(item, "fixturenames", ()):
-        return []
-    callspec = getattr(item, "callspec", None)
-    return (
-        [value for value in callspec.params.values() if isinstance(value, Job)] if callspec else []
-    )
+    return OutcomesByCutting(replay)
 
 
 def _selection(config: pytest.Config) -> Selection:

@@ -7,9 +7,11 @@ their topics do not clash. HTTP cases look at whole-server statistics and run in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import trio
 
 from tests.golden.cutting import CUTTINGS, Cutter, Cutting
@@ -122,6 +124,35 @@ class Outcomes:
         failure = self._failures[job.name]
         if failure is not None:
             raise failure
+
+
+class OutcomesByCutting:
+    """How each job went; those of a cutting are run when the first of them is asked for.
+
+    So a worker that has no test of a cutting does not run it.
+    """
+
+    def __init__(self, run: Callable[[Cutting], Outcomes]) -> None:
+        self._run = run
+        self._outcomes: dict[Cutting, Outcomes] = {}
+
+    def check(self, job: Job) -> None:
+        """See `Outcomes`."""
+        if job.cutting not in self._outcomes:
+            self._outcomes[job.cutting] = self._run(job.cutting)
+        self._outcomes[job.cutting].check(job)
+
+
+def jobs_asked_for(request: pytest.FixtureRequest, fixture: str) -> list[Job]:
+    """The jobs of all tests of this run that use the fixture."""
+    items: list[Any] = request.session.items
+    return [
+        value
+        for item in items
+        if fixture in getattr(item, "fixturenames", ()) and hasattr(item, "callspec")
+        for value in item.callspec.params.values()
+        if isinstance(value, Job)
+    ]
 
 
 async def run_jobs(

@@ -20,7 +20,7 @@ import trio
 from tests.golden.cutting import Cutting
 from tests.golden.http_exchange import exchange_http
 from tests.golden.interfaces import AuthServer, Connection, HttpAnswer, ServerUnderTest
-from tests.golden.jobs import Job, Outcomes, run_jobs
+from tests.golden.jobs import Job, Outcomes, jobs_asked_for, run_jobs
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import AuthStub, Request, Server
 from tests.processes import other_binary
@@ -112,7 +112,7 @@ class InProcess:
         raise NotImplementedError(stub)
 
 
-def in_process(job: Job) -> bool:
+def can_be_replayed(job: Job) -> bool:
     """Whether the case can be replayed here."""
     return not (other_binary() or job.case.server.tls or job.case.server.fixed_ports)
 
@@ -125,13 +125,7 @@ def ways_outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> OutcomesByWay:
     """How every selected HTTP case went, by way and cutting."""
-    items: list[Any] = request.session.items
-    jobs = {
-        job.name: job
-        for item in items
-        if "ways_outcomes" in getattr(item, "fixturenames", ())
-        and in_process(job := item.callspec.params["http_job"])
-    }
+    jobs = {job.name: job for job in jobs_asked_for(request, "ways_outcomes")}
     outcomes: OutcomesByWay = {}
     with pytest.MonkeyPatch.context() as patch:
         for way, cutting in product(WAYS, CUTTINGS):
@@ -149,6 +143,4 @@ def test_http_conversation_on_both_ways(
     http_job: Job, way: str, cutting: str, ways_outcomes: OutcomesByWay
 ) -> None:
     """An HTTP client is answered as nsqd v1.3.0 answers, whichever part of the server does it."""
-    if not in_process(http_job):
-        pytest.skip("needs a process")
     ways_outcomes[way, cutting].check(http_job)

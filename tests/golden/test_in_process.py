@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from tests.golden.cutting import Cutter, Cutting
 from tests.golden.interfaces import Connection, HttpAnswer
-from tests.golden.jobs import CASE_LIMIT_S, Job, Outcomes
+from tests.golden.jobs import CASE_LIMIT_S, Job, Outcomes, jobs_asked_for
 from tests.golden.needs import tcp_needs
 from tests.golden.replay_tcp import replay_tcp_case
 from tests.golden.transcripts import Request, Server, TcpCase
@@ -213,7 +213,8 @@ async def note_outcome(replay: Replay, server: BrokerUnderTest, outcomes: Outcom
         outcomes.note(replay.job, error)
 
 
-def _in_process(job: Job) -> bool:
+def can_be_replayed(job: Job) -> bool:
+    """Whether there is a counterpart in memory to all that the case needs."""
     if other_binary() or not isinstance(job.case, TcpCase):
         return False
     return not tcp_needs(job.case) & NEEDS_SOCKETS
@@ -224,12 +225,6 @@ def memory_outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcomes:
     """How every selected TCP case went against a broker in memory."""
-    items: list[Any] = request.session.items
-    jobs = [
-        item.callspec.params["tcp_job"]
-        for item in items
-        if "memory_outcomes" in getattr(item, "fixturenames", ())
-    ]
     folder = tmp_path_factory.mktemp("certificate")
     handler = LogTail()
     logger = logging.getLogger("trionsq")
@@ -237,7 +232,7 @@ def memory_outcomes(
     try:
         return trio.run(
             replay_all,
-            [job for job in jobs if _in_process(job)],
+            jobs_asked_for(request, "memory_outcomes"),
             handler.lines,
             dict(zip(("tls_cert", "tls_key"), write_pair(folder), strict=True)),
             clock=MockClock(autojump_threshold=0),
@@ -248,6 +243,4 @@ def memory_outcomes(
 
 def test_tcp_conversation_in_memory(tcp_job: Job, memory_outcomes: Outcomes) -> None:
     """The broker answers as nsqd v1.3.0 also without a kernel between, and with time leaping."""
-    if not _in_process(tcp_job):
-        pytest.skip("needs a process")
     memory_outcomes.check(tcp_job)

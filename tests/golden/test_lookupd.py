@@ -5,16 +5,15 @@ TRIONSQ_TEST_NSQLOOKUPD=/path/to/nsqlookupd replays those on sockets against tha
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.golden.cutting import CUTTINGS
-from tests.golden.jobs import Job, Outcomes, run_jobs
+from tests.golden.cutting import CUTTINGS, Cutting
+from tests.golden.jobs import Job, Outcomes, OutcomesByCutting, jobs_asked_for, run_jobs
 from tests.golden.lookupd_places import no_auth, start_in_memory, start_process
 from tests.golden.transcripts import HERE, load_http_cases, load_tcp_cases
+from tests.soak import in_short_soak
 
 TCP_FILE = HERE / "data" / "lookupd_tcp.jsonl"
 HTTP_FILE = HERE / "data" / "http_lookupd.jsonl"
@@ -23,38 +22,44 @@ TCP_JOBS = [Job(case, cutting) for case in load_tcp_cases(TCP_FILE) for cutting 
 HTTP_JOBS = [Job(case, "whole") for case in load_http_cases(HTTP_FILE)]
 
 
-def jobs_asked_for(request: pytest.FixtureRequest, fixture: str) -> list[Job]:
-    """The jobs of the tests of this run that use the fixture."""
-    items: list[Any] = request.session.items
-    return [
-        item.callspec.params["job"]
-        for item in items
-        if fixture in getattr(item, "fixturenames", ())
-    ]
+ON_PROCESS = [
+    pytest.param(job, id=job.name, marks=() if job.cutting == "whole" else in_short_soak)
+    for job in TCP_JOBS + HTTP_JOBS
+]
 
 
 @pytest.fixture(scope="module")
-def lookupd_process_outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    """How every selected case went against processes."""
-    jobs = jobs_asked_for(request, "lookupd_process_outcomes")
-    return trio.run(run_jobs, jobs, start_process, no_auth)
+def lookupd_process_outcomes(request: pytest.FixtureRequest) -> OutcomesByCutting:
+    """How every selected case went against processes; those of one cutting go together."""
+
+    def replay(cutting: Cutting) -> Outcomes:
+        jobs = jobs_asked_for(request, "lookupd_process_outcomes")
+        cut = [job for job in jobs if job.cutting == cutting]
+        return trio.run(run_jobs, cut, start_process, no_auth)
+
+    return OutcomesByCutting(replay)
 
 
 @pytest.fixture(scope="module")
-def lookupd_memory_outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    """How every selected case went in memory."""
-    jobs = jobs_asked_for(request, "lookupd_memory_outcomes")
-    clock = MockClock(autojump_threshold=0.01)
-    return trio.run(run_jobs, jobs, start_in_memory, no_auth, clock=clock)
+def lookupd_memory_outcomes(request: pytest.FixtureRequest) -> OutcomesByCutting:
+    """How every selected case went in memory; those of one cutting go together."""
+
+    def replay(cutting: Cutting) -> Outcomes:
+        jobs = jobs_asked_for(request, "lookupd_memory_outcomes")
+        cut = [job for job in jobs if job.cutting == cutting]
+        clock = MockClock(autojump_threshold=0.01)
+        return trio.run(run_jobs, cut, start_in_memory, no_auth, clock=clock)
+
+    return OutcomesByCutting(replay)
 
 
-@pytest.mark.parametrize("job", TCP_JOBS + HTTP_JOBS, ids=lambda job: job.name)
-def test_conversation(job: Job, lookupd_process_outcomes: Outcomes) -> None:
+@pytest.mark.parametrize("job", ON_PROCESS)
+def test_conversation(job: Job, lookupd_process_outcomes: OutcomesByCutting) -> None:
     """nsqds, consumers and nsqadmin are answered as by nsqlookupd v1.3.0, however bytes are cut."""
     lookupd_process_outcomes.check(job)
 
 
 @pytest.mark.parametrize("job", TCP_JOBS, ids=lambda job: job.name)
-def test_conversation_in_memory(job: Job, lookupd_memory_outcomes: Outcomes) -> None:
+def test_conversation_in_memory(job: Job, lookupd_memory_outcomes: OutcomesByCutting) -> None:
     """Also without a kernel between, and with time leaping."""
     lookupd_memory_outcomes.check(job)

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.soak import by_level, more_in_soak
 from tests.storage.queues import (
     NS_PER_MS,
     QUEUE,
@@ -294,11 +295,15 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.disk_is_clean()
 
 
+@more_in_soak
 def test_a_queue_is_a_list() -> None:
     """Order, contents, depth, due times, room and faults are as told, whatever happens when."""
     SEEN.clear()
     run_state_machine_as_test(
-        QueueMachine, settings=settings(max_examples=300, stateful_step_count=40)
+        QueueMachine,
+        settings=settings(
+            max_examples=by_level(test=100, short=300, full=3_000), stateful_step_count=40
+        ),
     )
     happened = {name for name, count in SEEN.items() if count}
     assert happened >= {
