@@ -1,16 +1,17 @@
-"""The original's programs, where somebody has them: ``make interop ORIGINAL=dir``."""
+"""The original's programs, where somebody has them: in PATH, or in the folder ``ORIGINAL``."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
@@ -20,24 +21,59 @@ from trionsq import httpget
 __all__ = [
     "OriginalLookupd",
     "binary",
+    "found_in",
     "needs_original",
     "original_nsqlookupd",
     "request",
     "until",
 ]
 
-ORIGINAL = os.environ.get("ORIGINAL", "")
+PROGRAMS = ("nsqd", "nsqlookupd", "nsqadmin")
 PATIENCE_S = 10.0
 _LISTENING = re.compile(rb"(TCP|HTTP): listening on (\S+)")
 
+
+def found_in(folder: str, path: str | None) -> dict[str, str]:
+    """The path of each of the original's programs, by name.
+
+    Args:
+        folder: where they are; "" if nobody said so.
+        path: as the variable PATH. There all of them must be found, else none is taken. Scripts are
+            passed over: those are ours, of a virtual environment.
+
+    Raises:
+        pytest.UsageError: one of them is not in ``folder``.
+    """
+    if folder:
+        named = {name: Path(folder, name).resolve() for name in PROGRAMS}
+        if missing := [str(file) for file in named.values() if not file.is_file()]:
+            raise pytest.UsageError(f"ORIGINAL={folder} lacks {', '.join(missing)}")
+        return {name: str(file) for name, file in named.items()}
+    found: dict[str, str] = {}
+    for name in PROGRAMS:
+        for place in (path or "").split(os.pathsep):
+            program = shutil.which(name, path=place)
+            if program and not _is_script(program):
+                found.setdefault(name, str(Path(program).resolve()))
+    return found if len(found) == len(PROGRAMS) else {}
+
+
+def _is_script(program: str) -> bool:
+    with open(program, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+_FOUND: Final = found_in(os.environ.get("ORIGINAL", ""), os.environ.get("PATH"))
+
 needs_original = pytest.mark.skipif(
-    not ORIGINAL, reason="needs the original's binaries: make interop ORIGINAL=<their folder>"
+    not _FOUND,
+    reason="the original's nsqd, nsqlookupd and nsqadmin are not in PATH: ORIGINAL=<their folder>",
 )
 
 
 def binary(name: str) -> str:
     """The path of one of its programs."""
-    return str(Path(ORIGINAL, name).resolve())
+    return _FOUND[name]
 
 
 @dataclass(frozen=True, slots=True)
