@@ -10,17 +10,17 @@ from tests.deploy import netns
 from tests.deploy.drill.__main__ import main
 from tests.deploy.drill.faults import DRILLS
 from tests.deploy.drill.harness import Drill, DrillError, Setting, run_drill
+from tests.soak import smoke
 
 WHY_NOT = netns.why_not()
 needs_namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
+SHORT_DRILLS = {drill.name: drill for drill in DRILLS if not drill.is_long}
 SHORT = Setting(rate=1000, hold_s=0.5)
 
 
 @needs_namespaces
-@pytest.mark.parametrize(
-    "drill", [drill for drill in DRILLS if not drill.is_long], ids=lambda drill: drill.name
-)
+@pytest.mark.parametrize("drill", smoke(SHORT_DRILLS, next(iter(SHORT_DRILLS))))
 async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> None:
     """Nothing but a killed node's memory is lost; what one node does not take another one does."""
     outcome = await run_drill(drill, tmp_path, SHORT)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.pipelines.source.driver import begin
 from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def run_and_kill(nsqd: OpenBroker, folder: Path) -> None:
         wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
 
 
+@in_short_soak
 def test_a_killed_jvm_loses_nothing_and_doubles_nothing(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
