@@ -211,15 +211,18 @@ class Messages:
             return await self._form(topic, fields, text)
         defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
         query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
-        path, error_text = self._site.url("topics", topic), ""
+        path, failed = self._site.url("topics", topic), None
         try:
             await self._upstream.post(url_of(node, "/pub", **query), body)
         except UpstreamError as failure:
-            error_text = str(failure)
-        note = error_text or f"{len(body)} bytes to {node}"
+            failed = failure
+        note = str(failed or f"{len(body)} bytes to {node}")
         self._site.dashboard.access.about("publish", topic=topic, note=note)
-        if error_text:
-            return self._site.done(path, [f"Not published: {error_text}"], "bad")
+        if failed is not None and failed.may_have_happened:
+            advice = "The message may have been published. Look at the topic before you try again."
+            return self._site.done(path, [advice, str(failed)], "bad")
+        if failed is not None:
+            return self._site.done(path, [f"Not published: {failed}"], "bad")
         later = f", to be delivered in {duration_s(defer_ms / 1000)}" if defer_ms else ""
         text = (
             f"Published {number(len(body))} byte{'' if len(body) == 1 else 's'} to {node}{later}."
