@@ -15,6 +15,7 @@ from admin.pages.bodies import FORMATS, BadBodyError, encoded, shown_body
 from admin.pages.format import duration_s, number
 from admin.pages.peekers import Peekers
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
@@ -231,15 +232,12 @@ class Messages:
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
         """The nodes that have the topic, else all; what failed; why there are none."""
-        try:
-            found = await self._cluster.producers(topic)
-        except AllFailed as failure:
-            # A topic that nobody has yet can be published to anywhere.
-            if any(error.status != 404 for error in failure.errors):
-                return [], [], str(failure)
-        else:
-            if found.value:
-                return [node.node for node in found.value], found.warnings, ""
+        found = await whereabouts(self._site.dashboard, topic)
+        if found.error:
+            return [], [], found.error
+        if found.producers:
+            return [node.node for node in found.producers], found.warnings, ""
+        # A topic that nobody has yet can be published to anywhere.
         try:
             everyone = await self._cluster.nodes()
         except AllFailed as failure:

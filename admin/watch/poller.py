@@ -163,6 +163,11 @@ class Poller:
         """Nodes that did not answer when they were last asked, by name (``host:port``)."""
         return frozenset(name for name, node in self._nodes.items() if node.silent)
 
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether it has seen any node."""
+        return bool(self._nodes)
+
     def producer(self, node: str) -> Producer | None:
         """A node that is watched or was lately, by name; without its topics."""
         known = self._nodes.get(node)

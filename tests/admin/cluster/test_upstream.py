@@ -222,7 +222,7 @@ async def test_a_post_without_a_connection_goes_the_other_way(tmp_path: Path) ->
 
 @pytest.mark.parametrize("says", [lambda asked: b"", lambda asked: None])
 async def test_only_a_post_is_of_unknown_outcome(says: Says) -> None:
-    """A broken or late answer leaves open what a POST did; a GET and a refused connection do not."""
+    """Without an answer the outcome of a POST that went out is open; nothing else is."""
     options = NsqadminOptions(http_client_request_timeout_ns=10**8)
     async with Upstream(options) as upstream, fake_node(says) as node:
         with pytest.raises(UpstreamError) as caught:

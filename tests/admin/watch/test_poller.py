@@ -11,6 +11,7 @@ import trio.testing
 
 from admin.cluster.shapes import NodeStats
 from admin.upstream import UpstreamError
+from admin.watch.health import LEFT_S
 from admin.watch.poller import (
     ANSWER_WAIT_S,
     GONE_S,
@@ -19,7 +20,6 @@ from admin.watch.poller import (
     Poller,
     WatchEndedError,
 )
-from admin.watch.health import LEFT_S
 from admin.watch.snapshot import Snapshot
 from tests.admin.watch.fakes import (
     START,
