@@ -47,6 +47,14 @@ _IDLE_S: Final = 45.0
 _SHOWN_NBYTES: Final = 1024
 # Nodes that are remembered to want HTTPS.
 _SECURED_MAX: Final = 4096
+# Failures before a byte of the request went out: no connection (TLS included), or no request.
+_NEVER_SENT: Final = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.PoolTimeout,
+    httpx2.UnsupportedProtocol,
+    httpx2.InvalidURL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +72,19 @@ class UpstreamError(Exception):
     Attributes:
         node: ``host:port`` that was asked.
         status: of its answer, None if there was none.
+        may_have_happened: the request was a POST and may have reached the node before the
+            connection failed. The text says so, too.
     """
 
-    def __init__(self, node: str, text: str, status: int | None = None) -> None:
+    def __init__(
+        self, node: str, text: str, status: int | None = None, *, may_have_happened: bool = False
+    ) -> None:
+        if may_have_happened:
+            text += " - it is not known whether the node did it"
         super().__init__(text)
         self.node = node
         self.status = status
+        self.may_have_happened = may_have_happened
 
 
 class Upstream:
@@ -166,7 +181,10 @@ class Upstream:
         raise UpstreamError(node_of(url), f"no answer within {self._request_timeout_s:g} s")
 
     async def post(self, url: str, body: bytes = b"", *, timeout_s: float | None = None) -> bytes:
-        """POST ``body`` to ``url`` and return the answer; else as `get_json`."""
+        """POST ``body`` to ``url`` and return the answer; else as `get_json`.
+
+        A POST that may have reached the node is never sent a second time.
+        """
         return await self._ask("POST", url, timeout_s, body)
 
     async def _ask(
@@ -183,7 +201,8 @@ class Upstream:
                     self.failed += 1
                     raise
         self.failed += 1
-        raise UpstreamError(node, f'{method.title()} "{url}": no answer within {timeout_s:g} s')
+        text = f'{method.title()} "{url}": no answer within {timeout_s:g} s'
+        raise UpstreamError(node, text, may_have_happened=method != "GET")
 
     async def _ask_by_https_too(
         self, method: str, url: str, node: str, body: bytes | None
@@ -192,9 +211,13 @@ class Upstream:
         if secured is not None:
             try:
                 return await self._ask_once(method, _moved(url, secured), body)
-            except UpstreamError:
-                # It may have been started anew, without TLS.
+            except UpstreamError as error:
+                if error.status is not None:
+                    raise  # an answer, though not the one that was hoped for
+                # The node may have been restarted without TLS.
                 self._secured.pop(node, None)
+                if error.may_have_happened:
+                    raise
         try:
             return await self._ask_once(method, url, body)
         except _TlsRequiredError as error:
@@ -229,7 +252,8 @@ class Upstream:
                 await answer.aclose()
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             text = f'{method.title()} "{shown_url(url)}": {_why(error)}'
-            raise UpstreamError(node, text) from error
+            sent = method != "GET" and not isinstance(error, _NEVER_SENT)
+            raise UpstreamError(node, text, may_have_happened=sent) from error
 
 
 class _TlsRequiredError(UpstreamError):
@@ -269,7 +293,8 @@ async def _read(answer: httpx2.Response, node: str) -> bytes:
             else:
                 content.append(piece)
     if nbytes > NBYTES_MAX:
-        raise UpstreamError(node, f"{node} answered more than {NBYTES_MAX} bytes")
+        text = f"{node} answered more than {NBYTES_MAX} bytes"
+        raise UpstreamError(node, text, answer.status_code)
     return b"".join(content)
 
 

@@ -16,10 +16,11 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.producer import Producer
 from lookupd.registry import Entry, Registry
 from lookupd.tasks import task_name
+from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.histogram import Histogram
 from trionsq.looplag import LOOP_LAG_BOUNDS_S
-from trionsq.web.answers import empty, json_document, plain
+from trionsq.web.answers import empty, encoded_document, json_bytes, json_document, plain
 from trionsq.web.app import Endpoint, create_app
 from trionsq.web.errors import HttpError
 from trionsq.web.guard import guarded
@@ -86,42 +87,67 @@ class _Directory:
 
     async def topics(self) -> Response:
         """GET /topics."""
-        return json_document({"topics": self._registry.topics()})
+        topics = await Turns().json_array(self._registry.topics())
+        return encoded_document(b'{"topics":%b}' % topics)
 
     async def channels(self) -> Response:
         """GET /channels: none if there is no such topic."""
-        return json_document({"channels": self._registry.channels(_given(query(), b"topic"))})
+        topic = _given(query(), b"topic")
+        channels = await Turns().json_array(self._registry.channels(topic))
+        return encoded_document(b'{"channels":%b}' % channels)
 
     async def lookup(self) -> Response:
         """GET /lookup: where a consumer finds a topic."""
-        topic = _given(query(), b"topic")
+        topic, turns = _given(query(), b"topic"), Turns()
         if not self._registry.has_topic(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
-        producers = self._registry.lookup(topic, self._now_ns())
-        return json_document(
-            {
-                "channels": self._registry.channels(topic),
-                "producers": [_shown(producer) for producer in producers],
-            }
-        )
+        channels = await turns.json_array(self._registry.channels(topic))
+        found = self._registry.lookup(topic, self._now_ns())
+        producers = await turns.json_array(map(_shown_if, found), PRODUCER_COST)
+        return encoded_document(b'{"channels":%b,"producers":%b}' % (channels, producers))
 
     async def nodes(self) -> Response:
         """GET /nodes."""
-        shown = [
-            {
-                **_shown(node.producer),
-                "tombstones": list(node.topics.values()),
-                "topics": list(node.topics),
-            }
-            for node in self._registry.nodes(self._now_ns())
-        ]
-        return json_document({"producers": shown})
+        turns, now_ns = Turns(), self._now_ns()
+        nodes = list[bytes]()
+        for producer in self._registry.active_producers(now_ns):
+            await turns.touch(PRODUCER_COST)
+            if producer is None:
+                continue
+            names, hidden = list[str](), list[bool]()
+            for place in self._registry.topics_of(producer, now_ns):
+                await turns.touch()
+                if place is not None:
+                    names.append(place[0])
+                    hidden.append(place[1])
+            shown = json_bytes(_shown(producer))[:-1]
+            both = await turns.json_array(hidden), await turns.json_array(names)
+            nodes.append(shown + b',"tombstones":%b,"topics":%b}' % both)
+        return encoded_document(b'{"producers":[%b]}' % b",".join(nodes))
 
     async def debug(self) -> Response:
         """GET /debug: the database, inactive producers included."""
-        return json_document(
-            {key: [_dumped(entry) for entry in held] for key, held in self._registry.everything()}
-        )
+        turns = Turns()
+        members = [b"{"]
+        key, held = "", list[dict[str, Any]]()
+
+        async def end_of_key() -> None:
+            if held:
+                producers = await turns.json_array(held, PRODUCER_COST)
+                # The comma is in the piece, so that joining copies all of it once and not twice.
+                comma = b"," if len(members) > 1 else b""
+                members.append(comma + json_bytes(key) + b":" + producers)
+                held.clear()
+
+        for found in self._registry.everything():
+            await turns.touch()
+            if found is not None:
+                if found[0] != key:
+                    await end_of_key()
+                    key = found[0]
+                held.append(_dumped(found[1]))
+        await end_of_key()
+        return encoded_document(b"".join([*members, b"}"]))
 
     async def create_topic(self) -> Response:
         """POST /topic/create."""
@@ -131,6 +157,7 @@ class _Directory:
     async def delete_topic(self) -> Response:
         """POST /topic/delete, with its channels; also if there is none."""
         self._registry.delete_topic(_given(query(), b"topic"))
+        await sweep(self._registry)
         return empty()
 
     async def create_channel(self) -> Response:
@@ -146,13 +173,15 @@ class _Directory:
         topic = valid_argument(values, b"topic")
         if not self._registry.delete_channel(topic, valid_argument(values, b"channel")):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
+        await sweep(self._registry)
         return empty()
 
     async def tombstone(self) -> Response:
         """POST /topic/tombstone: hide a node from the lookups of a topic; also if nobody is it."""
         values = query()
-        topic = _given(values, b"topic")
-        self._registry.tombstone(topic, _given(values, b"node"), self._now_ns())
+        topic, node, turns = _given(values, b"topic"), _given(values, b"node"), Turns()
+        for _ in self._registry.tombstone(topic, node, self._now_ns()):
+            await turns.touch()
         return empty()
 
 
@@ -174,6 +203,10 @@ def _shown(producer: Producer) -> dict[str, Any]:
         "http_port": said.http_port,
         "version": said.version,
     }
+
+
+def _shown_if(producer: Producer | None) -> dict[str, Any] | None:
+    return None if producer is None else _shown(producer)
 
 
 def _dumped(entry: Entry) -> dict[str, Any]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import trio
-
 from lookupd.registry import Registry
+from lookupd.turns import Turns
 from trionsq.histogram import Histogram
 from trionsq.web.metrics import Figures, HistogramFigures, MetricsPage, Table, build_info, gauge
 
 __all__ = ["metrics_page"]
-
-# Topics that are looked at before other tasks get their turn.
-_LOOKS_MAX: Final = 100
 
 _PROCESS: Final = (
     gauge("nsqlookupd_topics", "Topics, with or without producers."),
@@ -33,14 +29,19 @@ def metrics_page(
     """/metrics of ``registry``; ``now_ns`` is the clock that its times are of."""
 
     async def gather() -> Sequence[Figures]:
-        topics = Table(_TOPIC)
+        topics, turns = Table(_TOPIC), Turns()
         names = registry.topics()
-        for looks, name in enumerate(names, 1):
-            producers = len(registry.lookup(name, now_ns()))
-            topics.rows.append(({"topic": name}, [producers, len(registry.channels(name))]))
-            if looks % _LOOKS_MAX == 0:
-                await trio.lowlevel.checkpoint()
-        active = sum(1 for _ in registry.nodes(now_ns()))
+        for name in names:
+            await turns.touch()
+            producers = 0
+            for producer in registry.lookup(name, now_ns()):
+                await turns.touch()
+                producers += producer is not None
+            topics.rows.append(({"topic": name}, [producers, registry.channel_count(name)]))
+        active = 0
+        for producer in registry.active_producers(now_ns()):
+            await turns.touch()
+            active += producer is not None
         return [
             build_info("nsqlookupd"),
             Table(_PROCESS, [({}, [len(names), registry.producer_count, active])]),

@@ -54,11 +54,15 @@ def frame(data: bytes) -> bytes:
 
 
 class Session:
-    """What one connection said so far, and what it is answered."""
+    """What one connection said so far, and what it is answered.
+
+    Attributes:
+        registry: what it registers with.
+    """
 
     def __init__(self, registry: Registry, remote_address: str, identity: bytes) -> None:
         """``identity`` is the JSON text that answers an IDENTIFY."""
-        self._registry = registry
+        self.registry = registry
         self._remote_address = remote_address
         self._identity = identity
         self._producer: Producer | None = None
@@ -110,7 +114,7 @@ class Session:
         self._awaited = _Awaited.NOTHING
         self._buffer.clear()
         if self._producer is not None:
-            self._registry.remove_producer(self._producer)
+            self.registry.remove_producer(self._producer)
             log.info("DB: client(%s) is gone", self._remote_address)
 
     def _refuse(self, error: _FatalError) -> None:
@@ -207,7 +211,7 @@ class Session:
         except ValueError:
             raise _FatalError(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
         self._producer = Producer(self._remote_address, announced, now_ns)
-        self._registry.add_producer(self._producer)
+        self.registry.add_producer(self._producer)
         log.info(
             "DB: client(%s) IDENTIFY %.300a tcp:%d http:%d version:%.100a",
             self._remote_address,
@@ -234,14 +238,14 @@ class Session:
         return self._producer, topic.decode("ascii"), channel.decode("ascii")
 
     def _register(self, producer: Producer, topic: str, channel: str) -> None:
-        self._registry.register(producer, topic, channel or None)
+        self.registry.register(producer, topic, channel or None)
         log.info("DB: client(%s) REGISTER %s %s", self._remote_address, topic, channel)
 
     def _unregister(self, producer: Producer, topic: str, channel: str) -> None:
         if channel:
-            self._registry.unregister_channel(producer, topic, channel)
+            self.registry.unregister_channel(producer, topic, channel)
         else:
-            self._registry.unregister_topic(producer, topic)
+            self.registry.unregister_topic(producer, topic)
         log.info("DB: client(%s) UNREGISTER %s %s", self._remote_address, topic, channel)
 
 

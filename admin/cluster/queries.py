@@ -7,6 +7,7 @@ is nothing to say. Spec: nsqadmin, sections 1 and 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -19,7 +20,7 @@ from admin.cluster.versions import version_key
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["INACTIVE_S", "LATE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
+__all__ = ["HUNG_S", "INACTIVE_S", "LATE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ SILENT_S: Final = 1.0
 """Nodes that did not answer lately get so long, where somebody waits for a page."""
 LATE_S: Final = 2.0
 """Who looks waits so long for those who have not answered, after the last one who has."""
+HUNG_S: Final = 1.0
+"""Nsqlookupds get so long where the poller knows what they would tell."""
 INACTIVE_S: Final = 15.0
 """`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
 
@@ -74,29 +77,34 @@ class Cluster:
         """Whether nsqds are asked without an nsqlookupd."""
         return bool(self.nsqd_addresses)
 
-    async def topics(self, *, late_s: float = LATE_S) -> Found[list[str]]:
-        """All topics, sorted; ``late_s`` as in `producers`.
+    async def topics(
+        self, *, late_s: float = LATE_S, first_s: float = math.inf
+    ) -> Found[list[str]]:
+        """All topics, sorted; ``late_s`` and ``first_s`` as in `producers`.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            found = await self._direct(late_s=late_s)
+            found = await self._direct(late_s=late_s, first_s=first_s)
             return Found(_union(_topics_of(stats) for _, stats in found.value), found.warnings)
-        answers = await self._ask_lookupds("/topics", Named, late_s)
+        answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
         return Found(_union(named.topics or () for _, named in answers.value), answers.warnings)
 
-    async def inactive_topics(self, *, late_s: float = LATE_S) -> Found[dict[str, list[str]]]:
+    async def inactive_topics(
+        self, *, late_s: float = LATE_S, first_s: float = math.inf
+    ) -> Found[dict[str, list[str]]]:
         """Topics that nsqlookupds know without any producer, with their channels; sorted.
 
-        ``late_s`` as in `producers`: who is left out may know a producer.
+        ``late_s`` and ``first_s`` as in `producers`: who is left out may know a producer.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
             return Found({}, [])
-        topics, nodes = await self.topics(late_s=late_s), await self.nodes(late_s=late_s)
+        topics = await self.topics(late_s=late_s, first_s=first_s)
+        nodes = await self.nodes(late_s=late_s, first_s=first_s)
         active = {name for node in nodes.value for name in _visible_topics(node)}
         names = [name for name in topics.value if name not in active]
         warnings = [*topics.warnings, *nodes.warnings]
@@ -118,26 +126,30 @@ class Cluster:
         known = {name: channels.get(name, []) for name in names}
         return Found(known, list(dict.fromkeys(warnings)))
 
-    async def nodes(self, *, late_s: float = LATE_S) -> Found[list[Producer]]:
+    async def nodes(
+        self, *, late_s: float = LATE_S, first_s: float = math.inf
+    ) -> Found[list[Producer]]:
         """All nsqds, sorted by host name and address, with ``out_of_date`` set.
 
-        ``late_s`` as in `producers`.
+        ``late_s`` and ``first_s`` as in `producers`.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            direct = await self._direct(late_s=late_s)
+            direct = await self._direct(late_s=late_s, first_s=first_s)
             found = Found([producer for producer, _ in direct.value], direct.warnings)
         else:
-            answers = await self._ask_lookupds("/nodes", NodeList, late_s)
+            answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
             found = Found(_joined(lists), answers.warnings)
         _mark_old(found.value)
         found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
         return found
 
-    async def producers(self, topic: str, *, late_s: float = LATE_S) -> Found[list[Producer]]:
+    async def producers(
+        self, topic: str, *, late_s: float = LATE_S, first_s: float = math.inf
+    ) -> Found[list[Producer]]:
         """The nsqds that have a topic; maybe none.
 
         Args:
@@ -145,15 +157,16 @@ class Cluster:
             late_s: once some have answered, who does not answer within so many seconds after the
                 last of them is left out, with a warning. Without a limit it is waited for as long
                 as a request may take.
+            first_s: the same for all of them, while nobody has answered.
 
         Raises:
             AllFailed: nobody answered; also if no nsqlookupd knows the topic.
         """
         if self.is_direct:
-            direct = await self._direct(topic, late_s)
+            direct = await self._direct(topic, late_s, first_s)
             having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
             return Found(having, direct.warnings)
-        answers = await self._ask_lookupds("/lookup", Lookup, late_s, topic=topic)
+        answers = await self._ask_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
         lists = [(address, lookup.producers or []) for address, lookup in answers.value]
         return Found(_joined(lists), answers.warnings)
 
@@ -214,16 +227,21 @@ class Cluster:
         return await self.upstream.get_json(url_of(node, "/info"), Info)
 
     async def _ask_lookupds(
-        self, path: str, kind: type[T], late_s: float = LATE_S, **query: str
+        self,
+        path: str,
+        kind: type[T],
+        late_s: float = LATE_S,
+        first_s: float = math.inf,
+        **query: str,
     ) -> Found[list[tuple[str, T]]]:
         async def ask(address: str) -> T:
             return await self.upstream.get_json(url_of(address, path, **query), kind)
 
         addresses = {address: address for address in self.lookupd_addresses}
-        return _sorted_out("nsqlookupd", await _answers(addresses, ask, late_s))
+        return _sorted_out("nsqlookupd", await _answers(addresses, ask, late_s, first_s))
 
     async def _direct(
-        self, topic: str = "", late_s: float = LATE_S
+        self, topic: str = "", late_s: float = LATE_S, first_s: float = math.inf
     ) -> Found[list[tuple[Producer, NodeStats]]]:
         """The nsqds of the options and their topics (or that one)."""
         query = {"format": "json", "include_mem": "false", "include_clients": "false"}
@@ -235,7 +253,7 @@ class Cluster:
             return _direct_producer(info, stats), stats
 
         addresses = {address: address for address in self.nsqd_addresses}
-        answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s))
+        answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s, first_s))
         return Found([pair for _, pair in answers.value], answers.warnings)
 
 
@@ -250,12 +268,15 @@ K = TypeVar("K")
 
 
 async def _answers(
-    asked: Mapping[str, K], ask: Callable[[K], Awaitable[T]], late_s: float
+    asked: Mapping[str, K],
+    ask: Callable[[K], Awaitable[T]],
+    late_s: float,
+    first_s: float = math.inf,
 ) -> dict[str, T | UpstreamError]:
     """What each answered, in the order of ``asked``.
 
-    While nobody has answered all are waited for, then those who are not ``late_s`` later than the
-    last who did. A refusal is an answer, too.
+    While nobody has answered all are waited for, ``first_s`` at most, then those who are not
+    ``late_s`` later than the last who did. A refusal is an answer, too.
     """
     found: dict[str, T | UpstreamError] = {}
     began_s = trio.current_time()
@@ -270,6 +291,7 @@ async def _answers(
         nursery.cancel_scope.deadline = trio.current_time() + late_s
 
     async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = began_s + first_s
         for name in asked:
             nursery.start_soon(note, name)
     waited_s = trio.current_time() - began_s

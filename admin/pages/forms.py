@@ -16,6 +16,7 @@ from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.operations import Verb
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
@@ -158,20 +159,17 @@ class Forms:
         )
 
     async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
-        try:
-            if node:
-                known = await self._cluster.nodes()
-            else:
-                known = await self._cluster.producers(topic)
-        except AllFailed as failure:
-            failed = [str(error) for error in failure.errors]
+        known = await whereabouts(self._site.dashboard, topic)
+        if known.error:
+            return Stake(None, "", [known.error])
+        producers = [each for each in known.producers if not node or each.node == node]
+        if not producers:
             # A topic that only nsqlookupd knows has no messages.
-            gone = all(error.status == 404 for error in failure.errors)
-            return Stake(0, "", []) if gone else Stake(None, "", failed)
-        producers = [each for each in known.value if not node or each.node == node]
-        if not producers and not node:
-            return Stake(0, "", known.warnings)
-        answers = await self._cluster.each_stats(producers, topic=topic, channel=channel)
+            return Stake(0 if known.nobody else None, "", known.warnings)
+        silent = self._site.dashboard.poller.silent_nodes
+        answers = await self._cluster.each_stats(
+            producers, topic=topic, channel=channel, silent=silent
+        )
         found = stake(answers, verb, topic, channel)
         found.failed = [*known.warnings, *found.failed]
         return found

@@ -26,6 +26,8 @@ class Figures:
     """A topic or channel on one node, or a channel on all of them.
 
     ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it told nothing.
+    Then ``last_seen_s`` is when it last answered (seconds since 1970), and ``last_held`` how many
+    messages it held; None if that is not known.
     ``latencies`` in nanoseconds, one for each of `View.quantiles`.
     """
 
@@ -33,6 +35,8 @@ class Figures:
     node: str = ""
     hostname: str = ""
     error: str = ""
+    last_seen_s: float | None = None
+    last_held: int | None = None
     depth: int = 0
     backend_depth: int = 0
     in_flight: int = 0
@@ -66,6 +70,16 @@ class View(Figures):
     channels_depth: int = 0
     quantiles: list[float] = field(default_factory=list)
     clients_list: list[tuple[Figures, ClientStats]] = field(default_factory=list)
+
+    @property
+    def silent(self) -> list[Figures]:
+        """The nodes that have not answered: the sums lack what they have."""
+        return [node for node in self.nodes if node.error]
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no node has answered, so that a sum of 0 says nothing."""
+        return bool(self.nodes) and len(self.silent) == len(self.nodes)
 
 
 Answers = Mapping[str, NodeStats | UpstreamError]

@@ -15,6 +15,7 @@ from admin.pages.bodies import FORMATS, BadBodyError, encoded, shown_body
 from admin.pages.format import duration_s, number
 from admin.pages.peekers import Peekers
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
@@ -211,15 +212,18 @@ class Messages:
             return await self._form(topic, fields, text)
         defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
         query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
-        path, error_text = self._site.url("topics", topic), ""
+        path, failed = self._site.url("topics", topic), None
         try:
             await self._upstream.post(url_of(node, "/pub", **query), body)
         except UpstreamError as failure:
-            error_text = str(failure)
-        note = error_text or f"{len(body)} bytes to {node}"
+            failed = failure
+        note = str(failed or f"{len(body)} bytes to {node}")
         self._site.dashboard.access.about("publish", topic=topic, note=note)
-        if error_text:
-            return self._site.done(path, [f"Not published: {error_text}"], "bad")
+        if failed is not None and failed.may_have_happened:
+            advice = "The message may have been published. Look at the topic before you try again."
+            return self._site.done(path, [advice, str(failed)], "bad")
+        if failed is not None:
+            return self._site.done(path, [f"Not published: {failed}"], "bad")
         later = f", to be delivered in {duration_s(defer_ms / 1000)}" if defer_ms else ""
         text = (
             f"Published {number(len(body))} byte{'' if len(body) == 1 else 's'} to {node}{later}."
@@ -228,15 +232,12 @@ class Messages:
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
         """The nodes that have the topic, else all; what failed; why there are none."""
-        try:
-            found = await self._cluster.producers(topic)
-        except AllFailed as failure:
-            # A topic that nobody has yet can be published to anywhere.
-            if any(error.status != 404 for error in failure.errors):
-                return [], [], str(failure)
-        else:
-            if found.value:
-                return [node.node for node in found.value], found.warnings, ""
+        found = await whereabouts(self._site.dashboard, topic)
+        if found.error:
+            return [], [], found.error
+        if found.producers:
+            return [node.node for node in found.producers], found.warnings, ""
+        # A topic that nobody has yet can be published to anywhere.
         try:
             everyone = await self._cluster.nodes()
         except AllFailed as failure:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
+import msgspec
 from quart import Response
 
 from admin.cluster.queries import AllFailed, Found
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.pages.clients import clients_listing
 from admin.pages.drawing import Drawing
+from admin.pages.format import number, when
 from admin.pages.listing import Column, Listing, listed
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import waits
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
 from admin.watch.snapshot import NodeRow
@@ -22,6 +26,7 @@ from trionsq.web.app import Endpoint
 __all__ = ["Nodes"]
 
 _SEARCHED_MAX: Final = 5000
+_LAST_TOPICS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,24 @@ class _Shown:
 
     @property
     def topics(self) -> Sequence[tuple[str, bool]]:
-        """Names, and whether they are tombstoned."""
+        """The first names, and whether they are tombstoned."""
         hidden = self.producer.tombstones or []
         names = self.producer.topics or []
-        return [(name, n < len(hidden) and hidden[n]) for n, name in enumerate(names)]
+        return [
+            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_SEARCHED_MAX])
+        ]
+
+    @property
+    def topic_count(self) -> int:
+        return len(self.producer.topics or ())
+
+    @property
+    def last_seen(self) -> str:
+        """What a node that does not answer had when it last did; "" if it does or never did."""
+        row = self.row
+        if row is None or row.up or row.answered_s is None:
+            return ""
+        return last_seen(row)
 
     @property
     def kind(self) -> str:
@@ -97,11 +116,11 @@ class _Shown:
 
     @property
     def rate_in(self) -> float | None:
-        return self.row.rate_in if self.row else None
+        return self.row.rate_in if self.row and self.row.up else None
 
     @property
     def rate_out(self) -> float | None:
-        return self.row.rate_out if self.row else None
+        return self.row.rate_out if self.row and self.row.up else None
 
 
 _COLUMNS: Final[Sequence[Column[_Shown]]] = (
@@ -153,6 +172,7 @@ class _Looked:
     stats: NodeStats = field(default_factory=NodeStats)
     warnings: list[str] = field(default_factory=list)
     error: str = ""
+    is_silent: bool = False
 
 
 class Nodes:
@@ -172,14 +192,14 @@ class Nodes:
         found: Found[list[Producer]] = Found([], [])
         error = ""
         try:
-            found = await self._site.recent.get("nodes", self._cluster.nodes)
+            found = await self._nodes()
         except AllFailed as failure:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
         shown = [_Shown(node, rows.pop(node.node, None)) for node in found.value]
-        # Those that the nsqlookupds have forgotten are watched for a while.
-        shown += [_Shown(_producer_of(row), row) for row in rows.values()]
+        # Those that no nsqlookupd tells of, or tells of now.
+        shown += [_Shown(self._producer_of(row), row) for row in rows.values()]
         listing = listed(
             shown,
             _COLUMNS,
@@ -207,6 +227,7 @@ class Nodes:
         key = ("node", node, show == "clients")
         looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
         snapshot = self._poller.snapshot
+        row = snapshot.nodes.get(node) if snapshot else None
         drawing = Drawing(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
@@ -216,7 +237,11 @@ class Nodes:
             node=node,
             show=show,
             producer=looked.producer,
-            row=snapshot.nodes.get(node) if snapshot else None,
+            row=row,
+            told=not looked.error,
+            is_silent=looked.is_silent,
+            last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
+            last_topics=self._last_topics(node) if looked.is_silent else [],
             chips=self._chips(node, show),
             counts=_counts(looked.stats.topics or ()),
             held=_held,
@@ -227,18 +252,25 @@ class Nodes:
             error=looked.error,
         )
 
+    async def _nodes(self) -> Found[list[Producer]]:
+        wait = waits(known=self._poller.knows_nodes)
+        return await self._site.recent.get("nodes", lambda: self._cluster.nodes(**wait))
+
     async def _look(self, node: str, clients: bool) -> _Looked:
         try:
-            found = await self._site.recent.get("nodes", self._cluster.nodes)
+            found = await self._nodes()
         except AllFailed as failure:
-            return _Looked(error=str(failure))
+            if self._poller.producer(node) is None:
+                return _Looked(error=str(failure))
+            found = Found([], list(map(str, failure.errors)))
         producer = next((each for each in found.value if each.node == node), None)
+        producer = producer or self._poller.producer(node)
         if producer is None:
             return _Looked(warnings=found.warnings, error=f"There is no node {node}.")
         silent = self._poller.silent_nodes
         stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
-            return _Looked(producer, warnings=found.warnings, error=str(stats))
+            return _Looked(producer, warnings=found.warnings, error=str(stats), is_silent=True)
         return _Looked(producer, stats, found.warnings)
 
     def _chips(self, node: str, show: str) -> list[dict[str, object]]:
@@ -280,6 +312,32 @@ class Nodes:
         )
         return clients_listing(clients, query, path, of_node=True, extra=extra)
 
+    def _producer_of(self, row: NodeRow) -> Producer:
+        """A node that no nsqlookupd tells of now: what the poller knows of it."""
+        names = list(self._poller.topics_at(row.node))
+        known = self._poller.producer(row.node) or Producer()
+        return msgspec.structs.replace(
+            known, version=row.version, topics=names, tombstones=None, remote_addresses=None
+        )
+
+    def _last_topics(self, node: str) -> list[tuple[str, int]]:
+        """The first topics that a node had when it last answered, with their messages."""
+        found = []
+        for topic in islice(self._poller.topics_at(node), _LAST_TOPICS_MAX):
+            seen = self._poller.last_seen(node, topic)
+            found.append((topic, sum(seen[1].values()) if seen else 0))
+        return sorted(found)
+
+
+def last_seen(row: NodeRow) -> str:
+    """What a node that does not answer had when it last did."""
+    figures = ((row.topics, "topic"), (row.channels, "channel"), (row.clients, "client"))
+    had = [f"{number(count)} {name}{'' if count == 1 else 's'}" for count, name in figures]
+    return (
+        f"Last seen {when(row.answered_s)} UTC with {number(row.depth)} waiting,"
+        f" {number(row.in_flight)} in flight, {', '.join(had)}."
+    )
+
 
 def _held(topic: TopicStats) -> int:
     """What waits at its channels."""
@@ -289,17 +347,6 @@ def _held(topic: TopicStats) -> int:
 def _text(row: _Shown) -> str:
     names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
     return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
-
-
-def _producer_of(row: NodeRow) -> Producer:
-    host, _, port = row.node.rpartition(":")
-    return Producer(
-        hostname=row.hostname,
-        broadcast_address=host.strip("[]"),
-        http_port=int(port) if port.isdecimal() else 0,
-        version=row.version,
-        out_of_date=row.out_of_date,
-    )
 
 
 def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:

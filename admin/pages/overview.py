@@ -57,11 +57,21 @@ class _Rank:
 def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
     """One line on all problems."""
     counts = {"critical": 0, "warning": 0, "notice": 0}
+    all_told = True
     for problem in problems:
         counts[problem.severity] += 1
-    answer = "Every node answers" if nodes_up == nodes else f"{nodes_up} of {nodes} nodes answer"
+        all_told = all_told and problem.kind != "lookup"
     if not nodes:
-        return Verdict("warn", "No node is known", "No nsqd has registered so far.")
+        why = (
+            "No nsqd has registered so far." if all_told else "Nobody tells which nodes there are."
+        )
+        return Verdict("warn", "No node is known", why)
+    if not all_told:
+        answer = f"{nodes_up} of {nodes} known nodes answer; there may be more"
+    elif nodes_up == nodes:
+        answer = "Every node answers"
+    else:
+        answer = f"{nodes_up} of {nodes} nodes answer"
     said = [_counted(count, name) for name, count in counts.items() if count]
     text = f"{answer}. {', '.join(said).capitalize()}." if said else f"{answer}."
     if counts["critical"]:

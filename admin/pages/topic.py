@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from quart import Response
 
-from admin.cluster.queries import AllFailed
 from admin.pages.clients import clients_listing
 from admin.pages.drawing import Drawing
 from admin.pages.merging import View, channel_view, topic_view
 from admin.pages.peekers import Peekers
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import whereabouts
 from admin.watch.history import channel_key, topic_key
 from trionsq.web.app import Endpoint
 
@@ -21,12 +21,13 @@ __all__ = ["OneTopic"]
 
 @dataclass(slots=True)
 class _Looked:
-    """What was found; ``error``: why nothing was."""
+    """What was found; ``error``: why nothing was; ``nobody``: certainly no node has it."""
 
     view: View
     warnings: list[str] = field(default_factory=list)
     error: str = ""
     nodes: list[str] = field(default_factory=list)
+    nobody: bool = False
 
 
 class OneTopic:
@@ -62,6 +63,7 @@ class OneTopic:
             live=True,
             topic=topic,
             view=looked.view,
+            nobody=looked.nobody,
             row=snapshot.topics.get(topic) if snapshot else None,
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
@@ -91,6 +93,7 @@ class OneTopic:
             topic=topic,
             channel=channel,
             view=looked.view,
+            nobody=looked.nobody,
             missing=not any(not node.error for node in looked.view.nodes),
             row=snapshot.channels.get((topic, channel)) if snapshot else None,
             sparks=drawing.sparks,
@@ -103,24 +106,30 @@ class OneTopic:
         )
 
     async def _look(self, topic: str, channel: str = "") -> _Looked:
-        cluster = self._cluster
-        try:
-            found = await cluster.producers(topic)
-        except AllFailed as failure:
-            return _Looked(View(name=channel or topic), error=str(failure))
-        answers = await cluster.each_stats(
-            found.value,
+        found = await whereabouts(self._site.dashboard, topic)
+        if found.error:
+            return _Looked(View(name=channel or topic), error=found.error)
+        producers = found.producers
+        answers = await self._cluster.each_stats(
+            producers,
             topic=topic,
             channel=channel,
             clients=bool(channel),
             silent=self._poller.silent_nodes,
         )
         if channel:
-            view = channel_view(topic, channel, found.value, answers)
+            view = channel_view(topic, channel, producers, answers)
         else:
-            view = topic_view(topic, found.value, answers)
+            view = topic_view(topic, producers, answers)
+        for node in view.silent:
+            if (seen := self._poller.last_seen(node.node, topic)) is not None:
+                node.last_seen_s, held = seen
+                node.last_held = held.get(channel, 0) if channel else sum(held.values())
         # What single nodes did not answer stands in their rows.
-        return _Looked(view, found.warnings, nodes=[node.node for node in found.value])
+        nodes = [node.node for node in producers]
+        # A channel may be on none of the nodes that have its topic.
+        nobody = not (view.nodes or found.warnings)
+        return _Looked(view, found.warnings, nodes=nodes, nobody=nobody)
 
     async def _peek_why(self, looked: _Looked) -> str:
         """Why there is no peeking; "" if there is, or nobody asks."""

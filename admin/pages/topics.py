@@ -13,6 +13,7 @@ from admin.cluster.queries import AllFailed
 from admin.pages.drawing import Drawing
 from admin.pages.listing import Column, Listing, listed
 from admin.pages.site import Site, arguments
+from admin.pages.whereabouts import is_seen, waits
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 from trionsq.web.app import Endpoint
@@ -55,7 +56,7 @@ _INACTIVE: Final[Sequence[Column[Any]]] = (
 )
 
 _FILTERS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "waiting": ("With messages", lambda row: _waiting(row) > 0),
+    "waiting": ("With messages", lambda row: _waiting(row) + row.missing_messages > 0),
     "alone": ("Without clients", lambda row: row.clients == 0),
     "paused": ("Paused", lambda row: row.paused),
 }
@@ -130,8 +131,13 @@ class Topics:
         cluster = self._site.dashboard.cluster
         rows, warnings, error = list[_Inactive](), list[str](), ""
         try:
-            found = await self._site.recent.get("inactive", cluster.inactive_topics)
-            rows = [_Inactive(topic, channels) for topic, channels in found.value.items()]
+            wait = waits(known=self._poller.knows_nodes)
+            found = await self._site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
+            rows = [
+                _Inactive(topic, channels)
+                for topic, channels in found.value.items()
+                if not is_seen(self._poller, topic)
+            ]
             warnings = found.warnings
         except AllFailed as failure:
             error = str(failure)

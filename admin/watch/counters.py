@@ -7,6 +7,7 @@ a time without an answer the rate is the mean of that time, so nothing jumps whe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 __all__ = ["Counters", "Rates"]
@@ -26,8 +27,8 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._last: dict[Key, _Counted] = {}
-        self._now: dict[Key, _Counted] = {}
+        self._last: dict[str, dict[str, _Counted]] = {}
+        self._now: dict[str, dict[str, _Counted]] = {}
         self._last_s: float | None = None
         self._now_s = 0.0
         self._elapsed_s = 0.0
@@ -38,6 +39,18 @@ class Counters:
     def known(self) -> bool:
         """There are rates: this answer is not the first."""
         return self._elapsed_s > 0
+
+    @property
+    def topics(self) -> Mapping[str, object]:
+        """The topics that the node had at its last answer."""
+        return self._last
+
+    def held(self, topic: str) -> Mapping[str, int]:
+        """How many messages each channel of a topic held at the last answer.
+
+        Waiting, in flight and deferred; ``""`` is the topic itself. Empty if it was not there.
+        """
+        return {name: counted[1] for name, counted in self._last.get(topic, {}).items()}
 
     def begin(self, now_s: float, start_time: int) -> None:
         """An answer has come at ``now_s`` (of a clock that never goes back)."""
@@ -54,11 +67,14 @@ class Counters:
         ``held`` is what is inside: waiting, in flight or deferred.
         """
         messages, requeues, timeouts = max(0, messages), max(0, requeues), max(0, timeouts)
-        self._now[key] = (messages, held, requeues, timeouts)
+        topic, channel = key
+        self._now.setdefault(topic, {})[channel] = (messages, held, requeues, timeouts)
         elapsed_s = self._elapsed_s
         if elapsed_s <= 0:
             return None
-        was_messages, was_held, was_requeues, was_timeouts = self._last.get(key, _NONE)
+        last = self._last.get(topic)
+        was = _NONE if last is None else last.get(channel, _NONE)
+        was_messages, was_held, was_requeues, was_timeouts = was
         if self._restarted or messages < was_messages:
             # What it held before may have been lost, so nobody knows how much of it went out.
             return messages / elapsed_s, 0.0, requeues / elapsed_s, timeouts / elapsed_s

@@ -27,9 +27,23 @@ class Gathering:
         self.snapshot = snapshot
         self._added = 0
 
-    def add_silent(self, row: NodeRow) -> None:
-        """A node that did not answer: it has a row, and nothing else changes."""
-        self.snapshot.nodes[row.node] = row
+    async def add_silent(self, row: NodeRow, counters: Counters) -> None:
+        """A node that did not answer: what it had when it last did is missing in the sums."""
+        snapshot = self.snapshot
+        snapshot.nodes[row.node] = row
+        snapshot.total.missing_nodes += 1
+        for topic in list(counters.topics):
+            topic_row = self._topic_row(topic)
+            topic_row.missing_nodes += 1
+            for channel, held in counters.held(topic).items():
+                topic_row.missing_messages += held
+                snapshot.total.missing_messages += held
+                self._added += 1
+                if channel:
+                    channel_row = self._channel_row(topic_row, channel)
+                    channel_row.missing_nodes += 1
+                    channel_row.missing_messages += held
+            await self._give_turn()
 
     async def add(
         self, row: NodeRow, stats: NodeFigures, counters: Counters, now_s: float, ages: Ages | None
@@ -45,10 +59,11 @@ class Gathering:
         row.nodes = 1
         counters.begin(now_s, stats.start_time)
         for topic in stats.topics or ():
-            self._add_topic(row, topic, counters, ages)
-            if self._added >= _ADDED_MAX:
-                self._added = 0
-                await trio.lowlevel.checkpoint()
+            topic_row = self._add_topic(row, topic, counters, ages)
+            for channel in topic.channels or ():
+                self._add_channel(row, topic_row, channel, counters, ages)
+                await self._give_turn()
+            await self._give_turn()
         counters.end()
         if row.rate_in is None and counters.known:
             row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = 0.0
@@ -65,13 +80,30 @@ class Gathering:
         _settle_age(self.snapshot.total)
         return self.snapshot
 
-    def _add_topic(
-        self, node: NodeRow, found: TopicFigures, counters: Counters, ages: Ages | None
-    ) -> None:
-        name = found.topic_name
+    async def _give_turn(self) -> None:
+        if self._added >= _ADDED_MAX:
+            self._added = 0
+            await trio.lowlevel.checkpoint()
+
+    def _topic_row(self, name: str) -> TopicRow:
         row = self.snapshot.topics.get(name)
         if row is None:
             row = self.snapshot.topics[name] = TopicRow(topic=name)
+        return row
+
+    def _channel_row(self, topic: TopicRow, name: str) -> ChannelRow:
+        key = (topic.topic, name)
+        row = self.snapshot.channels.get(key)
+        if row is None:
+            row = self.snapshot.channels[key] = ChannelRow(topic=topic.topic, channel=name)
+            topic.channels += 1
+        return row
+
+    def _add_topic(
+        self, node: NodeRow, found: TopicFigures, counters: Counters, ages: Ages | None
+    ) -> TopicRow:
+        name = found.topic_name
+        row = self._topic_row(name)
         row.nodes += 1
         row.depth += found.depth
         row.backend_depth += found.backend_depth
@@ -92,9 +124,8 @@ class Gathering:
             # What leaves them is counted at their channels.
             _add_rates(row, _NOTHING)
             _add_rates(node, _NOTHING)
-        for channel in found.channels or ():
-            self._add_channel(node, row, channel, counters, ages)
         self._added += 1
+        return row
 
     def _add_channel(
         self,
@@ -105,11 +136,7 @@ class Gathering:
         ages: Ages | None,
     ) -> None:
         key = (topic.topic, found.channel_name)
-        row = self.snapshot.channels.get(key)
-        if row is None:
-            row = ChannelRow(topic=topic.topic, channel=found.channel_name)
-            self.snapshot.channels[key] = row
-            topic.channels += 1
+        row = self._channel_row(topic, found.channel_name)
         row.nodes += 1
         row.depth += found.depth
         row.backend_depth += found.backend_depth
@@ -165,7 +192,7 @@ def _settle_age(row: Row) -> None:
     """A zero that came from nodes where nothing waits tells nothing of those where it does."""
     waiting = row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
     if not row.oldest_age_s:
-        row.oldest_age_s = None if waiting else 0.0
+        row.oldest_age_s = None if waiting or row.missing_nodes else 0.0
 
 
 def _add_sums(total: Row, row: Row) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import quote
 
+import trio
+
 from admin.watch.history import History, channel_key
 from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
 
@@ -21,6 +23,7 @@ __all__ = [
     "GROWING_MIN",
     "GROWING_S",
     "GROWING_SHARE",
+    "LEFT_S",
     "REQUEUE_RATE_MIN",
     "REQUEUE_SHARE",
     "TIMEOUT_RATE_MIN",
@@ -41,6 +44,9 @@ GROWING_SHARE: Final = 0.1
 AGE_WARNING_S: Final = 300.0
 """The oldest message of a channel waits so long."""
 AGE_CRITICAL_S: Final = 3600.0
+LEFT_S: Final = 600.0
+"""A node that held no message, is registered nowhere and has not answered for so long is a warning
+only: it was probably taken out of service."""
 TIMEOUT_RATE_MIN: Final = 0.1
 """Timeouts per second of a channel that are no accident,"""
 TIMEOUT_SHARE: Final = 0.01
@@ -50,6 +56,8 @@ REQUEUE_RATE_MIN: Final = 0.5
 REQUEUE_SHARE: Final = 0.1
 
 _RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
+# Topics or channels that are looked at in one turn: one or two milliseconds.
+_LOOKED_AT_MAX: Final = 100
 # Of the points of GROWING_S, the share that must be known.
 _KNOWN_SHARE: Final = 0.8
 
@@ -76,20 +84,24 @@ class Problem:
     weight: float = 0.0
 
 
-def problems(snapshot: Snapshot, history: History) -> list[Problem]:
-    """What is wrong, the worst first."""
+async def problems(snapshot: Snapshot, history: History) -> list[Problem]:
+    """What is wrong, the worst first. Other tasks get their turn in between."""
     found = [
         Problem("warning", f"{warning[:300]}.", "", "/nodes", "lookup")
         for warning in snapshot.warnings
     ]
     for node in snapshot.nodes.values():
         found += _of_node(node, snapshot.taken_s)
-    for topic in snapshot.topics.values():
+    for number, topic in enumerate(snapshot.topics.values()):
         if topic.depth:
             found += _of_topic(topic)
-    for channel in snapshot.channels.values():
+        if number % _LOOKED_AT_MAX == 0:
+            await trio.lowlevel.checkpoint()
+    for number, channel in enumerate(snapshot.channels.values()):
         if channel.depth or channel.rate_timeout or channel.rate_requeue:
             found += _of_channel(channel, history)
+        if number % _LOOKED_AT_MAX == 0:
+            await trio.lowlevel.checkpoint()
     found.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
     return found
 
@@ -102,8 +114,16 @@ def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
             if row.answered_s is not None
             else " since nsqadmin looks"
         )
+        held = row.depth + row.in_flight + row.deferred
         what = f"{row.node} has not answered{since}: {row.error}."
-        yield Problem("critical", what, row.node, link, "node-silent", math.inf)
+        if held:
+            what += f" It held {_messages(held, '')} when it last answered."
+        # A node that was emptied, stopped and taken away looks just like this.
+        left = row.answered_s is not None and now_s - row.answered_s > LEFT_S
+        if left and not row.registered and not held:
+            yield Problem("warning", what, row.node, link, "node-gone")
+        else:
+            yield Problem("critical", what, row.node, link, "node-silent", math.inf)
         return
     if row.health != "OK":
         what = f"{row.node} says that it is not healthy: {row.health[:300] or 'no reason given'}."

@@ -1,7 +1,8 @@
 """The last hour (--history) of depths and rates, in a bounded amount of memory.
 
 Time is cut into `POINTS` slots. A series has for each slot the highest depth and the mean rates
-that polls found; a slot without a poll is empty, for nobody looked or a node was away. There is
+that polls found. Polls are rarer while nobody looks, so a poll also fills the empty slots of the
+time between two of those. A longer time without an answer stays empty, never zero. There is
 one series for all, and one for each node, topic and channel, up to `SERIES_MAX`; beyond that one
 with messages takes the place of the one that had none for longest. A series takes 3 kB.
 """
@@ -92,7 +93,14 @@ class _Ring:
         # How many were written into the newest slot.
         self.polls = 0
 
-    def write(self, slot: int, depth: float, rate_in: float, rate_out: float) -> None:
+    def write(
+        self, slot: int, depth: float, rate_in: float, rate_out: float, filled: int = 0
+    ) -> None:
+        """Write a poll into ``slot``, and into up to ``filled`` empty ones before it."""
+        if 0 < slot - self.slot - 1 <= filled and self.slot >= 0:
+            # The rates of a poll are the means of the time since the last one.
+            for empty in range(self.slot + 1, slot):
+                self.write(empty, depth, rate_in, rate_out)
         data = self.data
         at = slot * _COLUMNS % len(data)
         if slot != self.slot:
@@ -130,10 +138,21 @@ def _mean(mean: float, value: float, count: int) -> float:
 class History:
     """Series by key."""
 
-    def __init__(self, window_s: float, interval_s: float, *, series_max: int = SERIES_MAX) -> None:
-        """Remember ``window_s`` of polls that come every ``interval_s``."""
+    def __init__(
+        self,
+        window_s: float,
+        interval_s: float,
+        *,
+        idle_interval_s: float = 0.0,
+        series_max: int = SERIES_MAX,
+    ) -> None:
+        """Remember ``window_s`` of polls that come every ``interval_s``.
+
+        They may also come every ``idle_interval_s``, without leaving empty slots.
+        """
         self.points = max(2, min(POINTS, math.ceil(window_s / interval_s)))
         self.slot_s = max(interval_s, window_s / self.points)
+        self._filled = min(math.ceil(idle_interval_s / self.slot_s), self.points // 2)
         self._series_max = series_max
         # The one that had messages last comes last.
         self._rings: OrderedDict[Key, _Ring] = OrderedDict()
@@ -208,6 +227,7 @@ class History:
             depth,
             _NAN if rate_in is None else rate_in,
             _NAN if rate_out is None else rate_out,
+            self._filled,
         )
 
     def _make_room(self, slot: int) -> bool:
@@ -238,11 +258,21 @@ class History:
 
 
 def _rows(snapshot: Snapshot) -> Iterator[tuple[Key, int, Row]]:
-    yield WHOLE, snapshot.total.depth, snapshot.total
+    if not _is_unknown(snapshot.total):
+        yield WHOLE, snapshot.total.depth, snapshot.total
     for node, node_row in snapshot.nodes.items():
         if node_row.up:
             yield node_key(node), node_row.depth, node_row
     for topic, topic_row in snapshot.topics.items():
+        if _is_unknown(topic_row):
+            continue
         yield topic_key(topic), topic_row.depth + topic_row.channels_depth, topic_row
     for (topic, channel), channel_row in snapshot.channels.items():
+        if _is_unknown(channel_row):
+            continue
         yield channel_key(topic, channel), channel_row.depth, channel_row
+
+
+def _is_unknown(row: Row) -> bool:
+    """Nobody answered who has it: that is no zero."""
+    return not row.nodes and row.missing_nodes > 0

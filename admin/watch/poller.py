@@ -1,10 +1,11 @@
-"""One poll of the cluster for all who look, every --poll-interval; none when nobody does.
+"""One poll of the cluster for all who look, every --poll-interval; while nobody does, a slow one.
 
 A poll asks each nsqd at once, `Poller.requests_max` at a time, and is over when all have answered
 or after `ANSWER_WAIT_S`: who answers later is part of the next poll and is not asked twice
 meanwhile. Nodes that did not answer last time are hardly waited for and have places of their own
 in the queue, so that they hold up neither the others nor a viewer. They stay in the list for
-`GONE_S` after nsqlookupds have forgotten them, for that is how a node that died looks.
+`GONE_S` after nsqlookupds have forgotten them, for that is how a node that died looks. Polls go on
+while nobody looks, every `IDLE_EVERY_S`: a node that dies at night is missed in the morning.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
 from admin.cluster.queries import AllFailed, Cluster
@@ -31,8 +33,8 @@ from admin.watch.history import History
 from admin.watch.snapshot import NodeRow, Snapshot
 from trionsq.durations import SECOND_NS
 
-__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "NODES_EVERY_S", "NODES_MAX", "SILENT_WAIT_S",
-           "Poller", "WatchEndedError"]  # fmt: skip
+__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "NODES_EVERY_S", "NODES_MAX",
+           "SILENT_WAIT_S", "Poller", "WatchEndedError"]  # fmt: skip
 
 log = logging.getLogger("trionsq")
 
@@ -42,8 +44,10 @@ SILENT_WAIT_S: Final = 0.25
 """The same if only those are missing that did not answer the last time either."""
 NODES_EVERY_S: Final = 15.0
 """So often nsqlookupds are asked for nodes; at each poll if one did not answer or none is known."""
-GONE_S: Final = 600.0
-"""So long a node is asked after nsqlookupds have forgotten it."""
+IDLE_EVERY_S: Final = 30.0
+"""So often the cluster is polled while nobody looks; less often if --poll-interval is longer."""
+GONE_S: Final = 86_400.0
+"""So long a node is remembered, and asked, after nsqlookupds have forgotten it."""
 AGES_EVERY_S: Final = 60.0
 """So often a node is asked how long its messages wait."""
 NODES_MAX: Final = 1_000
@@ -76,6 +80,7 @@ class _Node:
     error: str = ""
     answered_wall_s: float | None = None
     start_time: int = 0
+    answered: NodeRow | None = None
     ages: Ages | None = None
     ages_due_s: float = -math.inf
     asks_ages: bool = False
@@ -84,15 +89,27 @@ class _Node:
         return NodeRow(
             node=self.producer.node,
             hostname=self.producer.hostname,
+            tcp_port=self.producer.tcp_port,
             version=self.producer.version,
             out_of_date=self.producer.out_of_date,
             registered=self.registered,
             answered_s=self.answered_wall_s,
         )
 
+    def silent_row(self, error: str) -> NodeRow:
+        """The figures of the last answer, if there was one, and why there is none now."""
+        row = self.row()
+        if self.answered is not None:
+            row = msgspec.structs.replace(
+                self.answered, registered=self.registered, out_of_date=row.out_of_date
+            )
+            row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = None
+        row.up, row.nodes, row.error = False, 0, error
+        return row
+
 
 class Poller:
-    """Snapshots of a cluster, while there are viewers.
+    """Snapshots of a cluster: often while there are viewers, seldom while there are none.
 
     Attributes:
         interval_s: between the beginnings of two polls.
@@ -111,7 +128,10 @@ class Poller:
     ) -> None:
         """``stopping`` ends the wait for changes; ``wall`` is in seconds since 1970."""
         self.interval_s = options.poll_interval_ns / SECOND_NS
-        self.history = History(options.history_ns / SECOND_NS, self.interval_s)
+        self._idle_interval_s = max(IDLE_EVERY_S, self.interval_s)
+        self.history = History(
+            options.history_ns / SECOND_NS, self.interval_s, idle_interval_s=self._idle_interval_s
+        )
         self.snapshot: Snapshot | None = None
         self._cluster = cluster
         self._timeout_s = options.http_client_request_timeout_ns / SECOND_NS
@@ -143,9 +163,40 @@ class Poller:
         """Nodes that did not answer when they were last asked, by name (``host:port``)."""
         return frozenset(name for name, node in self._nodes.items() if node.silent)
 
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether it has seen any node."""
+        return bool(self._nodes)
+
+    def producer(self, node: str) -> Producer | None:
+        """A node that is watched or was lately, by name; without its topics."""
+        known = self._nodes.get(node)
+        return None if known is None else known.producer
+
+    def producers(self, topic: str) -> list[Producer]:
+        """The nodes that had a topic when they last answered; those that are silent included."""
+        return [node.producer for node in self._nodes.values() if topic in node.counters.topics]
+
+    def topics_at(self, node: str) -> Mapping[str, object]:
+        """The topics that a node had when it last answered."""
+        known = self._nodes.get(node)
+        return {} if known is None else known.counters.topics
+
+    def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, int]] | None:
+        """When a node last answered (seconds since 1970), and what its topic held then.
+
+        Messages by channel; ``""`` is the topic itself. None if it never answered, or did not have
+        the topic.
+        """
+        known = self._nodes.get(node)
+        if known is None or known.answered_wall_s is None:
+            return None
+        held = known.counters.held(topic)
+        return (known.answered_wall_s, held) if held else None
+
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Somebody looks. The polls go on for two intervals after the last one has gone."""
+        """Somebody looks. Polls stay frequent for two intervals after the last one has gone."""
         self._viewers += 1
         self._looked.set()
         try:
@@ -191,8 +242,9 @@ class Poller:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_in_time)
+                began_s = -math.inf
                 while True:
-                    await self._until_watched()
+                    await self._until_due(began_s)
                     began_s = trio.current_time()
                     try:
                         await self._poll(nursery)
@@ -213,12 +265,15 @@ class Poller:
         self._ended = True
         self._published.set()
 
-    async def _until_watched(self) -> None:
+    async def _until_due(self, began_s: float) -> None:
+        """Wait for a viewer, or until the poll is due that is made without one."""
+        idle_until_s = began_s + self._idle_interval_s
         while not self._viewers and (
-            trio.current_time() >= self._unwatched_s + 2 * self.interval_s
+            self._unwatched_s + 2 * self.interval_s <= trio.current_time() < idle_until_s
         ):
             self._looked = trio.Event()
-            await self._looked.wait()
+            with trio.move_on_at(idle_until_s):
+                await self._looked.wait()
 
     async def _poll(self, nursery: trio.Nursery) -> None:
         began_s = trio.current_time()
@@ -238,7 +293,7 @@ class Poller:
         snapshot.taken_s = self._wall()
         snapshot.poll_s = trio.current_time() - began_s
         await self.history.add(snapshot)
-        snapshot.problems = problems(snapshot, self.history)
+        snapshot.problems = await problems(snapshot, self.history)
         self.snapshot = snapshot
         self._published_s = trio.current_time()
         self._published.set()
@@ -261,22 +316,21 @@ class Poller:
             with trio.move_on_at(until_s):
                 await self._news.wait()
         for node in missing.values():
-            row = node.row()
-            row.error = node.error if node.silent else f"no answer within {ANSWER_WAIT_S:g} s"
-            gathering.add_silent(row)
+            error = node.error if node.silent else f"no answer within {ANSWER_WAIT_S:g} s"
+            await gathering.add_silent(node.silent_row(error), node.counters)
 
     async def _add(self, gathering: Gathering, node: _Node) -> None:
         answer, node.answer = node.answer, None
-        row = node.row()
         if isinstance(answer, tuple):
+            row = node.row()
             figures, answered_s = answer
             if figures.start_time != node.start_time:
                 node.start_time, node.ages, node.ages_due_s = figures.start_time, None, -math.inf
             node.answered_wall_s = row.answered_s = self._wall()
             await gathering.add(row, figures, node.counters, answered_s, node.ages)
+            node.answered = row
         else:
-            row.error = str(answer)
-            gathering.add_silent(row)
+            await gathering.add_silent(node.silent_row(str(answer)), node.counters)
 
     async def _ask(self, node: _Node) -> None:
         """One request for the figures of a node. Whatever comes of it is its ``answer``."""

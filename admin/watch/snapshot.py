@@ -32,6 +32,9 @@ class Row(Struct, eq=False, gc=False):
         oldest_age_s: of the oldest message waiting, in seconds; 0 if none waits; None: not known.
         paused: on one node at least.
         nodes: how many nodes the row is the sum of.
+        missing_nodes: nodes that had it at their last answer, and do not answer now. What they
+            have is not in the row.
+        missing_messages: what they held then: waiting, in flight and deferred.
     """
 
     depth: int = 0
@@ -44,6 +47,8 @@ class Row(Struct, eq=False, gc=False):
     clients: int = 0
     paused: bool = False
     nodes: int = 0
+    missing_nodes: int = 0
+    missing_messages: int = 0
     oldest_age_s: float | None = None
     rate_in: float | None = None
     rate_out: float | None = None
@@ -83,7 +88,9 @@ class NodeRow(Row, eq=False, gc=False):
 
     Attributes:
         node: ``broadcast_address:http_port``.
-        up: it answered this poll. If not, ``error`` says why and the figures are 0.
+        up: it answered this poll. If not, ``error`` says why, and the figures are those of its
+            last answer, at ``answered_s``.
+        tcp_port: where clients connect, 0 if it is not known.
         health: what it says of itself, as ``OK`` or ``NOK - ...``.
         start_time: in seconds since 1970.
         answered_s: when it last answered, in seconds since 1970; None: never.
@@ -93,6 +100,7 @@ class NodeRow(Row, eq=False, gc=False):
 
     node: str = ""
     hostname: str = ""
+    tcp_port: int = 0
     version: str = ""
     up: bool = False
     error: str = ""
@@ -113,7 +121,8 @@ class Snapshot:
         sequence: counts the polls, from 1.
         taken_s: when it was complete, in seconds since 1970.
         poll_s: how long it took, in seconds.
-        total: of all nodes that answered; its ``nodes`` says how many.
+        total: of all nodes that answered; its ``nodes`` says how many, ``missing_nodes`` how many
+            did not.
         warnings: what nsqlookupds (or listed nsqds) did not answer when asked for nodes.
         problems: what is wrong, the worst first.
     """

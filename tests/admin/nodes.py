@@ -20,7 +20,7 @@ from tests.golden.interfaces import HttpAnswer
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import Request
 
-__all__ = ["Asked", "FakeNode", "ask", "fake_node", "nsqadmin", "producer", "stats_of"]
+__all__ = ["Asked", "FakeNode", "Says", "ask", "fake_node", "nsqadmin", "producer", "stats_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,9 @@ def _answered(pieces: list[bytes]) -> tuple[bytes, object]:
         assert len(session._buffer) <= LINE_NBYTES_MAX + BODY_NBYTES_MAX
     if not session.ended:
         answers += session.end_of_input()
-    held = [key for key, _ in registry.everything()]
+    held = [found[0] for found in registry.everything() if found is not None]
     session.close()
-    assert not any(entries for _, entries in registry.everything()), "its producer is still there"
+    assert not any(registry.everything()), "its producer is still there"
     return answers, held
 
 

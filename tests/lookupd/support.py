@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 
 from lookupd.producer import Announced, Producer
 
@@ -36,6 +37,11 @@ def identify(**members: object) -> bytes:
 def identify_with(body: bytes) -> bytes:
     """The command with any body."""
     return b"IDENTIFY\n" + struct.pack(">I", len(body)) + body
+
+
+def found(looked_at: Iterable[Producer | None]) -> list[Producer]:
+    """The producers that a question has found, of all that it looked at."""
+    return [each for each in looked_at if each is not None]
 
 
 def frames(data: bytes) -> list[bytes]:

@@ -69,7 +69,7 @@ async def test_half_open_connections_go_while_others_are_served(
         for ours in streams:
             assert await ours.receive_some() == b""
         assert trio.current_time() == connection.MAGIC_S
-        assert len(list(registry.nodes(0))) == 1
+        assert len(list(registry.active_producers(0))) == 1
         await nsqd.aclose()
 
 
@@ -83,9 +83,9 @@ async def test_a_peer_that_takes_no_answers_is_given_up(
         await ours.send_all(MAGIC)
         await ours.send_all(identify())
         await trio.testing.wait_all_tasks_blocked()
-        assert len(list(registry.nodes(0))) == 1
+        assert len(list(registry.active_producers(0))) == 1
     assert trio.current_time() == connection.WRITE_STALL_S
-    assert list(registry.nodes(0)) == []
+    assert list(registry.active_producers(0)) == []
 
 
 async def test_the_last_answer_is_not_lost(registry: Registry, autojump_clock: MockClock) -> None:
@@ -122,9 +122,9 @@ async def test_a_reset_is_no_failure(registry: Registry, caplog: pytest.LogCaptu
             await ours.send_all(MAGIC + identify())
             await ours.receive_some()
             await trio.testing.wait_all_tasks_blocked()
-            assert len(list(registry.nodes(0))) == 1
+            assert len(list(registry.active_producers(0))) == 1
             await ours.aclose()
-    assert list(registry.nodes(0)) == []
+    assert list(registry.active_producers(0)) == []
     assert not caplog.records
 
 
@@ -138,6 +138,6 @@ async def test_cancellation_anywhere_leaves_nothing(registry: Registry, sent: by
                 await ours.send_all(sent)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert list(registry.nodes(0)) == []
+        assert list(registry.active_producers(0)) == []
         with pytest.raises(trio.ClosedResourceError):
             await theirs.send_all(b"x")

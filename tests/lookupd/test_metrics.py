@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,7 +26,7 @@ async def test_topics_and_producers_are_counted() -> None:
         registry.add_producer(one)
         registry.register(one, "t", "c")
     registry.register(fresh, "hidden")
-    registry.tombstone("hidden", fresh.node, now_ns)
+    deque(registry.tombstone("hidden", fresh.node, now_ns), 0)
     app = lookupd_app(registry, NsqlookupdOptions(), lambda: now_ns)
     text = await (await app.test_client().get("/metrics")).get_data(as_text=True)
     seen = {

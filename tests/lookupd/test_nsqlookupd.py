@@ -137,7 +137,7 @@ async def test_a_defect_costs_one_connection(
             await stream.send_all(b"REGISTER t\n")
             assert await stream.receive_some() == b""
         await trio.testing.wait_all_tasks_blocked()
-        assert list(lookupd.registry.nodes(lookupd.now_ns())) == []
+        assert list(lookupd.registry.active_producers(lookupd.now_ns())) == []
         assert "TypeError" in caplog.text
         await other.send_all(MAGIC + b"PING\n")
         assert frames(bytes(await other.receive_some())) == [b"OK"]

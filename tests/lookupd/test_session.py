@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lookupd.registry import Registry
 from lookupd.session import BODY_NBYTES_MAX, LINE_NBYTES_MAX, MAGIC, Session
-from tests.lookupd.support import IDENTITY, frames, identify, identify_with
+from tests.lookupd.support import IDENTITY, found, frames, identify, identify_with
 
 PEER = "127.0.0.1:50001"
 
@@ -34,14 +34,14 @@ def test_a_producer_is_known_until_its_connection_ends() -> None:
     session, registry = begin()
     sent = session.receive(MAGIC + identify() + b"REGISTER t c\nPING\n", 5)
     assert frames(sent) == [IDENTITY, b"OK", b"OK"]
-    [found] = registry.lookup("t", 5)
-    assert (found.remote_address, found.node, found.last_update_ns) == (PEER, "10.0.0.1:4151", 5)
+    [one] = found(registry.lookup("t", 5))
+    assert (one.remote_address, one.node, one.last_update_ns) == (PEER, "10.0.0.1:4151", 5)
     session.receive(b"PING\n", 7)
-    assert found.last_update_ns == 7
+    assert one.last_update_ns == 7
     session.close()
     assert session.ended
-    assert registry.lookup("t", 5) == []
-    assert (registry.topics(), registry.channels("t")) == (["t"], ["c"])
+    assert found(registry.lookup("t", 5)) == []
+    assert (registry.topics(), list(registry.channels("t"))) == (["t"], ["c"])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_the_empty_channel_is_none() -> None:
     """As a trailing space gives it, if something follows."""
     session, registry = begin()
     assert frames(session.receive(MAGIC + identify() + b"REGISTER t  x\n", 0))[1:] == [b"OK"]
-    assert (registry.topics(), registry.channels("t")) == (["t"], [])
+    assert (registry.topics(), list(registry.channels("t"))) == (["t"], [])
 
 
 COMMANDS = st.sampled_from(
@@ -173,4 +173,4 @@ def test_any_bytes_are_answered_and_held_within_bounds(pieces: list[bytes]) -> N
     session.close()
     frames(sent)
     assert repr(session) == f"<Session {PEER} awaits nothing, 0 bytes>"
-    assert list(registry.nodes(0)) == []
+    assert list(registry.active_producers(0)) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from admin import upstream as module
 from admin.cluster.shapes import NodeStats
 from admin.options import NsqadminOptions, OptionsError
 from admin.upstream import Upstream, UpstreamError
-from tests.admin.nodes import FakeNode, fake_node
+from tests.admin.nodes import FakeNode, Says, fake_node
 from tests.processes import free_address
 
 OPTIONS = NsqadminOptions(http_client_request_timeout_ns=5 * 10**9)
@@ -158,6 +160,80 @@ async def test_a_node_that_wants_https_gets_it(tmp_path: Path) -> None:
                 assert (await stats(upstream, node.address)).version == "open"
             assert (len(node.asked), len(secured.asked)) == (3, 3)
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def node_with_https(tmp_path: Path) -> AsyncIterator[tuple[Upstream, FakeNode, FakeNode]]:
+    """An `Upstream`, a node's HTTP port and its HTTPS port, which the first one points at."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    secured = FakeNode(lambda asked: (200, b'{"version":"secured"}'))
+    options = NsqadminOptions(
+        http_client_tls_root_ca_file=str(tmp_path / "ca.pem"),
+        http_client_request_timeout_ns=5 * 10**9,
+    )
+    async with trio.open_nursery() as nursery, Upstream(options) as upstream:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listener.socket.getsockname()[1]
+        nursery.start_soon(
+            trio.serve_listeners, secured.serve, [trio.SSLListener(listener, context)]
+        )
+        refusal = json.dumps({"message": "TLS_REQUIRED", "https_port": port}).encode()
+        async with fake_node(lambda asked: (403, refusal)) as node:
+            yield upstream, node, secured
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_post_that_may_have_arrived_is_not_sent_again(tmp_path: Path) -> None:
+    """A node takes the POST and breaks the connection: it got it once, and the error says so."""
+    async with node_with_https(tmp_path) as (upstream, node, secured):
+        await upstream.post(f"http://{node.address}/pub?topic=t", b"first")
+        secured.says = lambda asked: b""  # the request is taken, and the connection ends
+        with pytest.raises(UpstreamError, match="not known whether the node did it") as caught:
+            await upstream.post(f"http://{node.address}/pub?topic=t", b"second")
+        assert caught.value.may_have_happened
+        assert [asked.body for asked in secured.asked] == [b"first", b"second"]
+        assert [asked.body for asked in node.asked] == [b"first"]  # the refusal, before HTTPS
+
+
+async def test_a_post_that_was_answered_is_not_sent_again(tmp_path: Path) -> None:
+    """An answer that is an error is an answer: the node is not asked a second time by HTTP."""
+    async with node_with_https(tmp_path) as (upstream, node, secured):
+        await upstream.post(f"http://{node.address}/pub?topic=t", b"first")
+        secured.says = lambda asked: (500, b"x")
+        with pytest.raises(UpstreamError, match="got response 500") as caught:
+            await upstream.post(f"http://{node.address}/pub?topic=t", b"second")
+        assert not caught.value.may_have_happened
+        assert (len(node.asked), len(secured.asked)) == (1, 2)
+
+
+async def test_a_post_without_a_connection_goes_the_other_way(tmp_path: Path) -> None:
+    """A node restarted without TLS takes the POST by HTTP: nothing of it was sent before."""
+    async with node_with_https(tmp_path) as (upstream, node, secured):
+        await upstream.post(f"http://{node.address}/pub?topic=t", b"first")
+        upstream._secured[node.address] = f"https://{free_address()}"
+        node.says = lambda asked: (200, b"OK")
+        await upstream.post(f"http://{node.address}/pub?topic=t", b"second")
+        assert [asked.body for asked in node.asked] == [b"first", b"second"]
+        assert [asked.body for asked in secured.asked] == [b"first"]
+
+
+@pytest.mark.parametrize("says", [lambda asked: b"", lambda asked: None])
+async def test_only_a_post_is_of_unknown_outcome(says: Says) -> None:
+    """Without an answer the outcome of a POST that went out is open; nothing else is."""
+    options = NsqadminOptions(http_client_request_timeout_ns=10**8)
+    async with Upstream(options) as upstream, fake_node(says) as node:
+        with pytest.raises(UpstreamError) as caught:
+            await upstream.get_bytes(f"http://{node.address}/stats")
+        assert not caught.value.may_have_happened
+        with pytest.raises(UpstreamError) as caught:
+            await upstream.post(f"http://{node.address}/topic/pause?topic=t")
+        assert caught.value.may_have_happened
+        with pytest.raises(UpstreamError) as caught:
+            await upstream.post(f"http://{free_address()}/topic/pause?topic=t")
+        assert not caught.value.may_have_happened
 
 
 @pytest.mark.parametrize("port", [b"0", b'"x"', b"true", b"99999", b"null", b"-1"])

@@ -23,6 +23,7 @@ from admin.options import NsqadminOptions, validated
 from admin.upstream import Upstream, UpstreamError
 
 LOOKUPD = "lookupd:4161"
+HANGS_S = 5.0
 
 
 def channel(name: str, **figures: Any) -> dict[str, Any]:
@@ -45,6 +46,8 @@ class Nodes:
         messages: what peeking shows.
         posted: what nodes were told, in order: URL and body.
         down: nsqlookupd does not answer.
+        hangs: nsqlookupd takes requests, and answers after `HANGS_S`.
+        restarted: nsqlookupd knows nothing so far.
     """
 
     topics: dict[str, list[dict[str, Any]] | None]
@@ -54,6 +57,8 @@ class Nodes:
     posted: list[tuple[str, bytes]] = field(default_factory=list)
     gets: list[str] = field(default_factory=list)
     down: bool = False
+    hangs: bool = False
+    restarted: bool = False
 
     def answer(self, method: str, url: str, body: bytes) -> bytes:
         """What a node answers. Raises UpstreamError."""
@@ -82,7 +87,8 @@ class Nodes:
     def _lookupd(self, node: str, path: str, query: Mapping[str, str]) -> bytes:
         if self.down:
             raise UpstreamError(node, f"Get {node}: connection refused")
-        producers = [_producer(name, topics or []) for name, topics in self.topics.items()]
+        known = {} if self.restarted else self.topics
+        producers = [_producer(name, topics or []) for name, topics in known.items()]
         if path == "/nodes":
             return json.dumps({"producers": producers}).encode()
         if path == "/topics":
@@ -134,6 +140,9 @@ class _FakeUpstream(Upstream):
         self, method: str, url: str, timeout_s: float | None, body: bytes | None = None
     ) -> bytes:
         await trio.lowlevel.checkpoint()
+        if self._nodes.hangs and urlsplit(url).netloc == LOOKUPD:
+            await trio.sleep(HANGS_S)
+            raise UpstreamError(LOOKUPD, f"{LOOKUPD}: no answer within {HANGS_S:g} s")
         return self._nodes.answer(method, url, body or b"")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +117,9 @@ class FakeCluster(Cluster):
         self.warnings: list[str] = []
         self.lists_after_s = 0.0
 
-    async def nodes(self, *, late_s: float = LATE_S) -> Found[list[Producer]]:
+    async def nodes(
+        self, *, late_s: float = LATE_S, first_s: float = math.inf
+    ) -> Found[list[Producer]]:
         self.asked += 1
         await trio.sleep(self.lists_after_s)
         if self.listed is None:

@@ -36,7 +36,7 @@ def channel(**given: Any) -> ChannelRow:
     return row
 
 
-def found(*rows: Any, warnings: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+async def found(*rows: Any, warnings: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """Severity and kind of what is wrong with a snapshot that has these rows."""
     snapshot = Snapshot(1, NOW_S, warnings=list(warnings))
     for row in rows:
@@ -46,7 +46,7 @@ def found(*rows: Any, warnings: tuple[str, ...] = ()) -> list[tuple[str, str]]:
             snapshot.channels[row.topic, row.channel] = row
         else:
             snapshot.topics[row.topic] = row
-    return [(each.severity, each.kind) for each in problems(snapshot, History(3600.0, 5.0))]
+    return [(each.severity, each.kind) for each in await problems(snapshot, History(3600.0, 5.0))]
 
 
 NODES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
@@ -61,9 +61,9 @@ NODES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("given", "wrong"), NODES)
-def test_nodes(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
+async def test_nodes(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
     """A node that is silent has one problem, whatever was known of it."""
-    assert found(node(**given)) == wrong
+    assert await found(node(**given)) == wrong
 
 
 CHANNELS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
@@ -90,9 +90,9 @@ CHANNELS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("given", "wrong"), CHANNELS)
-def test_channels(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
+async def test_channels(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
     """What is usual is no problem; limits are as stated."""
-    assert found(channel(**given)) == wrong
+    assert await found(channel(**given)) == wrong
 
 
 TOPICS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
@@ -105,9 +105,9 @@ TOPICS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("given", "wrong"), TOPICS)
-def test_topics(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
+async def test_topics(given: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
     """Messages that wait at the topic itself."""
-    assert found(TopicRow(topic="t", **given)) == wrong
+    assert await found(TopicRow(topic="t", **given)) == wrong
 
 
 GROWTHS: list[tuple[str, list[int], bool]] = [
@@ -131,14 +131,14 @@ async def test_a_backlog_that_grows(how: str, depths: list[int], grows: bool) ->
         row.depth = depth
         snapshot = Snapshot(1, NOW_S + 15.0 * number, channels={("t", "c"): row})
         await history.add(snapshot)
-    kinds = [each.kind for each in problems(snapshot, history)]
+    kinds = [each.kind for each in await problems(snapshot, history)]
     assert kinds == (["channel-growing"] if grows else [])
     row.clients = 0
-    kinds = [each.kind for each in problems(snapshot, history)]
+    kinds = [each.kind for each in await problems(snapshot, history)]
     assert kinds == ["channel-without-consumer"]
 
 
-def test_the_worst_comes_first() -> None:
+async def test_the_worst_comes_first() -> None:
     """By severity, then by messages at stake."""
     rows = [
         channel(channel="few", depth=5, clients=0),
@@ -147,18 +147,18 @@ def test_the_worst_comes_first() -> None:
     ]
     snapshot = Snapshot(1, NOW_S, nodes={"n": node(up=False)}, warnings=["lookupd is away"])
     snapshot.channels = {("t", row.channel): row for row in rows}
-    where = [each.where for each in problems(snapshot, History(60.0, 5.0))]
+    where = [each.where for each in await problems(snapshot, History(60.0, 5.0))]
     assert where == ["n:4151", "t / many", "t / few", "", "t / held"]
 
 
-def test_sentences_and_links() -> None:
+async def test_sentences_and_links() -> None:
     """One sentence each, with figures for people, and the page's path with its parts quoted."""
     silent = node(up=False, error="connection refused", answered_s=NOW_S - 300, node="[::1]:4151")
     held = channel(topic="a", channel="c#ephemeral", depth=1234, paused=True)
     waiting = channel(topic="a", channel="d", depth=1, clients=0)
     snapshot = Snapshot(1, NOW_S, nodes={"n": silent})
     snapshot.channels = {("a", row.channel): row for row in (held, waiting)}
-    first, second, third = problems(snapshot, History(60.0, 5.0))
+    first, second, third = await problems(snapshot, History(60.0, 5.0))
     assert first.what == "[::1]:4151 has not answered for 5 min: connection refused."
     assert first.link == "/nodes/%5B%3A%3A1%5D%3A4151"
     assert second.what == "1 message is waiting, and nobody consumes."
@@ -166,11 +166,11 @@ def test_sentences_and_links() -> None:
     assert third.link == "/topics/a/c%23ephemeral"
 
 
-def test_a_snapshot_is_only_looked_at() -> None:
+async def test_a_snapshot_is_only_looked_at() -> None:
     """Nothing of it is changed: other tasks show the same one."""
     row = channel(depth=5, clients=0)
     before = msgspec.structs.asdict(row)
     snapshot = Snapshot(1, NOW_S, channels={("t", "c"): row})
-    problems(snapshot, History(60.0, 5.0))
+    await problems(snapshot, History(60.0, 5.0))
     assert msgspec.structs.asdict(row) == before
     assert snapshot.problems == []

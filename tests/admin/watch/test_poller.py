@@ -11,7 +11,15 @@ import trio.testing
 
 from admin.cluster.shapes import NodeStats
 from admin.upstream import UpstreamError
-from admin.watch.poller import ANSWER_WAIT_S, GONE_S, SILENT_WAIT_S, Poller, WatchEndedError
+from admin.watch.health import LEFT_S
+from admin.watch.poller import (
+    ANSWER_WAIT_S,
+    GONE_S,
+    IDLE_EVERY_S,
+    SILENT_WAIT_S,
+    Poller,
+    WatchEndedError,
+)
 from admin.watch.snapshot import Snapshot
 from tests.admin.watch.fakes import (
     START,
@@ -53,13 +61,89 @@ async def polls(poller: Poller, count: int) -> Snapshot:
     return await poller.changed(after + count - 1)
 
 
-async def test_nobody_looks_nobody_is_asked(autojump_clock: trio.testing.MockClock) -> None:
-    """Without viewers there is no request at all, for hours."""
-    watched = make([good()])
+async def test_polls_are_seldom_while_nobody_looks(autojump_clock: trio.testing.MockClock) -> None:
+    """Without viewers the cluster is asked at the start, and then every IDLE_EVERY_S."""
+    node = good()
+    async with running(make([node])) as poller:
+        await trio.sleep(3600 - 1)
+        assert poller.snapshot is not None
+        assert node.asked == 3600 / IDLE_EVERY_S
+
+
+async def test_a_node_that_dies_while_nobody_looks_is_missed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """It is known from the start, and still critical hours later, with what it held."""
+    node = FakeNode("dead:4151", always(stats(topic("t", 40, depth=40))))
+    watched = make([node, good()])
     async with running(watched) as poller:
-        await trio.sleep(7200)
-        assert poller.snapshot is None
-    assert watched.cluster.asked == watched.cluster.fake.most == 0
+        await trio.sleep(61.0)
+        node.answer = refuses("dead:4151")
+        watched.cluster.listed = [good()]
+        await trio.sleep(8 * 3600.0)
+        found = await poller.current()
+        assert found is not None
+        row = found.nodes["dead:4151"]
+        assert (row.up, row.depth, row.topics) == (False, 40, 1)
+        assert row.answered_s == START + 60.0
+        assert (found.problems[0].kind, found.problems[0].severity) == ("node-silent", "critical")
+        assert "It held 40 messages when it last answered" in found.problems[0].what
+        assert found.total.depth == 3
+        assert (found.total.missing_nodes, found.total.missing_messages) == (1, 40)
+        assert [producer.node for producer in poller.producers("t")] == ["dead:4151", "good1:4151"]
+        assert poller.last_seen("dead:4151", "t") == (START + 60.0, {"": 40})
+        assert found.topics["t"].missing_nodes == 1
+
+
+async def test_a_topic_of_a_dead_node_stays_in_the_list(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A topic that only a dead node had is there, as missing, and its chart has no zeros."""
+    only = stats(topic("legacy", 40, channel("archive", 7), depth=33))
+    node = FakeNode("dead:4151", always(only))
+    watched = make([node, good()])
+    async with running(watched) as poller:
+        with poller.watch():
+            await polls(poller, 2)
+            node.answer = refuses("dead:4151")
+            found = await polls(poller, 4)
+        row, of_channel = found.topics["legacy"], found.channels["legacy", "archive"]
+        assert (row.nodes, row.missing_nodes, row.missing_messages) == (0, 1, 40)
+        assert (of_channel.nodes, of_channel.missing_messages) == (0, 7)
+        drawn = poller.history.series(("topic", "legacy"))
+        assert drawn is not None
+        assert 0.0 not in drawn.depth
+
+
+async def test_a_node_that_was_emptied_and_taken_away_is_a_warning(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Without messages and registered nowhere: critical for ten minutes, then a warning."""
+    node = FakeNode("left:4151", always(stats()))
+    watched = make([node, good()])
+    async with running(watched) as poller:
+        with poller.watch():
+            await polls(poller, 1)
+            node.answer = refuses("left:4151")
+            watched.cluster.listed = [good()]
+            found = await polls(poller, 10)
+            assert found.problems[0].severity == "critical"
+            await trio.sleep(LEFT_S)
+            found = await polls(poller, 1)
+            assert [problem.severity for problem in found.problems] == ["warning"]
+            assert not found.nodes["left:4151"].up
+
+
+async def test_a_chart_has_no_holes_because_nobody_looked(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Seldom polls fill the slots between them."""
+    async with running(make([good()])) as poller:
+        await trio.sleep(1800.0)
+        drawn = poller.history.series(("channel", "t", "c"))
+        assert drawn is not None
+        known = [depth for depth in drawn.depth if depth == 3.0]
+        assert len(known) >= 1800 / poller.history.slot_s - 1
 
 
 async def test_one_poll_for_all_viewers(autojump_clock: trio.testing.MockClock) -> None:
@@ -81,16 +165,19 @@ async def test_one_poll_for_all_viewers(autojump_clock: trio.testing.MockClock) 
     assert node.asked == 4
 
 
-async def test_polls_go_on_for_two_intervals_only(
+async def test_polls_stay_frequent_for_two_intervals_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """After the last viewer: somebody who changes the page starts from what is fresh."""
+    """After the last viewer they are seldom: who changes the page starts from what is fresh."""
     node = good()
     async with running(make([node])) as poller:
         with poller.watch():
             await polls(poller, 1)
-        await trio.sleep(3600)
+        assert node.asked == 1
+        await trio.sleep(IDLE_EVERY_S)
         assert node.asked == 2
+        await trio.sleep(IDLE_EVERY_S)
+        assert node.asked == 3
         assert poller.viewers == 0
 
 
@@ -335,7 +422,7 @@ async def test_a_defect_costs_one_poll(
     watched = make([good()])
     broken = True
 
-    def health(*_: object) -> list[object]:
+    async def health(*_: object) -> list[object]:
         if broken:
             raise RuntimeError("a defect")
         return []

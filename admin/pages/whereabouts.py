@@ -1,0 +1,71 @@
+"""Who has a topic: what nsqlookupds tell, united with what the poller has seen.
+
+An nsqlookupd that is silent, hangs or was just restarted knows less than the poller, and soon
+forgets a node that died. So no page depends on it alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from admin.cluster.queries import HUNG_S, LATE_S, AllFailed
+from admin.cluster.shapes import Producer
+from admin.dashboard import Dashboard
+from admin.watch.poller import Poller
+
+__all__ = ["Waits", "Whereabouts", "is_seen", "waits", "whereabouts"]
+
+
+class Waits(TypedDict, total=False):
+    """How long a page waits for nsqlookupds, as `Cluster.producers` has it."""
+
+    late_s: float
+    first_s: float
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """Who has a topic.
+
+    Attributes:
+        producers: the nodes that have it or had it when they last answered.
+        warnings: which nsqlookupds did not answer.
+        error: why nobody could be asked; "" if somebody was.
+    """
+
+    producers: list[Producer]
+    warnings: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def nobody(self) -> bool:
+        """Whether it is certain that no node has it: everybody who was asked says so."""
+        return not (self.producers or self.warnings or self.error)
+
+
+def is_seen(poller: Poller, topic: str) -> bool:
+    """Whether a node that answers has the topic, whatever nsqlookupds tell."""
+    row = poller.snapshot.topics.get(topic) if poller.snapshot is not None else None
+    return row is not None and row.nodes > 0
+
+
+def waits(*, known: bool) -> Waits:
+    """How long to wait for nsqlookupds: shorter where the answer is ``known`` without them."""
+    return {"late_s": HUNG_S, "first_s": HUNG_S} if known else {"late_s": LATE_S}
+
+
+async def whereabouts(dashboard: Dashboard, topic: str) -> Whereabouts:
+    """Who has ``topic``. An nsqlookupd that hangs is waited for `HUNG_S` where the poller knows."""
+    known = dashboard.poller.producers(topic)
+    try:
+        told = await dashboard.cluster.producers(topic, **waits(known=bool(known)))
+    except AllFailed as failure:
+        # nsqlookupd answers 404 for a topic that it does not know.
+        unheard = [error for error in failure.errors if error.status != 404]
+        if not known:
+            return Whereabouts([], error=str(failure) if unheard else "")
+        return Whereabouts(known, [str(error) for error in unheard])
+    names = {producer.node for producer in told.value}
+    more = [producer for producer in known if producer.node not in names]
+    return Whereabouts([*told.value, *more], told.warnings)

@@ -1,0 +1,186 @@
+"""No page draws silence as zero: dead nodes, and an nsqlookupd that is down, hangs or restarts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from admin.cluster.queries import HUNG_S
+from admin.pages.format import UNKNOWN
+from tests.admin.pages.support import Nodes, Pages, channel, pages, topic
+
+DEAD = "two:4151"
+
+
+def cluster() -> Nodes:
+    """Two nodes have orders, the second one has legacy alone."""
+    orders = topic("orders", channel("billing", depth=70, client_count=3), depth=0)
+    legacy = topic("legacy", channel("archive", depth=40), depth=0)
+    return Nodes({"one:4151": [orders], DEAD: [orders, legacy]})
+
+
+async def polled(found: Pages, count: int = 1) -> None:
+    """Wait for so many polls."""
+    poller = found.dashboard.poller
+    with poller.watch():
+        for _ in range(count):
+            await poller.changed(poller.snapshot.sequence if poller.snapshot else 0)
+
+
+async def kill(found: Pages) -> None:
+    """The second node dies, and nsqlookupd forgets it."""
+    await polled(found, 2)
+    del found.nodes.topics[DEAD]
+    await polled(found, 5)
+
+
+def figure(page: str, name: str) -> str:
+    """What a tile shows."""
+    tile = re.search(rf"<dt>{name}</dt><dd class=\"figure\">(.*?)</dd>", page, re.DOTALL)
+    assert tile is not None
+    return tile[1].strip()
+
+
+@pytest.mark.parametrize("trouble", ["down", "hangs", "restarted"])
+@pytest.mark.parametrize("path", ["/topics/orders", "/topics/orders/billing"])
+async def test_nsqlookupd_in_trouble_blanks_no_page(
+    path: str, trouble: str, autojump_clock: MockClock
+) -> None:
+    """What the poller has seen is asked and shown, within `HUNG_S`."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        setattr(found.nodes, trouble, True)
+        began_s = trio.current_time()
+        page = await found.page(path)
+        assert trio.current_time() - began_s <= HUNG_S
+        name = "Waiting" if path.endswith("billing") else "Waiting at channels"
+        assert figure(page, name) == "140"
+        assert "one:4151" in page
+        assert DEAD in page
+        assert "No node has" not in page
+        assert "No channels" not in page
+        assert ("no answer" in page or "refused" in page) == (trouble != "restarted")
+
+
+@pytest.mark.parametrize("trouble", ["down", "hangs", "restarted"])
+async def test_nodes_are_listed_without_nsqlookupd(trouble: str, autojump_clock: MockClock) -> None:
+    """With ports and topics, within `HUNG_S`; so is each node's own page."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        setattr(found.nodes, trouble, True)
+        began_s = trio.current_time()
+        page = await found.page("/nodes")
+        assert trio.current_time() - began_s <= HUNG_S
+        assert "4150, 4151" in page
+        assert "legacy" in page
+        page = await found.page(f"/nodes/{DEAD}")
+        assert figure(page, "Waiting") == "110"
+        assert "There is no node" not in page
+
+
+async def test_a_topic_is_unknown_if_nobody_could_be_asked(autojump_clock: MockClock) -> None:
+    """Only if all sources agree a page says that no node has a topic."""
+    nodes = cluster()
+    nodes.down = True
+    async with pages(nodes) as found:
+        page = await found.page("/topics/orders")
+        assert "No node has this topic" not in page
+        assert "Not known" in page
+        nodes.down = False
+        page = await found.page("/topics/nosuch")
+        assert "No node has this topic" in page
+
+
+@pytest.mark.parametrize("path", ["/topics/orders", "/topics/orders/billing"])
+async def test_a_total_without_a_dead_node_is_at_least(
+    path: str, autojump_clock: MockClock
+) -> None:
+    """The first lines say so, and the node's row has a dash, and what it held when last seen."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        page = await found.page(path)
+        name = "Waiting" if path.endswith("billing") else "Waiting at channels"
+        assert figure(page, name) == "≥ 70"
+        assert "<b>At least:</b> 1 of 2 nodes does not answer" in page
+        assert re.search(r"Last seen <time [^>]*>[^<]+</time> UTC with 70 messages", page)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/topics/legacy", "Waiting at channels"), ("/topics/legacy/archive", "Waiting")],
+)
+async def test_a_topic_of_a_dead_node_is_not_zero(
+    path: str, name: str, autojump_clock: MockClock
+) -> None:
+    """Nobody answers who has it: dashes, and what was there when it was last seen."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        page = await found.page(path)
+        assert figure(page, name) == UNKNOWN
+        assert "with 40 messages" in page
+        assert "No node has" not in page
+        assert "No channels" not in page
+
+
+async def test_the_page_of_a_dead_node_has_dashes_and_its_last_figures(
+    autojump_clock: MockClock,
+) -> None:
+    """Not "0 waiting", and not "this node has no topics"."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        page = await found.page(f"/nodes/{DEAD}")
+        assert [figure(page, name) for name in ("Topics", "Waiting", "Clients")] == [UNKNOWN] * 3
+        assert "with 110 waiting, 0 in flight, 2 topics, 2 channels, 3 clients" in page
+        assert "legacy</a> 40 messages" in page
+        assert "has no topics" not in page
+        page = await found.page("/nodes")
+        assert "with 110 waiting" in page
+        assert "4150, 4151" in page
+
+
+async def test_the_list_has_the_topics_of_a_dead_node(autojump_clock: MockClock) -> None:
+    """With a dash and what was held there; a sum without that node is "at least"."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        page = await found.page("/topics")
+        assert "legacy</a>" in page
+        assert "held 40" in page
+        assert "≥ 70" in page
+        assert "1 of 2 nodes silent" in page
+
+
+async def test_every_node_answers_is_said_only_if_it_is_so(autojump_clock: MockClock) -> None:
+    """Not for hours after a node died; nor while nsqlookupd can't tell which nodes there are."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        assert "Every node answers" in await found.page("/")
+        found.nodes.down = True
+        await polled(found, 5)
+        assert "2 of 2 known nodes answer; there may be more" in await found.page("/")
+        found.nodes.down = False
+        await kill(found)
+        await trio.sleep(8 * 3600)
+        page = await found.page("/")
+        assert "Every node answers" not in page
+        assert "1 of 2 nodes answer" in page
+        assert "It held 110 messages when it last answered" in page
+        assert figure(page, "Messages waiting") == "≥ 70"
+
+
+async def test_deleting_what_a_dead_node_has_is_not_offered_without_a_word(
+    autojump_clock: MockClock,
+) -> None:
+    """nsqlookupd knows the topic and no producer: the page tells who had it, and with how much."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        found.nodes.inactive = {"legacy": ["archive"], "orders": [], "old": []}
+        page = await found.page("/lookup")
+        assert f"{DEAD} had it with 40 messages when it was last seen" in page
+        assert "Delete topic old" in page
+        # A node that answers has it, whatever nsqlookupd says.
+        assert "Delete topic orders" not in page
+        page = await found.page("/confirm/delete?topic=legacy")
+        assert "How many messages are at stake is not known" in page
