@@ -17,6 +17,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.commands import HANDLERS
+from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
@@ -77,6 +78,7 @@ class Broker:
         statsd: pushes figures, if there is an address for them.
         topics: by name.
         clients: the connections of now.
+        looks: which client is looked at next, for heartbeats and stalls.
         admission: how many connections there are, may be, and were refused.
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
@@ -113,6 +115,7 @@ class Broker:
         self.statsd = Statsd(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
+        self.looks = TimingWheel[Client]()
         self.admission = Admission(
             options.max_connections, options.max_connection_rate, options.max_connection_burst
         )
@@ -175,7 +178,7 @@ class Broker:
     def _start_timers(self, tasks: trio.Nursery) -> None:
         options = self.options
         tasks.start_soon(run_queue_scan, self._scan, self.clock, options)
-        tasks.start_soon(run_heartbeats, self.clients, self.clock)
+        tasks.start_soon(run_heartbeats, self.looks, self.clock)
         tasks.start_soon(run_disk_syncs, self.folder, options.sync_timeout_ns / SECOND_NS)
         tasks.start_soon(run_disk_retries, self.folder)
         tasks.start_soon(self._metadata.run)

@@ -98,7 +98,7 @@ class Client:
         snappy, deflate: whether the connection is compressed so.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
-        heartbeats: say when `look_after` is to be called.
+        heartbeats: when heartbeats go out, and when the client has been silent for too long.
     """
 
     # Thousands of idle connections are usual, so each does without a __dict__.
@@ -197,6 +197,7 @@ class Client:
 
     def _leave(self) -> None:
         self.broker.clients.pop(self, None)
+        self.broker.looks.remove(self)
         if self.channel is not None:
             self.channel.remove_client(self, self.broker.requeue_on_disconnect)
             self.channel = None
@@ -409,12 +410,18 @@ class Client:
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is not None:
             self.heartbeats.restart(interval_ms / 1e3, self.broker.clock.now_s())
+            self._schedule_look(interval_ms / 1e3)
+
+    def _schedule_look(self, interval_s: float) -> None:
+        self.broker.looks.schedule(self, self.heartbeats.next_look_s, interval_s)
 
     def look_after(self, now_s: float) -> None:
-        """Send a heartbeat that is due; close a connection that is silent, or takes nothing."""
+        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
+
+        It is called when the connection comes out of the broker's `looks`.
+        """
         interval_ms = self.identity.heartbeat_interval_ms
-        if interval_ms is None:
-            self.heartbeats.stop()
+        if interval_ms is None or self.heartbeats.is_stopped:
             return
         finding = self.heartbeats.look(
             interval_ms / 1e3,
@@ -423,6 +430,7 @@ class Client:
             is_read=not self._owes_answers,
             blocked_since_s=self.output.blocked_since_s,
         )
+        self._schedule_look(interval_ms / 1e3)
         if finding is Finding.DUE:
             self._heartbeat()
         elif finding is not Finding.FINE:

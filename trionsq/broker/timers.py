@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from trionsq.broker.clock import Clock
+from trionsq.broker.heartbeats import LOOK_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
 from trionsq.core.channel import Channel
 from trionsq.storage.folder import DataFolder
-
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
 
 __all__ = [
     "ScanQueue",
@@ -25,10 +23,13 @@ __all__ = [
     "run_queue_scan",
 ]
 
+_Looked = TypeVar("_Looked", bound="Looked")
+
 # The original's period, there not an option either.
 _SCAN_INTERVAL_S: Final = 0.1
-# Heartbeats come every second at most (the least interval that IDENTIFY takes).
-_HEARTBEAT_LOOK_S: Final = 0.25
+# Clients that are looked at before other tasks get their turn. If a heartbeat is due for each, that
+# is about a millisecond, nearly all of it system calls.
+_LOOKS_MAX: Final = 64
 # A disk queue that failed is tried again that often.
 _DISK_RETRY_S: Final = 1.0
 
@@ -74,13 +75,23 @@ async def run_queue_scan(queue: ScanQueue, clock: Clock, options: NsqdOptions) -
             await trio.lowlevel.checkpoint()
 
 
-async def run_heartbeats(clients: Mapping[Client, None], clock: Clock) -> None:
+class Looked(Hashable, Protocol):
+    """A client connection, as `run_heartbeats` sees it."""
+
+    def look_after(self, now_s: float) -> None: ...
+
+
+async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock) -> None:
     """Look after heartbeats and stalled connections, for ever."""
     while True:
-        await trio.sleep(_HEARTBEAT_LOOK_S)
         now_s = clock.now_s()
-        for client in [client for client in clients if client.heartbeats.next_look_s <= now_s]:
-            client.look_after(now_s)
+        while clients := looks.due(now_s, _LOOKS_MAX):
+            for client in clients:
+                client.look_after(now_s)
+            await trio.lowlevel.checkpoint()
+            now_s = clock.now_s()
+        # Whatever is scheduled meanwhile is due in LOOK_S at the earliest.
+        await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
