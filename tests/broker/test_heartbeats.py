@@ -20,8 +20,8 @@ from trionsq.wire.client import Response
 
 # How late a look at a client may be, for a heartbeat each 30 s.
 LATE_S = 0.3
-# Silence and stalls are looked at eight times in each interval.
-LATE_PART = 1 / 8
+# Silence and stalls are looked at six times in each interval.
+LATE_PART = 1 / 6
 
 
 async def begin(broker: Broker, **identity: object) -> Conversation:
