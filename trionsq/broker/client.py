@@ -166,12 +166,12 @@ class Client:
                 nursery.start_soon(self._sibling, self._message_pump)
                 if closed_before:
                     self.close()
-        except* Exception:
-            # A defect of ours: it costs this client, with a trace in the log, and no other.
-            log.exception("client(%s) - failed", self.peer)
-            self.broker.client_failures += 1
+        except* Exception as errors:
+            # It costs this client and no other.
+            self.broker.defects.note("client", f"client({self.peer})", errors)
         finally:
-            self._leave()
+            with self.broker.defects.fence("client", f"client({self.peer})"):
+                self._leave()
             self.transport.close()
             self.broker.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
