@@ -218,7 +218,9 @@ class Client:
             if not data:
                 await self._end_of_input()
                 return
+            nbytes = len(data)
             parser.receive(data)
+            data = None  # an idle connection holds nothing
             while True:
                 parser.pause_after(_COMMANDS_MAX)
                 if not await self._act():
@@ -233,7 +235,7 @@ class Client:
                     break
                 await trio.lowlevel.checkpoint()
             reads += 1
-            if len(data) == _READ_NBYTES_MAX:
+            if nbytes == _READ_NBYTES_MAX:
                 # What is upgraded may have cost its sender a thousandth.
                 if reads % _READS_MAX == 0 or transport is not self._bottom:
                     await trio.lowlevel.checkpoint()
@@ -431,6 +433,8 @@ class Client:
             blocked_since_s=self.output.blocked_since_s,
         )
         self._schedule_look(interval_ms / 1e3)
+        if not self.consumer.in_flight:
+            self.consumer.in_flight.clear()  # lets go of what a dictionary keeps for its return
         if finding is Finding.DUE:
             self._heartbeat()
         elif finding is not Finding.FINE:

@@ -119,35 +119,45 @@ class TlsLayer:
         return "TLS"
 
     def encode(self, data: bytes | memoryview) -> bytes:
+        engine = self._engine
         view = memoryview(data)
+        parts: list[bytes] = []
         while view:
-            view = view[self._engine.write(view) :]
-        return self._engine.take()
+            view = view[engine.write(view[:_RECORD_NBYTES_MAX]) :]
+            # Piece by piece: OpenSSL keeps buffers of the size that they once had.
+            parts.append(engine.take())
+        return b"".join(parts)
 
     def decode(self, data: bytes, nbytes_max: int) -> bytes:
         engine = self._engine
-        if data:
-            engine.feed(data)
         records: list[bytes] = []
+        fed = 0
         self.has_more = False
-        try:
-            while nbytes_max > 0:
-                # No more than a record has: a buffer of that size is made for each.
-                record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
-                if not record:
-                    self.at_end = True
-                    break
-                records.append(record)
-                nbytes_max -= len(record)
-            else:
-                self.has_more = True
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            self.at_end = True
-        except ssl.SSLError as error:
-            raise BrokenStreamError(f"TLS: {reason_of(error)}") from error
-        return b"".join(records)
+        while True:
+            if fed < len(data):
+                # As much as it can turn into text, again so that its buffer stays small.
+                piece = data[fed : fed + _RECORD_NBYTES_MAX] if nbytes_max > 0 else data[fed:]
+                engine.feed(piece)
+                fed += len(piece)
+            try:
+                while nbytes_max > 0:
+                    # No more than a record has: a buffer of that size is made for each.
+                    record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
+                    if not record:
+                        self.at_end = True
+                        break
+                    records.append(record)
+                    nbytes_max -= len(record)
+                else:
+                    self.has_more = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLZeroReturnError:
+                self.at_end = True
+            except ssl.SSLError as error:
+                raise BrokenStreamError(f"TLS: {reason_of(error)}") from error
+            if self.at_end or fed == len(data):
+                return b"".join(records)
 
     def answer(self) -> bytes:
         return self._engine.take()
