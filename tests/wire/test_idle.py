@@ -36,8 +36,12 @@ def parser_after(data: bytes, read_nbytes: int) -> ServerParser:
     return parser
 
 
-@pytest.mark.parametrize("read_nbytes", [128 * 1024, 10**7])
-@pytest.mark.parametrize("rest", [b"", b"NO", b"PUB t\n\0\0\1\0x", MPUB[:100]])
+@pytest.mark.parametrize("read_nbytes", [128 * 1024, 3_000_000])
+@pytest.mark.parametrize(
+    "rest",
+    [b"", b"NO", b"PUB t\n\0\0\1\0x", MPUB[:100]],
+    ids=["nothing", "a part of a line", "a part of a PUB", "a part of an MPUB"],
+)
 def test_sixty_idle_publishers_hold_nothing(rest: bytes, read_nbytes: int, traced: None) -> None:
     """Each has published 5 MB and sent nothing since, or the beginning of its next command."""
     data = MAGIC_V2 + MPUB + rest
