@@ -41,8 +41,8 @@ log = logging.getLogger("trionsq")
 # Clients that are asked for at a time. After a restart thousands come at once, and an auth server
 # that is slow must not be given them all.
 _ASKED_AT_ONCE: Final = 48
-# A longer answer is read in a thread. The worst of this size has 400 different patterns of 20 us each
-# to compile: 8 ms in which nobody is served.
+# A longer answer is read in a thread. The worst of this size has 400 different patterns of 20 us
+# each to compile: 8 ms in which nobody is served.
 _INLINE_NBYTES_MAX: Final = 2 * 1024
 _OK: Final = 200
 _FORBIDDEN: Final = 403
