@@ -13,12 +13,25 @@ from typing import Any, Final, Protocol
 from trionsq.transport import Transport
 from trionsq.upgrades.transport import BrokenStreamError, UpgradedTransport
 
-__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls"]
+__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls", "weakness_of"]
 
 _RECEIVE_NBYTES: Final = 64 * 1024
 _RECORD_NBYTES_MAX: Final = 16 * 1024
 # A handshake that needs more is none.
 _HANDSHAKE_NBYTES_MAX: Final = 1024 * 1024
+_SHORT: Final = "OpenSSL refuses {} as too weak: RSA keys need 2048 bits or more, ECDSA keys P-256"
+_SHORT_KEY: Final = _SHORT.format("the certificate's key")
+_SHORT_CA_KEY: Final = _SHORT.format("the key of an issuer's certificate")
+_OLD_SIGNATURE: Final = (
+    "OpenSSL refuses the certificate's signature as too weak: have it signed with SHA-256"
+)
+# By OpenSSL's reason when it loads a certificate, and by its code when it verifies a peer's.
+_WEAK: Final = {
+    "EE_KEY_TOO_SMALL": _SHORT_KEY,
+    "CA_KEY_TOO_SMALL": _SHORT_CA_KEY,
+    "CA_MD_TOO_WEAK": _OLD_SIGNATURE,
+}
+_WEAK_CODES: Final = {66: _SHORT_KEY, 67: _SHORT_CA_KEY, 68: _OLD_SIGNATURE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +182,19 @@ class TlsLayer:
         return self._engine.take()
 
 
+def weakness_of(error: OSError) -> str | None:
+    """Why OpenSSL refuses a certificate that is too weak for it, and what to do; None if it is not.
+
+    Go's library takes such certificates, so they may have served an nsqd for years.
+    """
+    code = getattr(error, "verify_code", None)
+    return _WEAK.get(getattr(error, "reason", None) or "") or _WEAK_CODES.get(code or 0)
+
+
 def reason_of(error: OSError) -> str:
     """What went wrong, in OpenSSL's words and without its line numbers."""
+    if (weakness := weakness_of(error)) is not None:
+        return weakness
     # An SSLError that was not made by the ssl module has no reason.
     reason = getattr(error, "reason", None) or error.strerror
     return reason.lower().replace("_", " ") if reason else str(error)
