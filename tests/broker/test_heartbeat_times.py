@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
-from trionsq.broker.heartbeats import Finding, Heartbeats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trionsq.broker.heartbeats import LOOK_S, Finding, Heartbeats, TimingWheel
 
 INTERVAL_S = 8.0
 
@@ -56,3 +60,42 @@ def test_stopped_it_is_not_looked_at() -> None:
     heartbeats.restart(INTERVAL_S, 50.0)
     heartbeats.look(INTERVAL_S, 50.0, commands=1, is_read=True, blocked_since_s=None)
     assert found(heartbeats, 100.0, commands=1) == [(58.0, Finding.DUE), (66.0, Finding.SILENT)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.floats(0, 100), st.floats(1, 100)), max_size=40),
+    st.sets(st.integers(0, 9)),
+    st.integers(1, 4),
+)
+def test_an_item_is_due_at_its_last_time_and_little_later(
+    plans: list[tuple[int, float, float]], removed: set[int], count_max: int
+) -> None:
+    """Once, never early, later by a part of its interval at most; not after it was removed."""
+    wheel = TimingWheel[int]()
+    wanted: dict[int, tuple[float, float]] = {}
+    for item, at_s, interval_s in plans:
+        wheel.schedule(item, at_s, interval_s)
+        wanted[item] = at_s, interval_s
+    for item in removed:
+        wheel.remove(item)
+        wanted.pop(item, None)
+    assert len(wheel) == len(wanted)
+    while wheel.next_s < inf:
+        now_s = wheel.next_s
+        assert wheel.due(now_s - 1e-3, 1) == []
+        while items := wheel.due(now_s, count_max):
+            assert len(items) <= count_max
+            for item in items:
+                at_s, interval_s = wanted.pop(item)
+                assert at_s <= now_s <= at_s + min(max(interval_s / 25, 1 / 32), LOOK_S)
+    assert not wanted
+    assert len(wheel) == 0
+
+
+def test_a_wheel_holds_no_more_than_its_items_and_ticks() -> None:
+    """However often one item is scheduled anew, as by a client that repeats IDENTIFY."""
+    wheel = TimingWheel[str]()
+    for number in range(100_000):
+        wheel.schedule("client", 1 + number / 1e5, 1.0)
+    assert len(wheel) == 1
+    assert len(wheel._ticks) == len(wheel._items) <= 34

@@ -10,15 +10,18 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_nobody_left, connect, publish
 from trionsq.broker.broker import Broker
+from trionsq.broker.clock import Clock
+from trionsq.broker.heartbeats import TimingWheel
+from trionsq.broker.timers import run_heartbeats
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands, frames
 from trionsq.wire.client import Response
 
-# How late the coarse look at all clients may be, for a heartbeat.
+# How late a look at a client may be, for a heartbeat each 30 s.
 LATE_S = 0.3
-# Silence and stalls are looked at eight times in each interval.
-LATE_PART = 1 / 8
+# Silence and stalls are looked at six times in each interval.
+LATE_PART = 1 / 6
 
 
 async def begin(broker: Broker, **identity: object) -> Conversation:
@@ -56,6 +59,24 @@ async def test_the_first_heartbeat_comes_after_a_whole_interval(autojump_clock: 
             at_s = await next_heartbeat_s(talk) - start_s
             assert 30 * number <= at_s <= 30 * number + LATE_S
             await talk.say(commands.nop())
+
+
+@pytest.mark.parametrize("interval_ms", [1000, 1700, 2000, 5000, 30_000, 60_000])
+async def test_a_heartbeat_is_late_by_a_twentieth_of_the_interval_at_most(
+    interval_ms: int, autojump_clock: MockClock
+) -> None:
+    """Never early, and never later than 5 % of the interval, whenever the client connected."""
+    interval_s = interval_ms / 1e3
+    async with nsqd_in_memory() as broker:
+        for offset_s in (0.0, 0.013, 0.1, 0.26, 0.49):
+            await trio.sleep(offset_s)
+            talk = await begin(broker, heartbeat_interval=interval_ms)
+            start_s = trio.current_time()
+            for number in range(1, 6):
+                late_s = await next_heartbeat_s(talk) - start_s - number * interval_s
+                assert -1e-6 <= late_s <= interval_s / 20
+                await talk.say(commands.nop())
+            talk.close()
 
 
 async def test_identify_sets_the_interval_and_begins_it_anew(autojump_clock: MockClock) -> None:
@@ -190,6 +211,45 @@ async def test_a_heartbeat_waits_behind_nothing(autojump_clock: MockClock) -> No
         await talk.say(commands.nop())
         await trio.sleep(1 - 0.1)
         assert client.output.pending == pending
+
+
+class Looked:
+    """A client that counts the looks at it."""
+
+    def __init__(self, looks: TimingWheel[Looked], turns: list[int]) -> None:
+        self.looks = looks
+        self.turns = turns
+        self.count = 0
+
+    def look_after(self, now_s: float) -> None:
+        self.count += 1
+        self.turns[-1] += 1
+        self.looks.schedule(self, now_s + 30 / 8, 30)
+
+
+@pytest.mark.parametrize("count", [10, 10_000])
+async def test_clients_that_are_due_at_once_are_looked_at_in_turns(
+    count: int, autojump_clock: MockClock
+) -> None:
+    """No step of the loop looks at more than a few, and each is looked at when it is due only."""
+    turns: list[int] = []
+
+    class Turns(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            turns.append(0)
+
+    looks = TimingWheel[Looked]()
+    clients = [Looked(looks, turns) for _ in range(count)]
+    for client in clients:
+        looks.schedule(client, trio.current_time() + 1, 30)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_heartbeats, looks, Clock())
+        trio.lowlevel.add_instrument(instrument := Turns())
+        await trio.sleep(30)
+        trio.lowlevel.remove_instrument(instrument)
+        nursery.cancel_scope.cancel()
+    assert {client.count for client in clients} == {8}
+    assert max(turns) <= 64
 
 
 async def test_a_heartbeat_to_a_broken_connection_ends_it(autojump_clock: MockClock) -> None:

@@ -354,7 +354,7 @@ async def test_an_address_that_leads_nowhere(autojump_clock: MockClock, address:
         broker.change_lookupds((address, "a:4160"))
         await trio.sleep(3 * PING_S)
         assert lookupd.take_seen()[:3] == ["(magic)", "IDENTIFY", "REGISTER t"]
-        assert broker.lookups.peers[address].failures == 0
+        assert broker.defects.counts["lookup"] == 0
 
 
 async def test_log_lines_show_an_address_tamely(
@@ -381,8 +381,8 @@ async def test_a_defect_of_ours_costs_no_other_task(
             patch.setattr(broker.lookups, "identity", lambda: 1 / 0)
             broker.change_lookupds(("a:4160",))
             await trio.sleep(1)
-        assert peer_of(broker).failures == 1
-        assert "LOOKUPD(a:4160): failed" in caplog.messages
+        assert broker.defects.counts["lookup"] == 1
+        assert "LOOKUPD(a:4160) - failed by a defect of nsqd" in caplog.messages
         lookupd.take_seen()
         assert await seen_after(lookupd, PING_S + 1) == [
             "(magic)",

@@ -217,7 +217,7 @@ async def test_a_defect_of_ours_costs_the_channels_only(
     monkeypatch.setattr("trionsq.broker.lookup.ask_for_channels", fail)
     async with cluster("a") as (broker, _):
         assert await make(broker) == 0
-        assert broker.lookups.failures == 1
+        assert broker.defects.counts["lookup"] == 1
         assert channels_of(broker) == set()
 
 

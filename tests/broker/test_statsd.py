@@ -213,8 +213,8 @@ async def test_a_defect_of_ours_costs_one_push(
         publish(broker, "t", b"one")
         del broker.http_port
         await trio.sleep(INTERVAL_S + 1)
-        assert broker.statsd.failures == 1
-        assert "STATSD: failed" in caplog.text
+        assert broker.defects.counts["statsd"] == 1
+        assert "STATSD: a push - failed" in caplog.text
         broker.http_port = 4151
         assert (await pushed(network))["t.depth"] == "1|g"
 

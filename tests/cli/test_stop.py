@@ -7,7 +7,7 @@ import re
 import resource
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -32,7 +32,13 @@ LISTENING = re.compile(r"\b(TCP|HTTP): listening on (\S+)")
 class Nsqd:
     """A process that was started, and the address of its HTTP API."""
 
-    def __init__(self, data_path: Path, *flags: str, file_nbytes_max: int | None = None) -> None:
+    def __init__(
+        self,
+        data_path: Path,
+        *flags: str,
+        file_nbytes_max: int | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
         def limit() -> None:
             if file_nbytes_max is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_nbytes_max, file_nbytes_max))
@@ -40,7 +46,7 @@ class Nsqd:
         self.log: list[str] = []
         self.process = subprocess.Popen(
             [
-                *nsqd_command(),
+                *(command or nsqd_command()),
                 f"--data-path={data_path}",
                 "--tcp-address=127.0.0.1:0",
                 "--http-address=127.0.0.1:0",
@@ -95,9 +101,14 @@ class Nsqd:
 
 
 @contextmanager
-def running(data_path: Path, *flags: str, file_nbytes_max: int | None = None) -> Iterator[Nsqd]:
+def running(
+    data_path: Path,
+    *flags: str,
+    file_nbytes_max: int | None = None,
+    command: Sequence[str] = (),
+) -> Iterator[Nsqd]:
     """An nsqd that listens; killed if the test leaves it running."""
-    nsqd = Nsqd(data_path, *flags, file_nbytes_max=file_nbytes_max)
+    nsqd = Nsqd(data_path, *flags, file_nbytes_max=file_nbytes_max, command=command)
     try:
         nsqd.wait_until_it_listens()
         yield nsqd

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from OpenSSL import crypto
 
 from tests.upgrades.ends import (
     authority,
@@ -30,7 +31,7 @@ from tests.upgrades.ends import (
 )
 from trionsq.upgrades.certificates import ServerTls, TlsConfigError, TlsFiles
 from trionsq.upgrades.cipher_names import suite_name, version_name
-from trionsq.upgrades.tls import Engine, SslEngine, TlsLayer
+from trionsq.upgrades.tls import Engine, SslEngine, TlsLayer, reason_of
 from trionsq.upgrades.transport import UpgradedTransport
 
 POLICIES = ("", "require", "require-verify")
@@ -261,3 +262,59 @@ def test_versions_have_the_names_of_nsqd() -> None:
     """TLS1.0 to TLS1.3."""
     names = ["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
     assert [version_name(name) for name in names] == ["TLS1.0", "TLS1.1", "TLS1.2", "TLS1.3"]
+
+
+def weak_pair(folder: Path, bits: int, digest: str) -> tuple[str, str]:
+    """A certificate of the authority and its key as files."""
+    pem, ca = crypto.FILETYPE_PEM, authority()
+    key = crypto.PKey()
+    key.generate_key(crypto.TYPE_RSA, bits)
+    made = crypto.X509()
+    made.set_version(2)
+    made.set_serial_number(1)
+    made.get_subject().CN = "weak"
+    made.gmtime_adj_notBefore(-60)
+    made.gmtime_adj_notAfter(3600)
+    made.set_pubkey(key)
+    made.set_issuer(crypto.load_certificate(pem, ca.cert_pem.bytes()).get_subject())
+    made.sign(crypto.load_privatekey(pem, ca.private_key_pem.bytes()), digest)
+    cert, key_path = folder / "weak.pem", folder / "weak.key"
+    cert.write_bytes(crypto.dump_certificate(pem, made))
+    key_path.write_bytes(crypto.dump_privatekey(pem, key))
+    return str(cert), str(key_path)
+
+
+WEAK = [
+    (1024, "sha256", "refuses the certificate's key as too weak: RSA keys need 2048 bits or more"),
+    (2048, "sha1", "refuses the certificate's signature as too weak: have it signed with SHA-256"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("bits", "digest", "reason"), WEAK)
+def test_a_certificate_that_is_too_weak_is_named_as_such(
+    tmp_path: Path, bits: int, digest: str, reason: str
+) -> None:
+    """With its file, the reason, and what would do: the original may have taken it for years."""
+    cert, key = weak_pair(tmp_path, bits, digest)
+    with pytest.raises(TlsConfigError, match=reason) as caught:
+        ServerTls(TlsFiles(cert, key))
+    assert cert in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("bits", "digest", "reason"), WEAK)
+def test_a_client_with_a_weak_certificate_is_told(
+    tmp_path: Path, bits: int, digest: str, reason: str
+) -> None:
+    """The handshake fails with the reason, not only with a certificate that is not valid."""
+    cert, key = weak_pair(tmp_path, bits, digest)
+    context = client_context()
+    # As a client would have it whose library takes such certificates.
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.load_cert_chain(cert, key)
+    server_cert, server_key = write_pair(tmp_path)
+    files = TlsFiles(server_cert, server_key, write_ca(tmp_path), "require-verify")
+    with pytest.raises(ssl.SSLError) as caught:
+        shaken(ServerTls(files).engine(0.0), client_engine(context))
+    assert reason in reason_of(caught.value)

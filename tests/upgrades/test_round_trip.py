@@ -9,11 +9,22 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.upgrades.ends import STACKS, memory_pair, receive, send
+from tests.upgrades.ends import (
+    STACKS,
+    client_engine,
+    memory_pair,
+    receive,
+    send,
+    server_context,
+    shaken,
+)
 from trionsq.upgrades.deflate import DeflateLayer
+from trionsq.upgrades.tls import Engine, SslEngine, TlsLayer
 from trionsq.upgrades.transport import UpgradedTransport
 
 CAPACITY_NBYTES = 2**20
+# A TLS record: 16 KiB of text, its header and what makes it tamper-proof.
+RECORD_NBYTES_MAX = 16 * 1024 + 256
 
 # Long ones, which take several pieces, chunks and records, are made of short ones.
 messages = st.lists(
@@ -159,3 +170,40 @@ async def test_what_was_read_before_comes_first() -> None:
     with trio.fail_after(30):
         await upgraded.wait_readable()
     assert upgraded.receive_nowait(100) == b"early"
+
+
+def test_tls_buffers_stay_as_small_as_a_record() -> None:
+    """OpenSSL keeps buffers of the size that they once had: none ever gets more than a record."""
+    server, client = shaken(SslEngine(server_context(), server_side=True), client_engine())
+    sender, receiver = Watched(client), Watched(server)
+    there, here = TlsLayer(sender), TlsLayer(receiver)
+    plain = b"x" * 1_000_000
+    encoded = there.encode(plain)
+    received = b""
+    for at in range(0, len(encoded), 128 * 1024):
+        received += here.decode(encoded[at : at + 128 * 1024], 128 * 1024)
+        while here.has_more:
+            received += here.decode(b"", 128 * 1024)
+    assert received == plain
+    assert max(sender.taken) <= RECORD_NBYTES_MAX
+    assert max(receiver.fed) <= RECORD_NBYTES_MAX
+
+
+class Watched:
+    """An engine that notes how much goes through its buffers at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.fed: list[int] = []
+        self.taken: list[int] = []
+        self.handshake, self.read, self.write = engine.handshake, engine.read, engine.write
+        self.shutdown, self.info = engine.shutdown, engine.info
+
+    def feed(self, data: bytes) -> None:
+        self.fed.append(len(data))
+        self._engine.feed(data)
+
+    def take(self) -> bytes:
+        data = self._engine.take()
+        self.taken.append(len(data))
+        return data

@@ -251,12 +251,29 @@ def test_a_pattern_that_explodes_elsewhere_takes_linear_time() -> None:
         body(*[entry(f"t{number}", ()) for number in range(4097)]),
         body(*[entry("x" * 900 + str(number)) for number in range(300)]),
         body(entry(r"((\pL{100}){10})")),
+        body(*[entry("t", ("a", "b")) for _ in range(5462)]),
+        # Each needs more than the 16 KiB of a small one, and all together more than 64 MiB.
+        body(*[entry("x{40}" * 38 + str(number), ()) for number in range(600)]),
     ],
 )
 def test_patterns_are_bounded(said: bytes) -> None:
     """In number, in size together, and each in size."""
     with pytest.raises(ValueError, match="pattern"):
         read_grant(said)
+
+
+def test_patterns_that_are_kept_are_bounded_in_bytes() -> None:
+    """However many answers bring however large ones: by the limits that each was compiled with."""
+    bound = sum(size.kept * (size.nbytes_max + 4 * size.text_max) for size in auth._SIZES)
+    assert bound <= 128 * 2**20
+    for answer in range(4):
+        read_grant(body(*[entry(f"a{answer}.{number}", ()) for number in range(2000)]))
+    for number in range(200):
+        read_grant(body(entry("b" * 2000 + str(number))))
+        read_grant(body(entry("(?:)" * 50_000 + str(number))))
+    for size, (text_max, compiler) in zip(auth._SIZES, auth._COMPILERS, strict=True):
+        assert text_max == size.text_max
+        assert 0 < compiler.cache_info().currsize <= size.kept
 
 
 def test_many_entries_may_share_patterns() -> None:

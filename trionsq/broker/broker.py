@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -17,6 +18,8 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.commands import HANDLERS
+from trionsq.broker.defects import Defects
+from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
@@ -77,10 +80,11 @@ class Broker:
         statsd: pushes figures, if there is an address for them.
         topics: by name.
         clients: the connections of now.
+        looks: which client is looked at next, for heartbeats and stalls.
         admission: how many connections there are, may be, and were refused.
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
-        client_failures: connections that ended by a defect of ours.
+        defects: exceptions that nobody expected, and what they cost.
         loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tls: its side of TLS, None without certificate.
@@ -113,6 +117,7 @@ class Broker:
         self.statsd = Statsd(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
+        self.looks = TimingWheel[Client]()
         self.admission = Admission(
             options.max_connections, options.max_connection_rate, options.max_connection_burst
         )
@@ -123,7 +128,7 @@ class Broker:
         self.tls_required = options.tls_required != "false"
         self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
         self.requeue_on_disconnect = options.requeue_on_disconnect
-        self.client_failures = 0
+        self.defects = Defects()
         self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.unsaved: list[str] = []
         self.tcp_port = 0
@@ -133,6 +138,7 @@ class Broker:
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
+        self._ended = trio.Event()
         self._metadata = MetadataKeeper(
             folder, self._records, self._ids_until_ns, self.clock.now_ns
         )
@@ -145,7 +151,8 @@ class Broker:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The broker's life, until `stop`: then connections are closed, messages saved.
 
-        Cancellation ends it at once, and what is in memory only is lost.
+        If an exception ends it that nobody expected, messages are saved all the same, and then it
+        is raised. Cancellation ends it at once, and what is in memory only is lost.
 
         Raises:
             MetadataError: there are metadata that can't be understood.
@@ -154,36 +161,58 @@ class Broker:
         self._ids_after_ns = IdFloor(self.folder.disk).load()
         saved = False
         try:
-            async with trio.open_nursery() as tasks:
-                self._tasks = tasks
-                self._load(records)
-                await self._metadata.save()
-                await self._metadata.reserve_ids()
-                self._start_timers(tasks)
-                async with trio.open_nursery() as connections:
-                    self._connections = connections
-                    task_status.started()
-                    await self._stop.wait()
-                    connections.cancel_scope.cancel()
-                tasks.cancel_scope.cancel()
+            try:
+                await self._serve(records, task_status)
+            except Exception as error:
+                if self._loading:
+                    raise  # to write down the topics that there are so far would lose the others
+                log.critical("NSQ: ends by a defect; messages are saved first", exc_info=error)
+                self.stop()
+                await self._save()
+                saved = True
+                raise
             await self._save()
             saved = True
         finally:
+            self._ended.set()
             if not saved:
                 self._say_what_is_lost()
 
+    async def _serve(self, records: list[TopicRecord], task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as tasks:
+            self._tasks = tasks
+            self._load(records)
+            await self._metadata.save()
+            await self._metadata.reserve_ids()
+            self._start_timers(tasks)
+            async with trio.open_nursery() as connections:
+                self._connections = connections
+                task_status.started()
+                await self._stop.wait()
+                connections.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until `run` has ended: all that could be saved is saved."""
+        await self._ended.wait()
+
     def _start_timers(self, tasks: trio.Nursery) -> None:
-        options = self.options
-        tasks.start_soon(run_queue_scan, self._scan, self.clock, options)
-        tasks.start_soon(run_heartbeats, self.clients, self.clock)
-        tasks.start_soon(run_disk_syncs, self.folder, options.sync_timeout_ns / SECOND_NS)
-        tasks.start_soon(run_disk_retries, self.folder)
-        tasks.start_soon(self._metadata.run)
-        tasks.start_soon(self._metadata.run_id_reserve)
-        tasks.start_soon(self.lookups.run)
+        options, folder, defects = self.options, self.folder, self.defects
+        sync_s = options.sync_timeout_ns / SECOND_NS
+        timers: dict[str, Callable[[], Awaitable[None]]] = {
+            "scan": partial(run_queue_scan, self._scan, self.clock, options, defects),
+            "heartbeat": partial(run_heartbeats, self.looks, self.clock, defects),
+            "disk_sync": partial(run_disk_syncs, folder, sync_s),
+            "disk_retry": partial(run_disk_retries, folder),
+            "metadata": self._metadata.run,
+            "id_reserve": self._metadata.run_id_reserve,
+            "lookup": self.lookups.run,
+            "loop_lag": partial(watch_loop_lag, self.loop_lag_s),
+        }
         if options.statsd_address:
-            tasks.start_soon(self.statsd.run)
-        tasks.start_soon(watch_loop_lag, self.loop_lag_s)
+            timers["statsd"] = self.statsd.run
+        for part, timer in timers.items():
+            tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=timer)
 
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
@@ -271,6 +300,11 @@ class Broker:
         self._stop.set()
 
     @property
+    def client_failures(self) -> int:
+        """Connections that ended by a defect of nsqd."""
+        return self.defects.counts["client"]
+
+    @property
     def exiting(self) -> bool:
         """Whether `stop` was called: topics and channels are not made or changed any more."""
         return self._stop.is_set()
@@ -289,6 +323,8 @@ class Broker:
     def health(self) -> str:
         """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
         fault = self.folder.fault
+        for what, reason in self.defects.stopped.items():
+            fault = fault or f"{what} is stopped by a defect of nsqd: {reason}"
         return "OK" if fault is None else f"NOK - {fault}"
 
     def _say_what_is_lost(self) -> None:
@@ -301,10 +337,16 @@ class Broker:
 
     def accept(self, transport: Transport) -> None:
         """Serve a connection as `connect` does; close it at once if `admission` has it so."""
-        if self.admission.admit(transport.host, transport.peer, self.clock.now_s()):
-            self.connect(transport)
-        else:
-            transport.close()
+        try:
+            admitted = not self.exiting and self.admission.admit(
+                transport.host, transport.peer, self.clock.now_s()
+            )
+            if admitted:
+                self.connect(transport)
+                return
+        except Exception as error:
+            self.defects.note("client", f"client({transport.peer})", error)
+        transport.close()
 
     @property
     def queued_output_nbytes(self) -> int:
@@ -339,9 +381,9 @@ class Broker:
             self._changed(topic.is_ephemeral, name)
             if self.lookups.known:
                 topic.prepare()
-                self._tasks.start_soon(topic.run, self.lookups.channels)
+                self._tasks.start_soon(topic.run, self.defects, self.lookups.channels)
             else:
-                self._tasks.start_soon(topic.run)
+                self._tasks.start_soon(topic.run, self.defects)
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -366,6 +408,7 @@ class Broker:
         core = ChannelCore(name, self._memory_limit(name), backend, self._random)
         if isinstance(core.store.backend, DroppingBackend):
             core.store.backend.dropped = core.dropped
+        core.failed = partial(self.defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.alarm = lambda at_s: self._scan.add(at_s, core)
         if self.options.e2e_processing_latency_percentile:
             window_s = self.options.e2e_processing_latency_window_time_ns / SECOND_NS
@@ -373,7 +416,7 @@ class Broker:
         channel = Channel(topic, core, self.clock)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)
-        self._tasks.start_soon(channel.run)
+        self._tasks.start_soon(channel.run, self.defects)
         return channel
 
     def _channel_gone(self, channel: Channel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,6 +15,7 @@ from trionsq.wire.names import is_ephemeral
 if TYPE_CHECKING:
     from trionsq.broker.client import Client
     from trionsq.broker.clock import Clock
+    from trionsq.broker.defects import Defects
     from trionsq.broker.topic import Topic
 
 __all__ = ["Channel"]
@@ -48,15 +50,25 @@ class Channel:
     def is_ephemeral(self) -> bool:
         return is_ephemeral(self.name)
 
-    async def run(self) -> None:
-        """The channel's life: until it is deleted or the broker ends."""
-        core, inbox = self.core, self._inbox
+    async def run(self, defects: Defects) -> None:
+        """The channel's life: until it is deleted or the broker ends.
+
+        ``defects`` keep an exception that nobody expected: the task begins again after a pause.
+        """
+        what = f"CHANNEL({self.topic.name}:{self.name})"
         with self.cancel_scope:
-            while True:
-                # Before it waits: `carry` may have absorbed all that would wake a new task.
-                inbox.absorb()
-                core.dispatch(self._clock.now_s())
-                await inbox.wait()
+            pump = partial(self._pump, defects, what)
+            await defects.keep_running("channel", what, pump, stops_messages=True)
+
+    async def _pump(self, defects: Defects, what: str) -> None:
+        core, inbox = self.core, self._inbox
+        while True:
+            # Before it waits: `carry` may have absorbed all that would wake a new task.
+            inbox.absorb()
+            core.dispatch(self._clock.now_s())
+            if defects.stopped:
+                defects.runs(what)
+            await inbox.wait()
 
     @property
     def will_make_room(self) -> bool:

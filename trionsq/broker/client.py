@@ -98,7 +98,7 @@ class Client:
         snappy, deflate: whether the connection is compressed so.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
-        heartbeats: say when `look_after` is to be called.
+        heartbeats: when heartbeats go out, and when the client has been silent for too long.
     """
 
     # Thousands of idle connections are usual, so each does without a __dict__.
@@ -166,12 +166,12 @@ class Client:
                 nursery.start_soon(self._sibling, self._message_pump)
                 if closed_before:
                     self.close()
-        except* Exception:
-            # A defect of ours: it costs this client, with a trace in the log, and no other.
-            log.exception("client(%s) - failed", self.peer)
-            self.broker.client_failures += 1
+        except* Exception as errors:
+            # It costs this client and no other.
+            self.broker.defects.note("client", f"client({self.peer})", errors)
         finally:
-            self._leave()
+            with self.broker.defects.fence("client", f"client({self.peer})"):
+                self._leave()
             self.transport.close()
             self.broker.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
@@ -197,6 +197,7 @@ class Client:
 
     def _leave(self) -> None:
         self.broker.clients.pop(self, None)
+        self.broker.looks.remove(self)
         if self.channel is not None:
             self.channel.remove_client(self, self.broker.requeue_on_disconnect)
             self.channel = None
@@ -217,7 +218,9 @@ class Client:
             if not data:
                 await self._end_of_input()
                 return
+            nbytes = len(data)
             parser.receive(data)
+            data = None  # an idle connection holds nothing
             while True:
                 parser.pause_after(_COMMANDS_MAX)
                 if not await self._act():
@@ -232,7 +235,7 @@ class Client:
                     break
                 await trio.lowlevel.checkpoint()
             reads += 1
-            if len(data) == _READ_NBYTES_MAX:
+            if nbytes == _READ_NBYTES_MAX:
                 # What is upgraded may have cost its sender a thousandth.
                 if reads % _READS_MAX == 0 or transport is not self._bottom:
                     await trio.lowlevel.checkpoint()
@@ -409,12 +412,18 @@ class Client:
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is not None:
             self.heartbeats.restart(interval_ms / 1e3, self.broker.clock.now_s())
+            self._schedule_look(interval_ms / 1e3)
+
+    def _schedule_look(self, interval_s: float) -> None:
+        self.broker.looks.schedule(self, self.heartbeats.next_look_s, interval_s)
 
     def look_after(self, now_s: float) -> None:
-        """Send a heartbeat that is due; close a connection that is silent, or takes nothing."""
+        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
+
+        It is called when the connection comes out of the broker's `looks`.
+        """
         interval_ms = self.identity.heartbeat_interval_ms
-        if interval_ms is None:
-            self.heartbeats.stop()
+        if interval_ms is None or self.heartbeats.is_stopped:
             return
         finding = self.heartbeats.look(
             interval_ms / 1e3,
@@ -423,6 +432,9 @@ class Client:
             is_read=not self._owes_answers,
             blocked_since_s=self.output.blocked_since_s,
         )
+        self._schedule_look(interval_ms / 1e3)
+        if not self.consumer.in_flight:
+            self.consumer.in_flight.clear()  # lets go of what a dictionary keeps for its return
         if finding is Finding.DUE:
             self._heartbeat()
         elif finding is not Finding.FINE:

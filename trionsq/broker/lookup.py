@@ -34,13 +34,11 @@ class Lookups:
     Attributes:
         peers: by address.
         dial: connects to a host and a port, also for HTTP; tests put theirs here.
-        failures: defects of ours in asking for channels.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.peers: dict[str, LookupPeer] = {}
         self.dial: Dial = trio.open_tcp_stream
-        self.failures = 0
         self._broker = broker
         self._nursery: trio.Nursery | None = None
 
@@ -101,10 +99,9 @@ class Lookups:
 
         try:
             return await ask_for_channels(self.known, topic, get)
-        except Exception:
-            # A defect of ours: it costs these channels, not the topic.
-            log.exception("TOPIC(%s): asking for channels failed", topic)
-            self.failures += 1
+        except Exception as error:
+            # It costs these channels, not the topic.
+            self._broker.defects.note("lookup", f"TOPIC({topic}): asking for channels", error)
             return []
 
     # What the peers announce

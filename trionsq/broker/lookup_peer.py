@@ -58,13 +58,11 @@ class LookupPeer:
         address: ``host:port`` as given.
         shown: the same, as log lines and pages may have it.
         info: where it is to be asked by HTTP; None before its first answer to IDENTIFY.
-        failures: defects of ours in this task; it goes on after each.
     """
 
     def __init__(self, address: str, broker: Broker, lookups: Lookups) -> None:
         self.address = address
         self.info: LookupdInfo | None = None
-        self.failures = 0
         self._broker = broker
         self._lookups = lookups
         self.shown = _tame(address)
@@ -115,9 +113,8 @@ class LookupPeer:
             while True:
                 try:
                     await self._keep_up()
-                except Exception:
-                    log.exception("LOOKUPD(%s): failed", self.shown)
-                    self.failures += 1
+                except Exception as error:
+                    self._broker.defects.note("lookup", f"LOOKUPD({self.shown})", error)
                 finally:
                     await self._hang_up()
                 await trio.sleep(_PING_S)

@@ -59,7 +59,12 @@ class MetadataKeeper:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
-            if not await self.save():
+            try:
+                saved = await self.save()
+            except BaseException:
+                self._changed.set()  # what was to be written still is
+                raise
+            if not saved:
                 await trio.sleep(_RETRY_S)
 
     async def run_id_reserve(self) -> None:
@@ -117,6 +122,8 @@ class _File:
         """Run what ``job`` gives when it is its turn; whether that went well."""
         while self._under_way is not None:
             await self._under_way.wait()
+        # First: if that fails, nothing is under way.
+        work = job()
         finished = self._under_way = trio.Event()
         errors: list[OSError] = []
 
@@ -127,7 +134,7 @@ class _File:
                 errors.append(error)
             self._note(error)
 
-        self._folder.background.submit(job(), done)
+        self._folder.background.submit(work, done)
         await finished.wait()
         return not errors
 

@@ -45,7 +45,17 @@ class _Queue:
         except BackendError as error:
             self.error = str(error)
             return False
+        except Exception as error:
+            # It costs this queue and no other.
+            self._note_defect(error)
+            return False
         return True
+
+    def _note_defect(self, error: Exception) -> None:
+        text = f"a defect of nsqd: {type(error).__name__}: {error}"
+        if text != self.error:
+            log.error("NSQ: saving %s failed by a defect", self.name, exc_info=error)
+        self.error = text
 
     def unsaved(self) -> str | None:
         """What is not safe on disk, and why; None if nothing is missing."""
@@ -61,6 +71,8 @@ class _Queue:
             self.backend.close()
         except BackendError as error:
             self.error = str(error)
+        except Exception as error:
+            self._note_defect(error)
         else:
             self.closed = True
 
@@ -100,7 +112,11 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
 
 def _queues(topic: Topic) -> list[_Queue]:
     """Of what is to be saved: nothing that is ephemeral."""
-    topic.end()
+    try:
+        topic.end()
+    except Exception:
+        # What has reached the queues is saved all the same.
+        log.exception("NSQ: ending TOPIC(%s) failed by a defect", topic.name)
     cores: list[tuple[str, TopicCore | ChannelCore]] = []
     if not topic.is_ephemeral:
         cores.append((topic.name, topic.core))

@@ -97,13 +97,11 @@ class Statsd:
     Attributes:
         connect: makes the socket of a push; tests put theirs here.
         errors: pushes and datagrams that could not be sent, since the start.
-        failures: defects of ours in a push; the next one is tried all the same.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.connect: Connect = connect_udp
         self.errors = 0
-        self.failures = 0
         self._broker = broker
         self._before: Counters = {}
         # Whose the totals are: a topic made again under the same name begins at 0.
@@ -128,9 +126,8 @@ class Statsd:
                     self._say("a push took longer than the interval")
             except OSError as error:
                 self._say(error)
-            except Exception:
-                log.exception("STATSD: failed")
-                self.failures += 1
+            except Exception as error:
+                self._broker.defects.note("statsd", "STATSD: a push", error)
 
     async def _push(self, until_s: float) -> None:
         options = self._broker.options

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
+from trionsq.broker.heartbeats import LOOK_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
 from trionsq.core.channel import Channel
 from trionsq.storage.folder import DataFolder
-
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
 
 __all__ = [
     "ScanQueue",
@@ -25,10 +24,15 @@ __all__ = [
     "run_queue_scan",
 ]
 
+_Looked = TypeVar("_Looked", bound="Looked")
+
 # The original's period, there not an option either.
 _SCAN_INTERVAL_S: Final = 0.1
-# Heartbeats come every second at most (the least interval that IDENTIFY takes).
-_HEARTBEAT_LOOK_S: Final = 0.25
+# A channel whose scan failed is scanned again after this time.
+_SCAN_RETRY_S: Final = 1.0
+# Clients that are looked at before other tasks get their turn. If a heartbeat is due for each, that
+# is about a millisecond, nearly all of it system calls.
+_LOOKS_MAX: Final = 64
 # A disk queue that failed is tried again that often.
 _DISK_RETRY_S: Final = 1.0
 
@@ -59,10 +63,13 @@ class ScanQueue:
         return channels
 
 
-async def run_queue_scan(queue: ScanQueue, clock: Clock, options: NsqdOptions) -> None:
+async def run_queue_scan(
+    queue: ScanQueue, clock: Clock, options: NsqdOptions, defects: Defects
+) -> None:
     """Scan the channels that are due, for ever.
 
-    --queue-scan-selection-count channels at a time; then other tasks get their turn.
+    --queue-scan-selection-count channels at a time; then other tasks get their turn. A channel
+    whose scan fails is scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
     while True:
@@ -70,17 +77,42 @@ async def run_queue_scan(queue: ScanQueue, clock: Clock, options: NsqdOptions) -
         while channels := queue.due(clock.now_s(), selection):
             now_s, now_ns = clock.now_s(), clock.now_ns()
             for channel in channels:
-                channel.scan(now_s, now_ns)
+                try:
+                    channel.scan(now_s, now_ns)
+                except Exception as error:
+                    defects.note("scan", f"CHANNEL({channel.name}): scan", error)
+                    channel.alarm_s = now_s + _SCAN_RETRY_S
+                    queue.add(channel.alarm_s, channel)
             await trio.lowlevel.checkpoint()
 
 
-async def run_heartbeats(clients: Mapping[Client, None], clock: Clock) -> None:
-    """Look after heartbeats and stalled connections, for ever."""
+class Looked(Hashable, Protocol):
+    """A client connection, as `run_heartbeats` sees it."""
+
+    peer: str
+
+    def look_after(self, now_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Defects) -> None:
+    """Look after heartbeats and stalled connections, for ever.
+
+    A client whose look fails is closed: nobody would look after it any more.
+    """
     while True:
-        await trio.sleep(_HEARTBEAT_LOOK_S)
         now_s = clock.now_s()
-        for client in [client for client in clients if client.heartbeats.next_look_s <= now_s]:
-            client.look_after(now_s)
+        while clients := looks.due(now_s, _LOOKS_MAX):
+            for client in clients:
+                try:
+                    client.look_after(now_s)
+                except Exception as error:
+                    defects.note("heartbeat", f"client({client.peer}): heartbeat", error)
+                    client.close()
+            await trio.lowlevel.checkpoint()
+            now_s = clock.now_s()
+        # Whatever is scheduled meanwhile is due in LOOK_S at the earliest.
+        await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:

@@ -17,6 +17,7 @@ from trionsq.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
     from trionsq.broker.clock import Clock
+    from trionsq.broker.defects import Defects
 
 __all__ = ["PublishRefused", "Topic"]
 
@@ -79,27 +80,40 @@ class Topic:
         event, self._creator_waits = self._creator_waits, None
         return event
 
-    async def run(self, channels: Callable[[str], Awaitable[list[str]]] | None = None) -> None:
+    async def run(
+        self,
+        defects: Defects,
+        channels: Callable[[str], Awaitable[list[str]]] | None = None,
+    ) -> None:
         """The topic's life: until it is deleted or the broker ends.
 
         Args:
+            defects: keep an exception that nobody expected: the task begins again after a pause.
             channels: after `prepare`: finds out which channels are made before the first message
                 goes anywhere.
         """
-        core, clock, inbox = self.core, self._clock, self._inbox
+        what = f"TOPIC({self.name})"
         with self.cancel_scope:
             if channels is not None:
-                await self._make_channels(channels)
-            while True:
-                # Before it waits: `carry` may have absorbed all that would wake a new task.
-                inbox.absorb()
-                pumped = 0
-                while core.pump(clock.now_s(), clock.now_ns()):
-                    pumped += 1
-                    if pumped % _PUMP_MAX == 0:
-                        await trio.lowlevel.checkpoint()
-                        inbox.absorb()
-                await inbox.wait()
+                with defects.fence("topic", what):
+                    await self._make_channels(channels)
+            pump = partial(self._pump, defects, what)
+            await defects.keep_running("topic", what, pump, stops_messages=True)
+
+    async def _pump(self, defects: Defects, what: str) -> None:
+        core, clock, inbox = self.core, self._clock, self._inbox
+        while True:
+            # Before it waits: `carry` may have absorbed all that would wake a new task.
+            inbox.absorb()
+            pumped = 0
+            while core.pump(clock.now_s(), clock.now_ns()):
+                pumped += 1
+                if pumped % _PUMP_MAX == 0:
+                    await trio.lowlevel.checkpoint()
+                    inbox.absorb()
+            if defects.stopped:
+                defects.runs(what)
+            await inbox.wait()
 
     async def _make_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
         assert self._preparing is not None

@@ -20,16 +20,16 @@ import trio
 
 from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker, data_folder
-from trionsq.broker.options import NsqdOptions
+from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.cli.log import set_level
 from trionsq.cli.signals import another
 from trionsq.http.serve import serve_http
-from trionsq.listener import accept_forever, bound_address, open_sockets
+from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
-from trionsq.storage.lock import lock_folder
-from trionsq.storage.metadata import remove_drafts
+from trionsq.storage.lock import DataPathError, lock_folder
+from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transport import SocketTransport
-from trionsq.upgrades.certificates import ServerTls
+from trionsq.upgrades.certificates import ServerTls, TlsConfigError
 from trionsq.web.mounts import NO_MOUNTS, Mounts
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         tasks = await stack.enter_async_context(trio.open_nursery())
         await tasks.start(background.run)
         await tasks.start(_run_broker, broker, tasks.cancel_scope)
+        await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
             await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
@@ -92,6 +93,17 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
                 mount.stop()
             listeners.cancel_scope.cancel()
             broker.stop()
+
+
+@asynccontextmanager
+async def _saved_after_an_error(broker: Broker) -> AsyncIterator[None]:
+    """Whatever error ends the body, messages are saved before it goes on its way."""
+    try:
+        yield
+    except Exception:
+        broker.stop()
+        await broker.wait_ended()
+        raise
 
 
 async def _run_broker(
@@ -137,7 +149,8 @@ def _announce(kind: str, sockets: list[socket.socket]) -> int:
 async def run_nsqd(options: NsqdOptions) -> int:
     """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
 
-    The code is 0 if all messages were saved, else 1.
+    The code is 0 if all messages were saved, else 1. An error that nobody expected ends it, too:
+    messages are saved, and the code is 1.
 
     Raises:
         DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
@@ -145,14 +158,22 @@ async def run_nsqd(options: NsqdOptions) -> int:
     """
     tune_interpreter()
     code = 1
+    broker: Broker | None = None
+    stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            async with running_nsqd(options) as broker:
-                await anext(signals)
-                nursery.start_soon(_force, signals, nursery.cancel_scope)
-            for line in broker.unsaved:
+            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope)
+            try:
+                async with running_nsqd(options) as broker:
+                    await stop.wait()
+                code = 0
+            except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
+                raise
+            except* Exception as errors:
+                log.critical("NSQ: ended by an error that nobody expected", exc_info=errors)
+            for line in broker.unsaved if broker is not None else ():
                 log.error("NSQ: could not be saved: %s", line)
-            code = 1 if broker.unsaved else 0
+                code = 1
             nursery.cancel_scope.cancel()
     log.info("NSQ: bye")
     return code
@@ -171,7 +192,12 @@ def tune_interpreter() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
-async def _force(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def _heed_signals(
+    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope
+) -> None:
+    """Set ``stop`` at the first signal, and cancel ``scope`` at the second."""
+    await anext(signals)
+    stop.set()
     await another(signals)
     log.warning("NSQ: second signal, stopping at once")
     scope.cancel()

@@ -51,7 +51,7 @@ def tls_context(
 def reason_of(error: OSError) -> str:
     """What an operator has to know of a failed handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message}"
+        return f"its certificate is not accepted: {tls.weakness_of(error) or error.verify_message}"
     return tls.reason_of(error)
 
 

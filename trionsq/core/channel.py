@@ -12,7 +12,7 @@ Spec: nsqd-internals, section 2; tcp-protocol, sections 10 and 11.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from random import Random
 from typing import Final
@@ -42,6 +42,10 @@ def _not_carried(segment: Segment) -> bool:
     return False
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 def _no_alarm(at_s: float) -> None:
     return None
 
@@ -58,6 +62,8 @@ class Channel:
         alarm: is told the monotonic time at which `scan` should run.
         alarm_s: the earliest such time that still stands.
         made_room: is called when messages have left the memory queue.
+        failed: is told of an exception that nobody expected, while messages that were just put in
+            the queue were handed to a client; it is not the topic's concern.
         consumers: the clients subscribed now.
         waiting: those with credit, the next to be served in front.
         deferred: messages that wait for their due time.
@@ -81,6 +87,7 @@ class Channel:
         self.alarm: Callable[[float], None] = _no_alarm
         self.alarm_s = _NEVER
         self.made_room: Callable[[], None] = lambda: None
+        self.failed: Callable[[Exception], None] = _raise
         self._orphans: dict[Consumer, None] = {}
         self.deferred = Deferred()
         self._random = random
@@ -142,7 +149,11 @@ class Channel:
                 self.carry(Segment(segment.batch, segment.last, segment.last))
         elif wanted and kept.last - kept.first <= AT_ONCE_MESSAGES_MAX and not self.store.carried:
             self.store.memory.append(kept)
-            self.dispatch(now_s)
+            try:
+                self.dispatch(now_s)
+            except Exception as error:
+                # The messages are in the queue, so to the topic this is no failure.
+                self.failed(error)
         elif wanted and self.carry(kept):
             self.store.carried += kept.last - kept.first
         else:
@@ -219,12 +230,20 @@ class Channel:
             if credit <= 0:
                 consumer.waiting = False
                 continue
-            taken = self._take(min(credit, DELIVERY_MESSAGES_MAX))
-            if taken is None:
-                waiting.appendleft(consumer)
-                break
-            kept = self._sample(taken, consumer.sample_rate) if consumer.sample_rate else taken
-            if kept is not None and not self._deliver(consumer, kept, now_s):
+            taken: Segment | None = None
+            try:
+                taken = self._take(min(credit, DELIVERY_MESSAGES_MAX))
+                if taken is None:
+                    waiting.appendleft(consumer)
+                    break
+                kept = self._sample(taken, consumer.sample_rate) if consumer.sample_rate else taken
+                is_taken = kept is None or self._deliver(consumer, kept, now_s)
+            except Exception:
+                if taken is not None:
+                    store.memory.put_back(taken)  # a defect loses no message
+                consumer.waiting = False
+                raise
+            if not is_taken:
                 # With what sampling would have dropped: the dice are cast again.
                 store.memory.put_back(taken)
                 consumer.waiting = False
@@ -340,18 +359,28 @@ class Channel:
         for consumer in (*self.consumers, *self._orphans):
             if not consumer.in_flight:
                 continue
-            for segment in consumer.expired(now_s):
-                self.timeout_count += segment.count
-                self.store.restore(segment)
+            expired = consumer.expired(now_s)
+            self.timeout_count += sum(segment.count for segment in expired)
+            self._restore(expired)
             consumer.compact(now_s - COMPACT_AFTER_S)
             # A time-out gives credit back.
             self.offer_credit(consumer, now_s)
         for consumer in [orphan for orphan in self._orphans if not orphan.in_flight]:
             del self._orphans[consumer]
-        for segment in self.deferred.due(now_ns):
-            self.store.restore(segment)
+        self._restore(self.deferred.due(now_ns))
         self.dispatch(now_s)
         self._set_alarm(self._next_scan_s(now_s, now_ns))
+
+    def _restore(self, segments: Iterable[Segment]) -> None:
+        """Queue all of them again, also if a defect comes between; then it is raised."""
+        defect: Exception | None = None
+        for segment in segments:
+            try:
+                self.store.restore(segment)
+            except Exception as error:
+                defect = error
+        if defect is not None:
+            raise defect
 
     def _next_scan_s(self, now_s: float, now_ns: int) -> float:
         next_s = _NEVER

@@ -109,6 +109,9 @@ class Store:
             except BackendError:
                 # Over the limit by no more than what was in flight or deferred.
                 self.memory.append(segment)
+            except Exception:
+                self.memory.append(segment)  # a defect loses no message
+                raise
         else:
             self.memory.append(segment)
 

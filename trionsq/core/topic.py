@@ -152,8 +152,10 @@ class Topic:
         for place, channel in enumerate(what.channels):
             try:
                 channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
-            except BackendError as error:
+            except Exception as error:
                 self._stuck = _Stuck(segment, what.channels[place:], what.some_got_it or place > 0)
+                if not isinstance(error, BackendError):
+                    raise  # a defect: the next `pump` goes on with this channel
                 self.error = error
                 return 0
         return last - first

@@ -94,6 +94,9 @@ def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
         "connections_max": broker.admission.limit or None,
         "connections_refused": broker.admission.refused,
         "connections_failed_by_defects": broker.client_failures,
+        "defects": {part: count for part, count in broker.defects.counts.items() if count},
+        "last_defects": dict(broker.defects.last),
+        "stopped_by_defects": dict(broker.defects.stopped),
         "topics": len(broker.topics),
         "channels": len(channels),
         "messages_in_memory_at_topics": sum(

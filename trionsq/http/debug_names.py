@@ -27,7 +27,7 @@ def _channel(found: Locals) -> str:
 NAMED: Final[Names] = {
     **COMMON,
     "trionsq.cli.daemon.run_nsqd": always("nsqd"),
-    "trionsq.cli.daemon._force": always("second signal"),
+    "trionsq.cli.daemon._heed_signals": always("signals"),
     "trionsq.cli.up.cluster.run_cluster": always("cluster"),
     "trionsq.cli.up.cluster.Cluster._run_part": lambda found: str(found["member"].part.name),
     "trionsq.cli.up.cluster._watch_signals": always("signals"),

@@ -74,6 +74,9 @@ _PROCESS: Final = (
     gauge("nsqd_topics", "Topics."),
     gauge("nsqd_disk_faults", "Queues and files with which something is wrong; 0 is healthy."),
 )
+_DEFECTS: Final = counter(
+    "nsqd_defects", "Exceptions that nobody expected, by the part of nsqd that they cost a turn."
+)
 _REFUSED: Final = counter(
     "nsqd_connections_refused", "TCP connections closed at once, by the limit that was met."
 )
@@ -190,6 +193,7 @@ def _process(broker: Broker) -> list[Figures]:
         asked.append(({}, [servers.asking, servers.waiting]))
     return [
         Table(_PROCESS, [({}, values)]),
+        _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defects.counts.items()]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
         Table(_AUTH, asked),
         _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),

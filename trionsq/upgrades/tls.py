@@ -13,12 +13,25 @@ from typing import Any, Final, Protocol
 from trionsq.transport import Transport
 from trionsq.upgrades.transport import BrokenStreamError, UpgradedTransport
 
-__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls"]
+__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls", "weakness_of"]
 
 _RECEIVE_NBYTES: Final = 64 * 1024
 _RECORD_NBYTES_MAX: Final = 16 * 1024
 # A handshake that needs more is none.
 _HANDSHAKE_NBYTES_MAX: Final = 1024 * 1024
+_SHORT: Final = "OpenSSL refuses {} as too weak: RSA keys need 2048 bits or more, ECDSA keys P-256"
+_SHORT_KEY: Final = _SHORT.format("the certificate's key")
+_SHORT_CA_KEY: Final = _SHORT.format("the key of an issuer's certificate")
+_OLD_SIGNATURE: Final = (
+    "OpenSSL refuses the certificate's signature as too weak: have it signed with SHA-256"
+)
+# By OpenSSL's reason when it loads a certificate, and by its code when it verifies a peer's.
+_WEAK: Final = {
+    "EE_KEY_TOO_SMALL": _SHORT_KEY,
+    "CA_KEY_TOO_SMALL": _SHORT_CA_KEY,
+    "CA_MD_TOO_WEAK": _OLD_SIGNATURE,
+}
+_WEAK_CODES: Final = {66: _SHORT_KEY, 67: _SHORT_CA_KEY, 68: _OLD_SIGNATURE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,35 +132,45 @@ class TlsLayer:
         return "TLS"
 
     def encode(self, data: bytes | memoryview) -> bytes:
+        engine = self._engine
         view = memoryview(data)
+        parts: list[bytes] = []
         while view:
-            view = view[self._engine.write(view) :]
-        return self._engine.take()
+            view = view[engine.write(view[:_RECORD_NBYTES_MAX]) :]
+            # Piece by piece: OpenSSL keeps buffers of the size that they once had.
+            parts.append(engine.take())
+        return b"".join(parts)
 
     def decode(self, data: bytes, nbytes_max: int) -> bytes:
         engine = self._engine
-        if data:
-            engine.feed(data)
         records: list[bytes] = []
+        fed = 0
         self.has_more = False
-        try:
-            while nbytes_max > 0:
-                # No more than a record has: a buffer of that size is made for each.
-                record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
-                if not record:
-                    self.at_end = True
-                    break
-                records.append(record)
-                nbytes_max -= len(record)
-            else:
-                self.has_more = True
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            self.at_end = True
-        except ssl.SSLError as error:
-            raise BrokenStreamError(f"TLS: {reason_of(error)}") from error
-        return b"".join(records)
+        while True:
+            if fed < len(data):
+                # As much as it can turn into text, again so that its buffer stays small.
+                piece = data[fed : fed + _RECORD_NBYTES_MAX] if nbytes_max > 0 else data[fed:]
+                engine.feed(piece)
+                fed += len(piece)
+            try:
+                while nbytes_max > 0:
+                    # No more than a record has: a buffer of that size is made for each.
+                    record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
+                    if not record:
+                        self.at_end = True
+                        break
+                    records.append(record)
+                    nbytes_max -= len(record)
+                else:
+                    self.has_more = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLZeroReturnError:
+                self.at_end = True
+            except ssl.SSLError as error:
+                raise BrokenStreamError(f"TLS: {reason_of(error)}") from error
+            if self.at_end or fed == len(data):
+                return b"".join(records)
 
     def answer(self) -> bytes:
         return self._engine.take()
@@ -159,8 +182,19 @@ class TlsLayer:
         return self._engine.take()
 
 
+def weakness_of(error: OSError) -> str | None:
+    """Why OpenSSL refuses a certificate that is too weak for it, and what to do; None if it is not.
+
+    Go's library takes such certificates, so they may have served an nsqd for years.
+    """
+    code = getattr(error, "verify_code", None)
+    return _WEAK.get(getattr(error, "reason", None) or "") or _WEAK_CODES.get(code or 0)
+
+
 def reason_of(error: OSError) -> str:
     """What went wrong, in OpenSSL's words and without its line numbers."""
+    if (weakness := weakness_of(error)) is not None:
+        return weakness
     # An SSLError that was not made by the ssl module has no reason.
     reason = getattr(error, "reason", None) or error.strerror
     return reason.lower().replace("_", " ") if reason else str(error)

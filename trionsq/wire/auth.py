@@ -23,6 +23,7 @@ __all__ = [
     "Question",
     "answer",
     "https_retry_url",
+    "load_patterns",
     "question_url",
     "read_grant",
 ]
@@ -35,8 +36,11 @@ _PATTERNS_MAX: Final = 4096
 # Instructions of them all: compiling and matching take time in proportion to it, so an answer costs
 # some 30 ms at the very worst. A usual pattern has about ten.
 _INSTRUCTIONS_MAX: Final = 50_000
-# Of a compiled pattern, and again of what it remembers of its matches.
-_PATTERN_NBYTES_MAX: Final = 1024 * 1024
+# What the patterns of an answer may take, by the limits that they were compiled with: 4,096 small
+# ones. A usual pattern takes 3 kB of its 16.
+_GRANT_NBYTES_MAX: Final = 64 * 1024 * 1024
+# Patterns with repetitions: a topic that is published to for the first time is searched for all.
+_SEARCHES_MAX: Final = 16_384
 # Topics whose verdict a grant remembers.
 _VERDICTS_MAX: Final = 1024
 _TTL_MAX_S: Final = 2**63 - 1
@@ -203,6 +207,8 @@ def read_grant(body: bytes) -> Grant:
     distinct = {text for entry in entries for text in (entry.topic, *entry.channels)}
     if len(distinct) > _PATTERNS_MAX:
         raise ValueError(f"more than {_PATTERNS_MAX} patterns")
+    if sum(1 + len(entry.channels) for entry in entries) > _SEARCHES_MAX:
+        raise ValueError(f"more than {_SEARCHES_MAX} patterns, with repetitions")
     patterns = _Patterns()
     authorizations = [_authorization(entry, patterns) for entry in entries]
     return Grant(
@@ -213,25 +219,82 @@ def read_grant(body: bytes) -> Grant:
     )
 
 
-@lru_cache(maxsize=_PATTERNS_MAX)
-def _compiled(text: str) -> tuple[Pattern, int]:
-    """A pattern and its size in instructions; kept, for answers have the same ones as a rule.
+class _Compiled(NamedTuple):
+    search: Pattern
+    instructions: int
+    nbytes_max: int
+
+
+class _NotCompiled(Exception):
+    """It is no pattern, or one that takes more memory than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How large a pattern may be, and how many such are kept: answers have the same ones as a rule.
+
+    Attributes:
+        text_max: characters of its text.
+        nbytes_max: of the compiled pattern with what it remembers of its matches.
+        kept: patterns.
+    """
+
+    text_max: int
+    nbytes_max: int
+    kept: int
+
+
+# Of usual patterns all are kept that an answer may have, of others few: 124 MiB are the most that
+# texts (of four bytes for each character) and patterns can take together.
+_SIZES: Final = (
+    _Size(text_max=1024, nbytes_max=16 * 1024, kept=_PATTERNS_MAX),
+    _Size(text_max=8 * 1024, nbytes_max=128 * 1024, kept=128),
+    _Size(text_max=ANSWER_NBYTES_MAX, nbytes_max=1024 * 1024, kept=8),
+)
+
+
+def _compiler(size: _Size) -> Callable[[str], _Compiled]:
+    """What compiles patterns of a size; it raises `_NotCompiled` for others."""
+
+    @lru_cache(maxsize=size.kept)
+    def compiled(text: str) -> _Compiled:
+        # Not above: 4 MiB of memory that an nsqd without auth servers does without.
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = size.nbytes_max
+        try:
+            pattern = re2.compile(text, options)
+        except re2.error:
+            raise _NotCompiled from None
+        return _Compiled(pattern.search, pattern.programsize, size.nbytes_max)
+
+    return compiled
+
+
+_COMPILERS: Final = tuple((size.text_max, _compiler(size)) for size in _SIZES)
+
+
+def _compiled(text: str) -> _Compiled:
+    """A pattern, compiled within the smallest limit that it fits in.
 
     Raises:
         ValueError: it is none.
     """
-    # Not above: 4 MiB of memory that an nsqd without auth servers does without.
-    import re2
+    for text_max, compiler in _COMPILERS:
+        if len(text) <= text_max:
+            try:
+                return compiler(text)
+            except _NotCompiled:
+                continue
+    raise ValueError("a pattern does not compile")
 
-    options = re2.Options()
-    options.log_errors = False
-    options.never_capture = True
-    options.max_mem = _PATTERN_NBYTES_MAX
-    try:
-        pattern = re2.compile(text, options)
-    except re2.error:
-        raise ValueError("a pattern does not compile") from None
-    return pattern.search, pattern.programsize
+
+def load_patterns() -> None:
+    """Load the library for patterns now, which takes 20 ms, and not with the first answer."""
+    _compiled("")
 
 
 class _Patterns:
@@ -240,15 +303,17 @@ class _Patterns:
     def __init__(self) -> None:
         self._searches: dict[str, Pattern] = {}
         self._instructions = 0
+        self._nbytes = 0
 
     def compile(self, text: str) -> Pattern:
         """Raises ValueError if it is no pattern, or all are too large together."""
         search = self._searches.get(text)
         if search is not None:
             return search
-        search, instructions = _compiled(text)
+        search, instructions, nbytes_max = _compiled(text)
         self._instructions += instructions
-        if self._instructions > _INSTRUCTIONS_MAX:
+        self._nbytes += nbytes_max
+        if self._instructions > _INSTRUCTIONS_MAX or self._nbytes > _GRANT_NBYTES_MAX:
             raise ValueError("the patterns are too large")
         self._searches[text] = search
         return search

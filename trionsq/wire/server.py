@@ -188,20 +188,33 @@ class ServerParser:
             return self._continue_mpub(*self._mpub)
         while True:
             buffer, pos = self._buffer, self._pos
-            if pos == len(buffer) or self.commands >= self._pause_at:
+            if pos == len(buffer):
+                # An idle connection holds nothing of its last command.
+                self._buffer, self._pos = b"", 0
+                return None
+            if self.commands >= self._pause_at:
                 return None
             waiting = self._waiting
             if waiting is not None and len(buffer) - pos < waiting.need:
+                self._let_go()
                 return None
             end = buffer.find(b"\n", pos, pos + LINE_SIZE_MAX)
             if end < 0:
                 if len(buffer) - pos >= LINE_SIZE_MAX:
                     raise LineTooLong
                 self._waiting = None
+                self._let_go()
                 return None
             event = self._command(buffer, pos, end + 1)
             if event is not _NOTHING:
                 return event
+
+    def _let_go(self) -> None:
+        """Forget what was handed out, if that is much and more than what is left."""
+        pos = self._pos
+        if pos > _JOIN_SIZE_MAX and 2 * pos > len(self._buffer):
+            self._buffer = self._buffer[pos:]
+            self._pos = 0
 
     def _read_magic(self) -> bool:
         if len(self._buffer) - self._pos < len(MAGIC_V2):
@@ -227,6 +240,7 @@ class ServerParser:
             publish = self._publish(pub_topic(line), line)
             if publish is None:
                 self._pos = pos
+                self._let_go()
             return publish
         params = split_line(line)
         name = params[0]
@@ -242,6 +256,7 @@ class ServerParser:
         event = _HANDLERS[name](self, params, line)
         if self._waiting is not None:
             self._pos = pos
+            self._let_go()
         elif state is not self.state:
             self.state = state
             self._allowed = _ALLOWED[state]
@@ -390,6 +405,7 @@ class ServerParser:
             event = None
         if event is None:
             self._mpub = (topic, scan)
+            self._let_go()
             return PublishManyBegins(topic)
         return event
 
