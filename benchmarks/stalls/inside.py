@@ -37,7 +37,7 @@ def _document(watch: Any) -> dict[str, Any]:
             for step in watch.slowest
         ],
         "garbage": {
-            str(generation): {"count": pauses.count, "longest_ms": pauses.longest_ms}
+            str(generation): {"count": pauses.count, "longest_cpu_ms": pauses.longest_cpu_ms}
             for generation, pauses in watch.garbage.items()
         },
     }

@@ -47,7 +47,7 @@ def where(step: dict[str, Any] | None) -> str:
 def longest_pause_ms(row: Row) -> float:
     """Of the garbage collector."""
     pauses: dict[str, Any] = row["watched"]["garbage"]
-    return max((float(each["longest_ms"]) for each in pauses.values()), default=0.0)
+    return max((float(each["longest_cpu_ms"]) for each in pauses.values()), default=0.0)
 
 
 def table(rows: Sequence[Row], trees: Sequence[str]) -> Table:

@@ -70,10 +70,10 @@ class SlowStep:
 
 @dataclass(slots=True)
 class GarbagePauses:
-    """Collections of one generation: how many, and the longest one's wall time."""
+    """Collections of one generation: how many, and the longest one's processor time."""
 
     count: int = 0
-    longest_ms: float = 0.0
+    longest_cpu_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class StepWatch(trio.abc.Instrument):
         self._now: _Seen | None = None
         self._ended_ns: int | None = None
         self._ended_cpu_ns = 0
-        self._collection_began_ns = 0
+        self._collection_began_ns = 0, 0
         self._turn_began_cpu_ns = 0
         self.reset()
 
@@ -219,15 +219,15 @@ class StepWatch(trio.abc.Instrument):
 
     def _collects(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
-            self._collection_began_ns = perf_counter_ns()
+            self._collection_began_ns = perf_counter_ns(), thread_time_ns()
             return
-        duration_ns = perf_counter_ns() - self._collection_began_ns
+        began_ns, began_cpu_ns = self._collection_began_ns
         pauses = self.garbage.setdefault(info["generation"], GarbagePauses())
         pauses.count += 1
-        pauses.longest_ms = max(pauses.longest_ms, duration_ns / 1e6)
+        pauses.longest_cpu_ms = max(pauses.longest_cpu_ms, (thread_time_ns() - began_cpu_ns) / 1e6)
         seen = self._now
         if seen is not None:
-            seen.garbage_ns += duration_ns
+            seen.garbage_ns += perf_counter_ns() - began_ns
 
     # In a thread of its own
 

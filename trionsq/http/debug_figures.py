@@ -66,7 +66,11 @@ def loop_document(figures: LoopFigures) -> dict[str, Any]:
             for step in figures.slowest
         ],
         "garbage_collections": [
-            {"generation": generation, "count": pauses.count, "longest_ms": pauses.longest_ms}
+            {
+                "generation": generation,
+                "count": pauses.count,
+                "longest_cpu_ms": pauses.longest_cpu_ms,
+            }
             for generation, pauses in sorted(figures.garbage.items())
         ],
     }
