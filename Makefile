@@ -1,5 +1,5 @@
-# make run | test | soak [SHORT=1] | test-pythons | lint | bench [ORIGINAL=dir] | capacity | drill
-# | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir | format | lock | clean
+# make run | test | soak [SHORT=1] | test-pythons | lint | bench [ORIGINAL=dir] | capacity | stalls
+# | drill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -9,7 +9,7 @@ WORKERS ?= 2
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons lint format bench capacity drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
+.PHONY: run test soak test-pythons lint format bench capacity stalls drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -59,6 +59,10 @@ bench: $(INSTALLED) compiler
 # The tables of docs/capacity.md for this machine, less than 10 minutes; ARGS="--only sizes,disk".
 capacity: $(INSTALLED) compiler
 	@$(PY) -m benchmarks.capacity $(ARGS)
+
+# What holds the event loops up, about 10 minutes; ARGS="--only late,pages", "--base DIR".
+stalls: $(INSTALLED) compiler
+	@$(PY) -m benchmarks.stalls $(ARGS)
 
 # Stops nsqd under load and starts it again, 50 times: nothing acknowledged may be missing.
 drill: $(INSTALLED)

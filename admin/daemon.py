@@ -21,6 +21,7 @@ from admin.dashboard import Dashboard
 from admin.notify import Notifier
 from admin.options import NsqadminOptions, OptionsError, validated
 from admin.upstream import Upstream
+from trionsq.gcpolicy import start_collecting, tune_gc
 from trionsq.histogram import Histogram
 from trionsq.listener import ListenError, bound_address, open_sockets, split_address
 from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
@@ -149,6 +150,8 @@ async def run_nsqadmin(options: NsqadminOptions) -> int:
         ListenError: an address can't be listened on.
         OptionsError: the options are no good.
     """
+    tune_gc()
+    start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with running_nsqadmin(options):
             await anext(signals)

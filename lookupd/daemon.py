@@ -23,6 +23,7 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Registry
 from lookupd.session import Session
 from trionsq import NSQ_VERSION
+from trionsq.gcpolicy import start_collecting, tune_gc
 from trionsq.histogram import Histogram
 from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
@@ -156,6 +157,8 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
     Raises:
         ListenError: an address can't be listened on.
     """
+    tune_gc()
+    start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with running_nsqlookupd(options):
             await anext(signals)

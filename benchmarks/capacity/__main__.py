@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.build import BuildError, build
-from benchmarks.capacity import cluster, connections, disk, memory, stalls, throughput, topics
+from benchmarks.capacity import cluster, connections, disk, memory, throughput, topics
 from benchmarks.capacity.lab import Lab, Section
 from benchmarks.folders import data_base, file_system
 from benchmarks.generator import Bench, MeasureError
@@ -34,7 +34,6 @@ SECTIONS: dict[str, Section] = {
     "fsync": disk.measure_fsync,
     "start": disk.measure_start,
     "stop": disk.measure_stop,
-    "stalls": stalls.measure_stalls,
     "lookupd": cluster.measure_lookupd,
     "nsqadmin": cluster.measure_nsqadmin,
     "processes": cluster.measure_processes,

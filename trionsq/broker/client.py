@@ -74,6 +74,11 @@ def _shown(error: ProtocolError) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
+def _refuse(delivery: Delivery) -> bool:
+    """What takes the deliveries of a client that has gone."""
+    return False
+
+
 class _Wake:
     """Makes the message pump drain the output, without a message."""
 
@@ -173,6 +178,8 @@ class Client:
             with self.broker.defects.fence("client", f"client({self.peer})"):
                 self._leave()
             self.transport.close()
+            # The one cycle of references: without it client and buffers go with the last of them.
+            self.consumer.offer = _refuse
             self.broker.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
 

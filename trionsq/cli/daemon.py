@@ -7,7 +7,6 @@ their messages to disk, the background, the lock.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import socket
@@ -23,6 +22,7 @@ from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.cli.log import set_level
 from trionsq.cli.signals import another
+from trionsq.gcpolicy import start_collecting, tune_gc
 from trionsq.http.serve import serve_http
 from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
@@ -157,6 +157,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
             `running_nsqd`.
     """
     tune_interpreter()
+    start_collecting()
     code = 1
     broker: Broker | None = None
     stop = trio.Event()
@@ -180,16 +181,13 @@ async def run_nsqd(options: NsqdOptions) -> int:
 
 
 def tune_interpreter() -> None:
-    """Look for reference cycles more rarely, and switch threads more often, than Python does.
+    """Set up the garbage collector, and switch threads more often than Python does.
 
-    Messages form no cycles and go with their last reference, but each look walks over those that
-    wait: a fifth of what a single PUB costs. A thread that makes a disk queue durable asks for the
-    interpreter after each system call; publishers may be waiting for it.
+    A thread that makes a disk queue durable asks for the interpreter after each system call;
+    publishers may be waiting for it.
     """
     sys.setswitchinterval(_SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    tune_gc()
 
 
 async def _heed_signals(

@@ -1,13 +1,12 @@
 """What the event loop does for a while: how often it runs, how late it is, who holds it up.
 
-While it is asked for it costs about two microseconds for each step of a task, else nothing.
+While it is asked for it costs some three microseconds for each step of a task, else nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappush, heappushpop
 from time import perf_counter_ns, process_time
 from typing import Final
 
@@ -15,28 +14,12 @@ import trio
 from trio.lowlevel import Task
 
 from trionsq.debug.exclusive import exclusive
-from trionsq.debug.places import Place, place_of
+from trionsq.debug.steps import GarbagePauses, SlowStep, StepWatch
 
-__all__ = ["LoopFigures", "SlowStep", "watch_loop"]
+__all__ = ["LoopFigures", "watch_loop"]
 
 # The probe sleeps so long; what it oversleeps is the loop's lag.
 _PROBE_S: Final = 0.02
-_SLOWEST_MAX: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class SlowStep:
-    """A stretch in which one task ran and no other could.
-
-    Attributes:
-        duration_ms: wall time, with that of other threads which had the interpreter.
-        task: its name.
-        after: where the task was when it gave way; None if it ended.
-    """
-
-    duration_ms: float
-    task: str
-    after: Place | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +34,7 @@ class LoopFigures:
         busy_seconds: wall time in tasks.
         lag_ms: of a task that wanted to wake up, in order, shortest first.
         slowest: steps, longest first.
+        garbage: pauses of the garbage collector, by generation.
     """
 
     seconds: float
@@ -60,54 +44,13 @@ class LoopFigures:
     busy_seconds: float
     lag_ms: list[float]
     slowest: list[SlowStep]
+    garbage: dict[int, GarbagePauses]
 
     def lag_quantile_ms(self, quantile: float) -> float:
         """The lag that ``quantile`` (0..1) of the wake-ups do not exceed."""
         if not self.lag_ms:
             return 0.0
         return self.lag_ms[min(len(self.lag_ms) - 1, int(quantile * len(self.lag_ms)))]
-
-
-class _Watch(trio.abc.Instrument):
-    def __init__(self, name: Callable[[Task], str | None]) -> None:
-        self.turns = 0
-        self.steps = 0
-        self.busy_ns = 0
-        self._name = name
-        self._own = trio.lowlevel.current_task()
-        self._began_ns: int | None = None
-        # A heap, shortest first; steps of equal length are told apart by their number.
-        self._slowest: list[tuple[int, int, SlowStep]] = []
-
-    def before_io_wait(self, timeout: float) -> None:
-        self.turns += 1
-
-    def before_task_step(self, task: Task) -> None:
-        self._began_ns = perf_counter_ns()
-
-    def after_task_step(self, task: Task) -> None:
-        if self._began_ns is None:
-            return  # watching began in the midst of it
-        duration_ns = perf_counter_ns() - self._began_ns
-        self.steps += 1
-        self.busy_ns += duration_ns
-        if task is self._own:
-            return  # it would be among the longest of a loop that has little to do
-        slowest = self._slowest
-        if len(slowest) < _SLOWEST_MAX:
-            heappush(slowest, (duration_ns, self.steps, self._step(task, duration_ns)))
-        elif duration_ns > slowest[0][0]:
-            heappushpop(slowest, (duration_ns, self.steps, self._step(task, duration_ns)))
-
-    def _step(self, task: Task, duration_ns: int) -> SlowStep:
-        places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
-        own = [place for place in places if not place.is_of_trio]
-        name = self._name(task) if places else None
-        return SlowStep(duration_ns / 1e6, name or task.name, own[-1] if own else None)
-
-    @property
-    def slowest(self) -> list[SlowStep]:
-        return [step for _, _, step in sorted(self._slowest, reverse=True)]
 
 
 async def watch_loop(
@@ -120,9 +63,9 @@ async def watch_loop(
     Raises:
         UnderWayError: somebody else watches already.
     """
-    watch = _Watch(name)
+    watch = StepWatch(name, trio.lowlevel.current_task())
     lag_ms: list[float] = []
-    with exclusive("loop"):
+    with exclusive("loop"), watch:
         trio.lowlevel.add_instrument(watch)
         try:
             began_ns, cpu_s = perf_counter_ns(), process_time()
@@ -145,4 +88,5 @@ async def watch_loop(
         busy_seconds=watch.busy_ns / 1e9,
         lag_ms=sorted(lag_ms),
         slowest=watch.slowest,
+        garbage=watch.garbage,
     )

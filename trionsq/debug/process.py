@@ -14,10 +14,7 @@ __all__ = ["CollectorFigures", "ProcessFigures", "free_memory", "process_figures
 
 
 class CollectorFigures(TypedDict):
-    """Of the garbage collector, by generation.
-
-    ``frozen`` objects are never looked at again.
-    """
+    """Of the garbage collector, by generation."""
 
     enabled: bool
     waiting: list[int]
@@ -25,7 +22,6 @@ class CollectorFigures(TypedDict):
     runs: list[int]
     collected: list[int]
     uncollectable: list[int]
-    frozen: int
 
 
 class ProcessFigures(TypedDict):
@@ -72,7 +68,6 @@ def _collector() -> CollectorFigures:
         "runs": [generation["collections"] for generation in stats],
         "collected": [generation["collected"] for generation in stats],
         "uncollectable": [generation["uncollectable"] for generation in stats],
-        "frozen": gc.get_freeze_count(),
     }
 
 

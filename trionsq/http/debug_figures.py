@@ -56,10 +56,22 @@ def loop_document(figures: LoopFigures) -> dict[str, Any]:
         "longest_steps": [
             {
                 "duration_ms": step.duration_ms,
+                "cpu_ms": step.cpu_ms,
+                "waited_for_cpu_ms": step.queued_ms,
+                "garbage_ms": step.garbage_ms,
                 "task": step.task,
+                "ran": step.ran,
                 "gave_way_at": None if step.after is None else str(step.after),
             }
             for step in figures.slowest
+        ],
+        "garbage_collections": [
+            {
+                "generation": generation,
+                "count": pauses.count,
+                "longest_cpu_ms": pauses.longest_cpu_ms,
+            }
+            for generation, pauses in sorted(figures.garbage.items())
         ],
     }
 

@@ -18,7 +18,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.samples import Sample
 from quart import Response, request
 
-from trionsq import NSQ_VERSION, __version__
+from trionsq import NSQ_VERSION, __version__, gcpolicy
 from trionsq.histogram import Histogram
 from trionsq.web.app import Endpoint
 
@@ -126,6 +126,14 @@ def build_info(daemon: str) -> Figures:
     return _BuildInfo(daemon)
 
 
+def _gc_pauses() -> Figures:
+    return HistogramFigures.of(
+        "python_gc_duration_seconds",
+        "Duration of a garbage collection, during which the process stands still.",
+        gcpolicy.pauses_s,
+    )
+
+
 class _Gathered:
     """A collector, as prometheus-client wants it."""
 
@@ -170,7 +178,7 @@ class MetricsPage:
             if trio.current_time() - self._made_s >= _CACHED_S:
                 figures = await self._gather()
                 self._registry = CollectorRegistry(auto_describe=False)
-                self._registry.register(_Gathered(figures))
+                self._registry.register(_Gathered([*figures, _gc_pauses()]))
                 self._registry.register(self._process)
                 self._made = {}
                 self._made_s = trio.current_time()

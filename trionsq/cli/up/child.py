@@ -24,6 +24,7 @@ from trionsq.cli.log import configure
 from trionsq.cli.signals import another
 from trionsq.cli.up.daemons import KINDS
 from trionsq.cli.up.errors import UpError, leaf_of, start_error
+from trionsq.gcpolicy import start_collecting
 
 __all__ = ["main"]
 
@@ -64,6 +65,7 @@ def _value_of(flags: Sequence[str], flag: str, default: str) -> str:
 
 async def run_part(kind: str, flags: Sequence[str]) -> int:
     """The life of a part: until end of input, SIGINT or SIGTERM; a second signal cuts it short."""
+    start_collecting()
     stop = trio.Event()
     code = 1
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

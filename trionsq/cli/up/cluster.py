@@ -18,6 +18,7 @@ import trio
 from trionsq.cli.signals import another
 from trionsq.cli.up.errors import UpError
 from trionsq.cli.up.parts import Addresses, Part, Ports
+from trionsq.gcpolicy import start_collecting
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
 
@@ -130,6 +131,7 @@ async def run_cluster(
         The exit code: 0 after a clean end; 1 if a part could not be started, failed or could not
         save everything, or after a second signal. The log says why.
     """
+    start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
             cluster = Cluster(hosting, tasks)

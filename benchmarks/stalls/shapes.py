@@ -1,0 +1,36 @@
+"""The loads by name, in the table's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.stalls.cluster import admin, lookupd, registering
+from benchmarks.stalls.consumers import come_and_go, in_flight, late_answers, tiny_messages
+from benchmarks.stalls.pages import pages
+from benchmarks.stalls.queues import (
+    deferred,
+    empty_disk,
+    many_channels,
+    many_topics,
+    singles,
+)
+from benchmarks.stalls.stage import Stage
+
+Shape = Callable[[Stage], None]
+
+SHAPES: dict[str, Shape] = {
+    "late": late_answers,
+    "deferred": deferred,
+    "empty-disk": empty_disk,
+    "pages": pages,
+    "in-flight": in_flight,
+    "consumers": come_and_go,
+    "singles": singles,
+    "channels": many_channels,
+    "topics": many_topics,
+    "tiny": tiny_messages,
+    "registering": registering,
+    "nsqlookupd": lookupd,
+    "nsqadmin": admin,
+}
+"""Each puts on its loads, one row for each."""

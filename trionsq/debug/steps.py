@@ -1,0 +1,287 @@
+"""The longest steps of an event loop: whose they were, and which function ran meanwhile.
+
+A step is a stretch in which one task runs and no other can. trio tells where each begins and
+ends; a thread looks every 2 ms where a long one is, for where a task gives way at last is not what
+took so long. Besides the time on the wall a step has the time it had a processor, and the time it
+waited for one: on a machine that others use too, only the rest is the program's own doing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from time import perf_counter_ns, thread_time_ns
+from types import FrameType
+from typing import Any, Final
+
+import trio
+from trio.lowlevel import Task
+
+from trionsq.debug.places import Place, place_of
+
+__all__ = ["COLLECTING", "GarbagePauses", "SlowStep", "StepWatch"]
+
+# A step is looked at from so long on, so often; the benchmark's limit for a step is 20 ms.
+_LOOK_AFTER_NS: Final = 2_000_000
+_LOOK_EACH_S: Final = 0.002
+# What was read so long before a step says nothing about it.
+_STALE_NS: Final = 10_000_000
+_SLOWEST_MAX: Final = 10
+_NOBODY: Final = "trio: timers and I/O"
+COLLECTING: Final = "garbage collection"
+"""What ran in a step of which most was that."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """A stretch in which one task ran and no other could.
+
+    Attributes:
+        duration_ms: wall time, with that of other threads which had the interpreter.
+        cpu_ms: processor time of the loop's thread.
+        queued_ms: wall time in which the thread could run and no processor was free; None if the
+            system does not tell.
+        garbage_ms: wall time of garbage collections.
+        task: its name.
+        after: where the task was when it gave way; None if it ended.
+        ran: ``module function`` in which it was seen most often; None if it was too short to be
+            seen.
+    """
+
+    duration_ms: float
+    cpu_ms: float
+    queued_ms: float | None
+    garbage_ms: float
+    task: str
+    after: Place | None
+    ran: str | None
+
+    @property
+    def own_ms(self) -> float:
+        """What it had taken on a machine that nobody else uses."""
+        return max(self.cpu_ms, self.duration_ms - (self.queued_ms or 0.0))
+
+
+@dataclass(slots=True)
+class GarbagePauses:
+    """Collections of one generation: how many, and the longest one's processor time."""
+
+    count: int = 0
+    longest_cpu_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where the step that runs was seen, and what it was like when it began."""
+
+    began_ns: int
+    began_cpu_ns: int
+    began_queued_ns: int | None
+    garbage_ns: int = 0
+    ran: list[str] = field(default_factory=list)
+
+
+class StepWatch(trio.abc.Instrument):
+    """Watches from ``__enter__`` to ``__exit__`` the loop that it is an instrument of.
+
+    Both are called in the loop's thread. It costs some three microseconds for each step.
+
+    Attributes:
+        turns: times that the loop looked for I/O and timers.
+        steps: times that a task ran.
+        busy_ns: wall time in tasks.
+        longest_turn_cpu_ns: processor time between two looks for I/O, in which each task that
+            was ready ran once; what comes in meanwhile waits for the next.
+        garbage: pauses by generation.
+    """
+
+    def __init__(
+        self, name: Callable[[Task], str | None] = lambda task: None, own: Task | None = None
+    ) -> None:
+        """``name`` may have a better name for a task than trio; ``own`` is not watched."""
+        self._name = name
+        self._own = own
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop_ident = 0
+        self._queued = _QueuedTime()
+        # What the sampler read last, at what time. One tuple, for it comes from another thread.
+        self._queued_at: tuple[int, int | None] = (0, None)
+        self._now: _Seen | None = None
+        self._ended_ns: int | None = None
+        self._ended_cpu_ns = 0
+        self._collection_began_ns = 0, 0
+        self._turn_began_cpu_ns = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was seen; a step under way is the first of the new ones."""
+        self.turns = 0
+        self.steps = 0
+        self.busy_ns = 0
+        self.longest_turn_cpu_ns = 0
+        self.garbage: dict[int, GarbagePauses] = {}
+        # A heap, shortest first; steps of equal length are told apart by their number.
+        self._slowest: list[tuple[float, int, SlowStep]] = []
+
+    def __enter__(self) -> StepWatch:
+        self._loop_ident = threading.get_ident()
+        self._queued.open(threading.get_native_id())
+        gc.callbacks.append(self._collects)
+        self._thread = threading.Thread(target=self._look, name="step watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()  # within a look's time
+        gc.callbacks.remove(self._collects)
+        self._queued.close()
+
+    @property
+    def slowest(self) -> list[SlowStep]:
+        """The slowest, longest first."""
+        return [step for _, _, step in sorted(self._slowest, reverse=True)]
+
+    # What trio tells
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.turns += 1
+        self._ended_ns = None
+        turn_ns = thread_time_ns() - self._turn_began_cpu_ns
+        if self._turn_began_cpu_ns and turn_ns > self.longest_turn_cpu_ns:
+            self.longest_turn_cpu_ns = turn_ns
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._ended_cpu_ns, self._ended_ns = thread_time_ns(), perf_counter_ns()
+        self._turn_began_cpu_ns = self._ended_cpu_ns
+
+    def before_task_step(self, task: Task) -> None:
+        cpu_ns, now_ns = thread_time_ns(), perf_counter_ns()
+        ended_ns, self._ended_ns = self._ended_ns, None
+        if ended_ns is not None and now_ns - ended_ns > _LOOK_AFTER_NS:
+            # What trio does between steps never blocks: what was not computed was waited.
+            gap_ms = (now_ns - ended_ns) / 1e6
+            cpu_ms = min((cpu_ns - self._ended_cpu_ns) / 1e6, gap_ms)
+            self._keep(SlowStep(gap_ms, cpu_ms, gap_ms - cpu_ms, 0.0, _NOBODY, None, None))
+        read_at_ns, queued_ns = self._queued_at
+        if now_ns - read_at_ns > _STALE_NS:
+            queued_ns = None
+        self._now = _Seen(now_ns, cpu_ns, queued_ns)
+
+    def after_task_step(self, task: Task) -> None:
+        seen, self._now = self._now, None
+        if seen is None:
+            return  # watching began in the midst of it
+        self._ended_cpu_ns, self._ended_ns = thread_time_ns(), perf_counter_ns()
+        duration_ns = self._ended_ns - seen.began_ns
+        self.steps += 1
+        self.busy_ns += duration_ns
+        if task is self._own:
+            return  # it would be among the longest of a loop that has little to do
+        duration_ms = duration_ns / 1e6
+        if len(self._slowest) == _SLOWEST_MAX and duration_ms <= self._slowest[0][0]:
+            return
+        cpu_ms = (self._ended_cpu_ns - seen.began_cpu_ns) / 1e6
+        self._keep(self._step(task, seen, duration_ms, min(cpu_ms, duration_ms)))
+
+    def _step(self, task: Task, seen: _Seen, duration_ms: float, cpu_ms: float) -> SlowStep:
+        places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
+        own = [place for place in places if not place.is_of_trio]
+        name = self._name(task) if places else None
+        garbage_ms = seen.garbage_ns / 1e6
+        ran = Counter(seen.ran).most_common(1)[0][0] if seen.ran else None
+        if garbage_ms > duration_ms / 2:
+            ran = f"{COLLECTING}, in {ran}" if ran else COLLECTING
+        queued_ms = None
+        if duration_ms * 1e6 > _LOOK_AFTER_NS:
+            queued_ns = self._queued.read_ns()
+            if queued_ns is not None and seen.began_queued_ns is not None:
+                queued_ms = min(duration_ms, (queued_ns - seen.began_queued_ns) / 1e6)
+        after = own[-1] if own else None
+        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, name or task.name, after, ran)
+
+    def _keep(self, step: SlowStep) -> None:
+        entry = (step.duration_ms, self.steps, step)
+        if len(self._slowest) < _SLOWEST_MAX:
+            heappush(self._slowest, entry)
+        else:
+            heappushpop(self._slowest, entry)
+
+    # What the collector tells, in the thread that it stops
+
+    def _collects(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collection_began_ns = perf_counter_ns(), thread_time_ns()
+            return
+        began_ns, began_cpu_ns = self._collection_began_ns
+        pauses = self.garbage.setdefault(info["generation"], GarbagePauses())
+        pauses.count += 1
+        pauses.longest_cpu_ms = max(pauses.longest_cpu_ms, (thread_time_ns() - began_cpu_ns) / 1e6)
+        seen = self._now
+        if seen is not None:
+            seen.garbage_ns += perf_counter_ns() - began_ns
+
+    # In a thread of its own
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_EACH_S):
+            seen = self._now
+            if seen is None or perf_counter_ns() - seen.began_ns < _LOOK_AFTER_NS:
+                # For a step that begins before the next look this is the state at its beginning,
+                # or one that is older by a look at most.
+                self._queued_at = (perf_counter_ns(), self._queued.read_ns())
+                continue
+            frame = sys._current_frames().get(self._loop_ident)
+            if frame is not None and self._now is seen:
+                seen.ran.append(_function(frame))
+
+
+def _function(frame: FrameType) -> str:
+    """The innermost function that is neither the standard library's nor trio's."""
+    innermost = place_of(frame)
+    outer: FrameType | None = frame
+    while outer is not None:
+        place = place_of(outer)
+        if _is_own(place):
+            return f"{place.module} {place.function}"
+        outer = outer.f_back
+    return f"{innermost.module} {innermost.function}"
+
+
+def _is_own(place: Place) -> bool:
+    package = place.module.partition(".")[0]
+    return not (place.is_of_trio or package in sys.stdlib_module_names or place.module == __name__)
+
+
+class _QueuedTime:
+    """How long a thread has waited for a processor so far; Linux tells it."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self, thread_id: int) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def read_ns(self) -> int | None:
+        if self._file < 0:
+            return None
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
