@@ -265,9 +265,10 @@ class ShortConnection:
             publish.topic.publish(
                 ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
             )
-        except PublishRefused:
-            refused = HttpError(503, "EXITING")
-            more, last = answers.refusal(refused, False), answers.refusal(refused, publish.close)
+        except PublishRefused as refused:
+            command = "PUB" if bodies is None else "MPUB"
+            error = self._way.rules.refusal(publish.topic, command, refused)
+            more, last = answers.refusal(error, False), answers.refusal(error, publish.close)
         else:
             more, last = answers.ok(False), answers.ok(publish.close)
         if len(publish.run) > 1:
