@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator, Sequence
 from http.client import responses
 
+import msgspec
 from quart import Response
 
 __all__ = [
@@ -13,11 +15,13 @@ __all__ = [
     "error",
     "json_bytes",
     "json_document",
+    "json_pieces",
     "options",
     "plain",
     "reason",
     "redirect",
     "text",
+    "text_pieces",
     "tls_required",
 ]
 
@@ -27,7 +31,7 @@ _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 _HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
 
 # These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
-_ESCAPED = re.compile("[<>&\u2028\u2029]")
+_ESCAPED = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "<>&\u2028\u2029")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _REASONS = {status: phrase.encode() for status, phrase in responses.items()}
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
@@ -62,14 +66,44 @@ def options(allow: str) -> Response:
 
 def json_bytes(value: object) -> bytes:
     """``value`` as compact JSON, keys in the order that they have."""
-    document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    document = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
-    return _SURROGATES.sub("\ufffd", document).encode()
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Lone surrogates, which no UTF-8 has.
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        document = _SURROGATES.sub("\ufffd", text).encode()
+    for raw, escaped in _ESCAPED:
+        if raw in document:
+            document = document.replace(raw, escaped)
+    return document
 
 
 def json_document(value: object) -> Response:
-    """A JSON document."""
+    """A JSON document. A large one is to be made in turns; see `json_pieces`."""
     return _response(200, json_bytes(value), _JSON_TYPE, _NSQ_TYPE)
+
+
+def json_pieces(pieces: Sequence[bytes]) -> Response:
+    """A JSON document that was made piece by piece."""
+    return _in_pieces(pieces, _JSON_TYPE, _NSQ_TYPE)
+
+
+def text_pieces(pieces: Sequence[bytes]) -> Response:
+    """As `text`, of a text that was made piece by piece."""
+    return _in_pieces(pieces, _TEXT_TYPE, _NSQ_TYPE)
+
+
+def _in_pieces(pieces: Sequence[bytes], *headers: tuple[str, str]) -> Response:
+    """Each piece is sent by itself, so that no step of the event loop copies them all."""
+    response = Response(_one_by_one(pieces), 200)
+    del response.headers["Content-Type"]
+    response.headers.extend((*headers, ("Content-Length", str(sum(map(len, pieces))))))
+    return response
+
+
+async def _one_by_one(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def error(status: int, code: str, allow: str | None = None) -> Response:
