@@ -19,6 +19,7 @@ from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryStream, MemoryTransport, memory_connection
 from trionsq.web.pace import PACE
+from trionsq.web.sites import SiteGuard
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 LIMITS_S = WaitLimits(request_s=75, body_s=30, body_pace=PACE, peer_s=20, linger_s=0.5)
@@ -73,7 +74,7 @@ class Place:
 
     def __init__(self, broker: Broker, nursery: trio.Nursery) -> None:
         self.broker = broker
-        self.way = ShortWay(broker, LIMITS_S)
+        self.way = ShortWay(broker, LIMITS_S, SiteGuard())
         self._nursery = nursery
         nursery.start_soon(self.way.watch)
 

@@ -6,8 +6,8 @@ Work is counted, not timed: rows and channels that are looked at between two tur
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from trio.testing import MockClock
 
 from tests.broker.statistics import document_of
 from tests.http.conftest import StartBroker
+from tests.http.meter import Meter, metered
 from trionsq.broker import statistics as statistics_module
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
@@ -31,23 +32,6 @@ from trionsq.wire import commands
 
 ROWS_MAX = 64
 """More than any turn may have."""
-
-
-class Meter(trio.abc.Instrument):
-    """Counts work between the turns of tasks."""
-
-    def __init__(self) -> None:
-        self.work = self.most = self.total = 0
-
-    def did(self, work: int = 1) -> None:
-        """Some work was done."""
-        self.work += work
-        self.total += work
-        self.most = max(self.most, self.work)
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """A turn begins."""
-        self.work = 0
 
 
 @pytest.fixture
@@ -76,16 +60,6 @@ def client_of(broker: Broker) -> Iterator[httpx2.AsyncClient]:
     """A client of the API. quart's own holds a few pieces of an answer only."""
     transport = httpx2.ASGITransport(cast(Any, create_app(broker)))
     yield httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
-
-
-@asynccontextmanager
-async def metered(meter: Meter) -> AsyncIterator[None]:
-    """Counts inside the context."""
-    trio.lowlevel.add_instrument(meter)
-    try:
-        yield
-    finally:
-        trio.lowlevel.remove_instrument(meter)
 
 
 def count_calls(patch: pytest.MonkeyPatch, meter: Meter, *names: str) -> None:

@@ -23,13 +23,14 @@ from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
 from trionsq.cli.log import set_level
 from trionsq.cli.signals import another
-from trionsq.http.serve import serve_http
+from trionsq.http.serve import gate_of, serve_http
 from trionsq.listener import accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import lock_folder
 from trionsq.storage.metadata import remove_drafts
 from trionsq.transport import SocketTransport
 from trionsq.upgrades.certificates import ServerTls
+from trionsq.web.gate import Gate
 from trionsq.web.mounts import NO_MOUNTS, Mounts
 
 if TYPE_CHECKING:
@@ -79,10 +80,11 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         for sock in tcp:
             await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
         mounts = mount.apps if mount is not None else NO_MOUNTS
+        gate = gate_of(options)
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls, mounts)
+            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None, mounts)
+            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
@@ -108,9 +110,10 @@ async def _serve_http(
     sock: socket.socket,
     tls: ServerTls | None,
     mounts: Mounts,
+    gate: Gate,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    await serve_http(broker, sock, tls=tls, mounts=mounts, task_status=task_status)
+    await serve_http(broker, sock, tls=tls, mounts=mounts, gate=gate, task_status=task_status)
 
 
 async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:

@@ -45,6 +45,7 @@ class ShortConnection:
         "__weakref__",
         "_at",
         "_buffer",
+        "_checks_hosts",
         "_closing",
         "_ending",
         "_expired",
@@ -60,7 +61,9 @@ class ShortConnection:
         "_way",
     )
 
-    def __init__(self, way: ShortWay, transport: Transport) -> None:
+    def __init__(self, way: ShortWay, transport: Transport, *, checks_hosts: bool = False) -> None:
+        """``checks_hosts``: whether a name in a Host header has to be this machine's."""
+        self._checks_hosts = checks_hosts
         self._way = way
         self._transport = transport
         self._scope = trio.CancelScope()
@@ -207,7 +210,7 @@ class ShortConnection:
                 break
             raw = buffer[at:end]
             request = way.requests.get(raw) or way.recognise(raw)
-            if request is None:
+            if request is None or (self._checks_hosts and not request.knows_host):
                 self._strange = True
                 break
             stop = end + request.length
