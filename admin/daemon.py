@@ -16,7 +16,7 @@ import httpx2
 import trio
 
 from admin.access.opening import open_access
-from admin.app import create_admin_app
+from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
 from admin.options import NsqadminOptions, OptionsError, validated
@@ -96,11 +96,12 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
         async with open_dashboard(options, hosts, port) as dashboard:
             _announce(http)
             dashboard.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
-            app = create_admin_app(dashboard)
+            gate = gate_of(dashboard)
+            app = create_admin_app(dashboard, gate)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s)
                 for sock in http:
-                    await nursery.start(serve_web, WebServer(app), sock)
+                    await nursery.start(serve_web, WebServer(app, gate=gate), sock)
                 sockets.pop_all()  # each listener closes its own from now on
                 try:
                     yield dashboard

@@ -21,7 +21,10 @@ from trionsq.optionspec import (
     STRING,
     STRINGS,
     DaemonOptions,
+    allow_host_option,
+    allow_origin_option,
     choice,
+    max_http_connections_option,
     option,
     prefix_option,
 )
@@ -165,6 +168,9 @@ class NsqadminOptions(DaemonOptions):
     history_ns: int = option(
         "history", 60 * MINUTE_NS, DURATION, "of rates and depths that charts show"
     )
+    http_allow_origin: tuple[str, ...] = allow_origin_option()
+    http_allow_host: tuple[str, ...] = allow_host_option()
+    max_http_connections: int = max_http_connections_option()
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )

@@ -23,6 +23,7 @@ from trionsq.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.web.answers import empty, encoded_document, json_bytes, json_document, plain
 from trionsq.web.app import Endpoint, create_app
 from trionsq.web.errors import HttpError
+from trionsq.web.gate import Gate
 from trionsq.web.guard import guarded
 from trionsq.web.health import Health
 from trionsq.web.pprof import Pprof
@@ -39,16 +40,18 @@ def lookupd_app(
     options: NsqlookupdOptions,
     now_ns: Callable[[], int],
     loop_lag_s: Histogram | None = None,
+    gate: Gate | None = None,
 ) -> QuartTrio:
     """The HTTP API of ``registry``; ``now_ns`` is the clock that its times are of.
 
-    ``loop_lag_s`` is for /metrics.
+    ``loop_lag_s`` is for /metrics; ``gate`` refuses requests, and is shown there too.
     """
-    metrics = metrics_page(registry, now_ns, loop_lag_s or Histogram(LOOP_LAG_BOUNDS_S))
+    gate = Gate() if gate is None else gate
+    metrics = metrics_page(registry, now_ns, loop_lag_s or Histogram(LOOP_LAG_BOUNDS_S), gate)
     # It waits for nothing and needs no disk: it is ready as long as it answers.
     health = Health(lambda: None)
     endpoints = [*_endpoints(_Directory(registry, now_ns), options), metrics.endpoint]
-    return create_app([*endpoints, *health.endpoints()])
+    return create_app([*endpoints, *health.endpoints()], sites=gate.sites)
 
 
 def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[Endpoint]:

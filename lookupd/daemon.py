@@ -28,6 +28,7 @@ from trionsq.histogram import Histogram
 from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.answers import json_bytes
+from trionsq.web.gate import Gate
 from trionsq.web.serve import WebServer, serve_web
 
 __all__ = ["Lookupd", "run_nsqlookupd", "running_nsqlookupd"]
@@ -118,7 +119,8 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
         http = await _open(options.http_address, sockets)
         lookupd = Lookupd(options)
         lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
-        app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s)
+        gate = Gate.of(options, options.broadcast_address)
+        app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s)
 
@@ -128,7 +130,7 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
             for sock in tcp:
                 await nursery.start(accept_forever, sock, accept)
             for sock in http:
-                await nursery.start(serve_web, WebServer(app), sock)
+                await nursery.start(serve_web, WebServer(app, gate=gate), sock)
             sockets.pop_all()  # each listener closes its own from now on
             try:
                 yield lookupd

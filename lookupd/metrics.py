@@ -8,7 +8,16 @@ from typing import Final
 from lookupd.registry import Registry
 from lookupd.turns import Turns
 from trionsq.histogram import Histogram
-from trionsq.web.metrics import Figures, HistogramFigures, MetricsPage, Table, build_info, gauge
+from trionsq.web.gate import Gate
+from trionsq.web.metrics import (
+    Figures,
+    HistogramFigures,
+    MetricsPage,
+    Table,
+    build_info,
+    gate_figures,
+    gauge,
+)
 
 __all__ = ["metrics_page"]
 
@@ -24,7 +33,7 @@ _TOPIC: Final = (
 
 
 def metrics_page(
-    registry: Registry, now_ns: Callable[[], int], loop_lag_s: Histogram
+    registry: Registry, now_ns: Callable[[], int], loop_lag_s: Histogram, gate: Gate
 ) -> MetricsPage:
     """/metrics of ``registry``; ``now_ns`` is the clock that its times are of."""
 
@@ -50,6 +59,7 @@ def metrics_page(
                 "How much later than it wanted a task woke up, sampled twice a second.",
                 loop_lag_s,
             ),
+            *gate_figures("nsqlookupd", gate),
             topics,
         ]
 

@@ -15,6 +15,9 @@ from trionsq.optionspec import (
     LOG_FORMAT,
     STRING,
     DaemonOptions,
+    allow_host_option,
+    allow_origin_option,
+    max_http_connections_option,
     option,
     prefix_option,
 )
@@ -54,6 +57,9 @@ class NsqlookupdOptions(DaemonOptions):
     )
 
     # ours
+    http_allow_origin: tuple[str, ...] = allow_origin_option()
+    http_allow_host: tuple[str, ...] = allow_host_option()
+    max_http_connections: int = max_http_connections_option()
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )

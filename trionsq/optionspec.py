@@ -250,6 +250,39 @@ def prefix_option(name: str) -> str:
     return option("log-prefix", f"[{name}] ", STRING, "begins each log line")
 
 
+# Every daemon's HTTP has these three.
+def allow_origin_option() -> tuple[str, ...]:
+    """Which other sites' pages may use the HTTP API."""
+    return option(
+        "http-allow-origin",
+        (),
+        STRINGS,
+        "origin (https://host:port) whose pages may use the HTTP API from a browser; *: all",
+        key="http_allow_origins",
+    )
+
+
+def allow_host_option() -> tuple[str, ...]:
+    """Which names in the Host header are this machine's."""
+    return option(
+        "http-allow-host",
+        (),
+        STRINGS,
+        "further name of this machine, as a proxy on it may ask for; *: any",
+        key="http_allow_hosts",
+    )
+
+
+def max_http_connections_option() -> int:
+    """How many HTTP connections there may be."""
+    return option(
+        "max-http-connections",
+        10_000,
+        INT,
+        "HTTP connections, further ones are answered 503; 0: no limit",
+    )
+
+
 def table(options: object) -> Iterator[tuple[str, Option]]:
     """Yield (field name, description) of an options dataclass or instance, in table order."""
     for field in dataclasses.fields(cast(Any, options)):

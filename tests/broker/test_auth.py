@@ -19,10 +19,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.auth_stub import EVERYTHING, GRANTED, AuthStub, authorized, granting, http
 from tests.broker.session import CancelAt, When
+from tests.broker.statistics import document_of
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
-from trionsq.broker.statistics import StatsFilter, statistics
 from trionsq.debug.tasks import task_tree
 from trionsq.debug.tasks_shown import text_pieces
 from trionsq.http.debug_names import task_name
@@ -62,7 +62,7 @@ async def test_auth_answers_with_the_identity_and_stats_show_it() -> None:
             talk = await ask(broker)
             await talk.response(expected)
             await talk.subscribe("t", "c")
-        clients = statistics(broker, StatsFilter())["topics"][0]["channels"][0]["clients"]  # type: ignore[index]
+        clients = (await document_of(broker))["topics"][0]["channels"][0]["clients"]
         shown: list[Any] = [
             {key: value for key, value in client.items() if key.startswith("auth")}
             for client in clients or []
@@ -71,7 +71,7 @@ async def test_auth_answers_with_the_identity_and_stats_show_it() -> None:
             {"authed": True, "auth_identity": "ann", "auth_identity_url": "u"},
             {"authed": True},
         ]
-        assert list(clients[0])[14:18] == [  # type: ignore[index]
+        assert list(clients[0])[14:18] == [
             "user_agent",
             "authed",
             "auth_identity",
@@ -88,8 +88,8 @@ async def test_without_auth_servers_nothing_is_checked() -> None:
         talk = Conversation.begin(broker)
         await talk.say(commands.publish("t", b"x"))
         await talk.response()
-        producers = statistics(broker, StatsFilter())["producers"]
-        assert "authed" not in producers[0]  # type: ignore[index]
+        producers = (await document_of(broker))["producers"]
+        assert "authed" not in producers[0]
         await talk.say(commands.auth("s"))
         assert await talk.error() == "E_AUTH_DISABLED AUTH disabled"
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from trionsq.broker.memory import memory_figures
 from trionsq.broker.statistics import ChannelStats, Latency, TopicStats
 from trionsq.broker.statsd_lines import (
+    Datagrams,
     Figure,
     counters,
     lines,
-    packed,
     prefix_of,
     process_figures,
     topic_figures,
@@ -173,7 +173,10 @@ def test_datagrams_hold_whole_lines_and_no_more_than_they_may(
     text: list[str], nbytes_max: int
 ) -> None:
     """In order, as many as fit; a line that fits in none is alone in its own."""
-    datagrams = packed(text, nbytes_max)
+    packed = Datagrams(nbytes_max)
+    for line in text:
+        packed.add(line)
+    datagrams = packed.end()
     assert b"".join(datagrams) == "".join(text).encode()
     ends = {0}
     for line in text:

@@ -12,13 +12,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.broker.statistics import document_of
 from tests.broker.support import check_nobody_left, publish
 from tests.broker.upgrading import Upgrading, certificate, identify, until_gone
 from tests.golden.layers import Deflate, Snappy, TlsConnection
 from tests.golden.peer import Peer
 from tests.golden.test_in_process import MemoryPeer
 from tests.upgrades.ends import client_context
-from trionsq.broker.statistics import StatsFilter, statistics
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
@@ -66,7 +66,7 @@ async def test_statistics_tell_the_layers(
         await client.upgrade(*layers)
         await client.say(commands.publish("t", b"x"))
         await client.frame()
-        producers = statistics(broker, StatsFilter())["producers"]
+        producers = (await document_of(broker))["producers"]
         assert producers is not None
         (shown,) = producers
         is_tls = "tls" in layers

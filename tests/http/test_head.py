@@ -33,7 +33,8 @@ def parsed(head: bytes, target: Target) -> Head | None:
     assert connection.next_event() in (h11.NEED_DATA, h11.PAUSED)
     close = connection.their_state is h11.MUST_CLOSE
     _, _, query = request.target.partition(b"?")
-    return Head(target, query, length, close)
+    host = dict(request.headers).get(b"host", b"")
+    return Head(target, query, length, close, host)
 
 
 PIECES = st.lists(
@@ -99,13 +100,13 @@ def test_what_is_recognised_is_what_the_parser_says(line: bytes, headers: bytes)
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", Head(Target.PING, b"", 0, False)),
+        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", Head(Target.PING, b"", 0, False, b"a")),
         (b"GET /ping?x HTTP/1.0\r\n\r\n", Head(Target.PING, b"x", 0, True)),
-        (LINE + HOST + b"\r\n", Head(Target.PUB, b"topic=t", 0, False)),
+        (LINE + HOST + b"\r\n", Head(Target.PUB, b"topic=t", 0, False, b"a")),
         (
             b"POST /mput?topic=t&binary=true HTTP/1.1\r\nUser-Agent: P/8 (x; y)\r\naccept: */*\r\n"
             b"host: [::1]:4151\r\nCONTENT-LENGTH: 12\r\nConnection: Close\r\n\r\n",
-            Head(Target.MPUB, b"topic=t&binary=true", 12, True),
+            Head(Target.MPUB, b"topic=t&binary=true", 12, True, b"[::1]:4151"),
         ),
     ],
 )

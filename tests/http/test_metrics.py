@@ -18,7 +18,9 @@ from quart_trio import QuartTrio
 
 from tests.broker.support import publish
 from tests.http.conftest import StartBroker
+from tests.http.meter import Meter, metered
 from trionsq.broker.broker import Broker
+from trionsq.broker.channel import Channel
 from trionsq.broker.options import NsqdOptions
 from trionsq.http import metrics
 from trionsq.http.app import create_app
@@ -26,6 +28,7 @@ from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import memory_connection
 from trionsq.web import metrics as web_metrics
+from trionsq.web.gate import Gate
 from trionsq.wire import commands
 
 OPENMETRICS = "application/openmetrics-text"
@@ -268,9 +271,9 @@ async def test_many_who_ask_at_once_cost_one_look(
     looks = []
     gather = metrics._gather
 
-    async def counted(of: Broker) -> object:
+    async def counted(of: Broker, gate: Gate) -> object:
         looks.append(of)
-        return await gather(of)
+        return await gather(of, gate)
 
     monkeypatch.setattr(metrics, "_gather", counted)
     app = create_app(broker)
@@ -288,24 +291,26 @@ async def test_many_who_ask_at_once_cost_one_look(
     assert len(set(pages)) == 1
 
 
-async def test_other_tasks_get_their_turn_while_a_page_is_made(broker: Broker) -> None:
-    """With many topics the event loop is given back many times."""
-    for number in range(500):
+async def test_other_tasks_get_their_turn_while_a_page_is_made(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many topics, or many channels of one, the event loop is given back many times."""
+    for number in range(250):
         broker.topic(f"t{number}").channel("c")
+        broker.topic("t").channel(f"c{number}")
     await trio.testing.wait_all_tasks_blocked()
-    turns = 0
+    meter = Meter()
+    show = metrics._channel
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
+    def counted(channel: Channel, now_ns: int) -> list[float | None]:
+        meter.did()
+        return show(channel, now_ns)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(others)
-        gathered = await metrics._gather(broker)
-        nursery.cancel_scope.cancel()
-    assert turns >= 5
+    monkeypatch.setattr(metrics, "_channel", counted)
+    async with metered(meter):
+        gathered = await metrics._gather(broker, Gate())
+    assert meter.total == 500
+    assert meter.most <= 100
     assert any(len(getattr(table, "rows", ())) == 500 for table in gathered)
 
 
@@ -315,7 +320,7 @@ async def test_the_documentation_names_each_figure(broker: Broker) -> None:
     rows = re.findall(r"^\| `(nsqd_\w+)` \|([^|]*)\|", told, re.MULTILINE)
     broker.topic("t").channel("c")
     found = {}
-    for figures in await metrics._gather(broker):
+    for figures in await metrics._gather(broker, Gate()):
         for metric in figures.metrics():
             suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
             labels = {name for sample in metric.samples for name in sample.labels} - {"le"}

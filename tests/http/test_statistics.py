@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
-from trionsq.broker.statistics import StatsDocument, StatsFilter, info, statistics
+from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.core.consumer import Consumer
-from trionsq.http.stats_text import stats_text
+from trionsq.http.stats_text import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies
@@ -37,14 +39,21 @@ def pub(topic: str, body: bytes) -> bytes:
     return f"PUB {topic}\n".encode() + len(body).to_bytes(4, "big") + body
 
 
-def topic_names(document: StatsDocument) -> list[str] | None:
+async def text_of(broker: Broker, asked: StatsFilter) -> str:
+    """The text."""
+    form = StatsText(broker.clock.now_ns())
+    rows = [form.row(row) async for row in statistics(broker, asked)]
+    return b"".join([*rows, form.end()]).decode()
+
+
+def topic_names(document: Mapping[str, Any]) -> list[str] | None:
     topics = document["topics"]
     return None if topics is None else [topic["topic_name"] for topic in topics]
 
 
 async def test_an_empty_broker(broker: Broker) -> None:
     """No topics is an empty list, no producers is null; memory has all its figures."""
-    document = statistics(broker, StatsFilter())
+    document = await document_of(broker, StatsFilter())
     assert list(document) == ["version", "health", "start_time", "topics", "memory", "producers"]
     assert (document["topics"], document["producers"]) == ([], None)
     assert all(isinstance(figure, int) and figure >= 0 for figure in document["memory"].values())
@@ -57,20 +66,20 @@ async def test_names_are_sorted_and_filtered_exactly(broker: Broker) -> None:
         broker.topic(topic)
     for channel in ("y", "X"):
         broker.topic("b").channel(channel)
-    document = statistics(broker, StatsFilter())
+    document = await document_of(broker, StatsFilter())
     assert topic_names(document) == ["B", "a.z", "b"]
     assert document["topics"] is not None
     assert [channel["channel_name"] for channel in document["topics"][2]["channels"]] == ["X", "y"]
-    assert topic_names(statistics(broker, StatsFilter(topic="a"))) is None
-    assert topic_names(statistics(broker, StatsFilter(topic="b", channel="y"))) == ["b"]
-    assert topic_names(statistics(broker, StatsFilter(channel="nope"))) == []
+    assert topic_names(await document_of(broker, StatsFilter(topic="a"))) is None
+    assert topic_names(await document_of(broker, StatsFilter(topic="b", channel="y"))) == ["b"]
+    assert topic_names(await document_of(broker, StatsFilter(channel="nope"))) == []
 
 
 async def test_a_connection_that_published_and_consumes(broker: Broker) -> None:
     """It is listed at its channel and among the producers, with at most one publish count."""
     commands = b"SUB t c\n" + pub("t", b"one") + pub("u", b"two") + b"RDY 5\n"
     async with connected(broker, commands):
-        document = statistics(broker, StatsFilter(memory=False))
+        document = await document_of(broker, StatsFilter(memory=False))
         assert document["topics"] is not None
         (channel,) = document["topics"][0]["channels"]
         assert (channel["in_flight_count"], channel["depth"], channel["client_count"]) == (1, 0, 1)
@@ -91,17 +100,17 @@ async def test_a_producer_of_another_topic_has_no_count(broker: Broker) -> None:
     """With a topic filter it is listed all the same; an unknown topic lists nobody."""
     broker.topic("other")
     async with connected(broker, pub("t", b"x")):
-        producers = statistics(broker, StatsFilter(topic="other"))["producers"]
+        producers = (await document_of(broker, StatsFilter(topic="other")))["producers"]
         assert producers is not None
         (producer,) = producers
         assert "pub_counts" not in producer
-        assert statistics(broker, StatsFilter(topic="nope"))["producers"] is None
+        assert (await document_of(broker, StatsFilter(topic="nope")))["producers"] is None
 
 
 async def test_clients_can_be_left_out(broker: Broker) -> None:
     """Their lists are null then, and they are counted still."""
     async with connected(broker, b"SUB t c\n" + pub("t", b"x")):
-        document = statistics(broker, StatsFilter(clients=False))
+        document = await document_of(broker, StatsFilter(clients=False))
         assert document["topics"] is not None
         (channel,) = document["topics"][0]["channels"]
         assert (channel["clients"], channel["client_count"]) == (None, 1)
@@ -112,9 +121,9 @@ async def test_a_snapshot_does_not_touch_what_it_counts(broker: Broker) -> None:
     """Looking twice shows the same, also after a filter for a topic nobody published to."""
     broker.topic("other")
     async with connected(broker, pub("t", b"x")):
-        before = statistics(broker, StatsFilter(memory=False))
-        statistics(broker, StatsFilter(topic="other"))
-        assert statistics(broker, StatsFilter(memory=False)) == before
+        before = await document_of(broker, StatsFilter(memory=False))
+        await document_of(broker, StatsFilter(topic="other"))
+        assert await document_of(broker, StatsFilter(memory=False)) == before
 
 
 async def test_info_tells_ports_and_limits(broker: Broker) -> None:
@@ -143,8 +152,7 @@ async def test_text_has_a_line_for_each_thing(broker: Broker, memory: bool) -> N
     broker.topic("paused").pause()
     async with connected(broker, b"SUB t c\n" + pub("t", b"x")):
         broker.topic("t").channel("d").pause()
-        now_ns = broker.clock.now_ns()
-        text = stats_text(statistics(broker, StatsFilter(memory=memory)), now_ns)
+        text = await text_of(broker, StatsFilter(memory=memory))
     lines = text.split("\n")
     assert lines[0].startswith("nsqd v1.3.0 (built w/")
     assert ("Memory:" in lines) is memory
@@ -175,7 +183,7 @@ async def test_a_client_cannot_write_lines_of_its_own(broker: Broker) -> None:
     body = b'{"hostname":"h\\nTopics: None","client_id":"x"}'
     identify = b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body
     async with connected(broker, identify + pub("t", b"x")):
-        text = stats_text(statistics(broker, StatsFilter()), broker.clock.now_ns())
+        text = await text_of(broker, StatsFilter())
     assert "\nTopics: None" not in text
 
 
@@ -193,8 +201,8 @@ async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> No
         channel.core.set_ready(consumer, 10, broker.clock.now_s())
         await trio.testing.wait_all_tasks_blocked()
         channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())
-        document = statistics(broker, StatsFilter())
-        text = stats_text(document, broker.clock.now_ns())
+        document = await document_of(broker, StatsFilter())
+        text = await text_of(broker, StatsFilter())
     expected = [{"quantile": 1, "value": 3_000_000_000}, {"quantile": 0.5, "value": 1_500_000_000}]
     assert document["topics"] is not None
     [topic] = document["topics"]

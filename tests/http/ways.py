@@ -47,14 +47,18 @@ class Outcome:
 class Way:
     """A server, and the means to talk to it."""
 
-    def __init__(self, broker: Broker, server: HttpServer, connections: trio.Nursery) -> None:
+    def __init__(
+        self, broker: Broker, server: HttpServer, connections: trio.Nursery, *, by_tcp: bool = False
+    ) -> None:
+        """``by_tcp``: connections are made to a loopback address."""
+        self._by_tcp = by_tcp
         self.broker = broker
         self.server = server
         self._connections = connections
 
     def connect(self) -> trio.SocketStream:
         """A new connection."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = loopback_pair() if self._by_tcp else socket.socketpair()
         self._connections.start_soon(self.server.serve, theirs)
         return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
 
@@ -78,24 +82,33 @@ class Way:
         return Outcome(_DATE.sub(b"", came), topics)
 
 
+def loopback_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection to 127.0.0.1, that which was accepted last."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        return ours, listening.accept()[0]
+
+
 @asynccontextmanager
-async def way(*, short_way: bool, **options: Any) -> AsyncIterator[Way]:
+async def way(*, short_way: bool, by_tcp: bool = False, **options: Any) -> AsyncIterator[Way]:
     """A broker and its HTTP server."""
     async with nsqd_in_memory(**{**LIMITS, **options}) as broker, trio.open_nursery() as nursery:
         server = HttpServer(broker, short_way=short_way)
         connections = await nursery.start(server.hold_connections)
         try:
-            yield Way(broker, server, connections)
+            yield Way(broker, server, connections, by_tcp=by_tcp)
         finally:
             # A test that failed must not wait for connections that nobody ends.
             with trio.CancelScope(shield=True):
                 await server.end()
 
 
-async def _both_ways(conversations: Sequence[Sequence[bytes]]) -> tuple[Outcome, Outcome]:
+async def _both_ways(
+    conversations: Sequence[Sequence[bytes]], by_tcp: bool
+) -> tuple[Outcome, Outcome]:
     outcomes = []
     for short_way in (True, False):
-        async with way(short_way=short_way) as server:
+        async with way(short_way=short_way, by_tcp=by_tcp) as server:
             for pieces in conversations:
                 outcome = await server.exchange(pieces)
         outcomes.append(outcome)
@@ -103,9 +116,12 @@ async def _both_ways(conversations: Sequence[Sequence[bytes]]) -> tuple[Outcome,
     return short, framework
 
 
-def both_ways(*conversations: Sequence[bytes]) -> tuple[Outcome, Outcome]:
-    """The outcome of the last conversation: on the short way, and through the framework."""
-    return run(_both_ways, conversations)
+def both_ways(*conversations: Sequence[bytes], by_tcp: bool = False) -> tuple[Outcome, Outcome]:
+    """The outcome of the last conversation: on the short way, and through the framework.
+
+    ``by_tcp``: on connections to a loopback address.
+    """
+    return run(_both_ways, conversations, by_tcp)
 
 
 def run(function: Callable[P, Awaitable[T]], *args: P.args, **_: P.kwargs) -> T:

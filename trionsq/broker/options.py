@@ -22,7 +22,10 @@ from trionsq.optionspec import (
     STRING,
     STRINGS,
     DaemonOptions,
+    allow_host_option,
+    allow_origin_option,
     choice,
+    max_http_connections_option,
     option,
     prefix_option,
     table,
@@ -227,6 +230,9 @@ class NsqdOptions(DaemonOptions):
         INT,
         "as many of one address at once; 0: twice --max-connection-rate",
     )
+    http_allow_origin: tuple[str, ...] = allow_origin_option()
+    http_allow_host: tuple[str, ...] = allow_host_option()
+    max_http_connections: int = max_http_connections_option()
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
     )
@@ -264,6 +270,7 @@ _NOT_NEGATIVE = frozenset(
         "max_connections",
         "max_connection_rate",
         "max_connection_burst",
+        "max_http_connections",
     }
 )
 

@@ -1,20 +1,26 @@
 """What the broker says of itself, in the documents of /info and /stats; statsd sends of the same.
 
-Nothing here waits, so a document is a consistent snapshot. Keys stand in nsqd's order.
+Statistics are gathered in rows, and other tasks get their turn after some of them: no step of the
+event loop grows with the number of topics, channels or clients. So a document is not of one moment.
+The figures of one topic without its channels are, and so are those of one channel, and those of one
+client. What is made or deleted meanwhile may be missing. Keys stand in nsqd's order.
 
 Spec: nsqd-http, section 5.
 """
 
 from __future__ import annotations
 
+import heapq
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, NotRequired, TypedDict
+
+import trio
 
 from trionsq import NSQ_VERSION
 from trionsq.broker.memory import MemoryFigures, memory_figures
-from trionsq.core.latency import quantiles
+from trionsq.core.latency import MergedLatencies
 from trionsq.upgrades.cipher_names import suite_name, version_name
 from trionsq.wire.auth import Grant
 
@@ -25,17 +31,28 @@ if TYPE_CHECKING:
     from trionsq.broker.topic import Topic
 
 __all__ = [
+    "ChannelRow",
     "ChannelStats",
+    "ClientRow",
     "ClientStats",
+    "Head",
     "Info",
     "Latency",
-    "StatsDocument",
+    "ProducerRow",
+    "Row",
     "StatsFilter",
+    "TopicRow",
     "TopicStats",
     "info",
     "statistics",
-    "topic_stats",
 ]
+
+# Rows that are gathered before other tasks get their turn: with their JSON, about a millisecond.
+_ROWS_MAX: Final = 40
+# Latencies of a busy channel cost as much as so many rows.
+_LATENCIES_ROWS: Final = 10
+# So many names are sorted, or clients that publish nothing are passed, for the cost of a row.
+_PER_ROW: Final = 25
 
 
 class Info(TypedDict):
@@ -109,7 +126,7 @@ class ClientStats(_Shown):
 
 
 class ChannelStats(TypedDict):
-    """One channel."""
+    """One channel; ``clients`` is None if nobody asked for them."""
 
     channel_name: str
     depth: int
@@ -138,20 +155,6 @@ class TopicStats(TypedDict):
     e2e_processing_latency: Latency
 
 
-class _Memory(TypedDict, total=False):
-    memory: MemoryFigures
-
-
-class StatsDocument(_Memory):
-    """/stats?format=json."""
-
-    version: str
-    health: str
-    start_time: int
-    topics: list[TopicStats] | None
-    producers: list[ClientStats] | None
-
-
 @dataclass(frozen=True, slots=True)
 class StatsFilter:
     """What of the statistics is asked for; empty names mean all topics, all channels."""
@@ -160,6 +163,60 @@ class StatsFilter:
     channel: str = ""
     clients: bool = True
     memory: bool = True
+
+
+class Head(NamedTuple):
+    """What is told of the process; ``has_topics`` is False if it has no topic of that name."""
+
+    version: str
+    health: str
+    start_time: int
+    memory: MemoryFigures | None
+    has_topics: bool
+
+
+class TopicRow(NamedTuple):
+    """A topic. The list of its channels is empty: they come in the rows that follow."""
+
+    stats: TopicStats
+    topic: Topic
+
+
+class ChannelRow(NamedTuple):
+    """A channel of the topic before. Its clients come in the rows that follow."""
+
+    stats: ChannelStats
+    channel: Channel
+
+
+class ClientRow(NamedTuple):
+    """A client of the channel before."""
+
+    stats: ClientStats
+
+
+class ProducerRow(NamedTuple):
+    """A client that publishes. These rows come last."""
+
+    stats: ClientStats
+
+
+Row = Head | TopicRow | ChannelRow | ClientRow | ProducerRow
+
+
+class _Turns:
+    """Counts rows, and gives other tasks their turn when there were enough."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    async def spend(self, rows: int) -> None:
+        self._rows += rows
+        if self._rows >= _ROWS_MAX:
+            self._rows = 0
+            await trio.lowlevel.checkpoint()
 
 
 def info(broker: Broker) -> Info:
@@ -179,56 +236,87 @@ def info(broker: Broker) -> Info:
     }
 
 
-def statistics(broker: Broker, asked: StatsFilter) -> StatsDocument:
-    """The document of /stats."""
-    memory: _Memory = {"memory": memory_figures()} if asked.memory else {}
-    return {
-        "version": NSQ_VERSION,
-        "health": broker.health,
-        "start_time": broker.started_s,
-        "topics": _topics(broker, asked),
-        **memory,
-        "producers": _producers(broker, asked),
-    }
+async def statistics(broker: Broker, asked: StatsFilter) -> AsyncGenerator[Row, None]:
+    """The rows of the document of /stats, in its order. Other tasks get their turn meanwhile."""
+    turns = _Turns()
+    is_known = not asked.topic or asked.topic in broker.topics
+    yield Head(
+        NSQ_VERSION,
+        broker.health,
+        broker.started_s,
+        memory_figures() if asked.memory else None,
+        is_known,
+    )
+    if not is_known:
+        return
+    names = iter([asked.topic]) if asked.topic else await _sorted(broker.topics, turns)
+    for name in names:
+        topic = broker.topics.get(name)
+        if topic is not None and (not asked.channel or asked.channel in topic.channels):
+            async for row in _topic_rows(broker, topic, asked, turns):
+                yield row
+        else:
+            await turns.spend(1)
+    if asked.clients:
+        for place, client in enumerate(list(broker.clients)):
+            if client.pub_counts:
+                yield ProducerRow(_client_stats(client, asked))
+                await turns.spend(1)
+            elif place % _PER_ROW == 0:
+                await turns.spend(1)
 
 
-def _topics(broker: Broker, asked: StatsFilter) -> list[TopicStats] | None:
-    if asked.topic and asked.topic not in broker.topics:
-        return None
-    names = [asked.topic] if asked.topic else sorted(broker.topics)
-    topics = (broker.topics[name] for name in names)
-    return [
-        topic_stats(broker, topic, asked)
-        for topic in topics
-        if not asked.channel or asked.channel in topic.channels
-    ]
-
-
-def _producers(broker: Broker, asked: StatsFilter) -> list[ClientStats] | None:
-    if not asked.clients or (asked.topic and asked.topic not in broker.topics):
-        return None
-    producers = [_client_stats(client, asked) for client in broker.clients if client.pub_counts]
-    return producers or None
-
-
-def topic_stats(broker: Broker, topic: Topic, asked: StatsFilter) -> TopicStats:
-    """One topic of the document of /stats; of its channels those asked for."""
+async def _topic_rows(
+    broker: Broker, topic: Topic, asked: StatsFilter, turns: _Turns
+) -> AsyncIterator[TopicRow | ChannelRow | ClientRow]:
+    # First, for it takes its turns, and what follows is of one moment.
+    latency = await _latency_of_topic(broker, topic, turns)
     core = topic.core
-    names = [asked.channel] if asked.channel else sorted(topic.channels)
-    return {
-        "topic_name": topic.name,
-        "channels": [_channel_stats(broker, topic.channels[name], asked) for name in names],
-        "depth": core.depth,
-        "backend_depth": core.store.backend.depth,
-        "message_count": core.message_count,
-        "message_bytes": core.message_bytes,
-        "paused": core.paused,
-        "e2e_processing_latency": _latency(broker, topic.channels.values()),
-    }
+    yield TopicRow(
+        {
+            "topic_name": topic.name,
+            "channels": [],
+            "depth": core.depth,
+            "backend_depth": core.store.backend.depth,
+            "message_count": core.message_count,
+            "message_bytes": core.message_bytes,
+            "paused": core.paused,
+            "e2e_processing_latency": latency,
+        },
+        topic,
+    )
+    await turns.spend(1)
+    names = iter([asked.channel]) if asked.channel else await _sorted(topic.channels, turns)
+    for name in names:
+        channel = topic.channels.get(name)
+        if channel is None:
+            continue
+        yield ChannelRow(_channel_stats(broker, channel, asked), channel)
+        clients = list(channel.clients) if asked.clients else ()
+        await turns.spend(1 if channel.core.latencies is None else _LATENCIES_ROWS)
+        for client in clients:
+            yield ClientRow(_client_stats(client, asked))
+            await turns.spend(1)
+
+
+async def _sorted(names: Collection[str], turns: _Turns) -> Iterator[str]:
+    """The names in order. Only parts are sorted at once; they are merged as names are taken."""
+    given = list(names)
+    part_max = _ROWS_MAX * _PER_ROW
+    if len(given) <= part_max:
+        return iter(sorted(given))
+    parts = []
+    for start in range(0, len(given), part_max):
+        parts.append(sorted(given[start : start + part_max]))
+        await turns.spend(_ROWS_MAX)
+    return heapq.merge(*parts)
 
 
 def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> ChannelStats:
     core = channel.core
+    merged = MergedLatencies()
+    if core.latencies is not None:
+        merged.add(core.latencies, broker.clock.now_s())
     return {
         "channel_name": channel.name,
         "depth": core.depth,
@@ -239,29 +327,33 @@ def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> Chan
         "requeue_count": core.requeue_count,
         "timeout_count": core.timeout_count,
         "client_count": len(channel.clients),
-        "clients": _clients(channel, asked),
+        "clients": [] if asked.clients else None,
         "paused": core.paused,
-        "e2e_processing_latency": _latency(broker, [channel]),
+        "e2e_processing_latency": _latency(broker, merged),
     }
 
 
-def _clients(channel: Channel, asked: StatsFilter) -> list[ClientStats] | None:
-    return [_client_stats(client, asked) for client in channel.clients] if asked.clients else None
+async def _latency_of_topic(broker: Broker, topic: Topic, turns: _Turns) -> Latency:
+    """That of all its channels together."""
+    merged = MergedLatencies()
+    if broker.options.e2e_processing_latency_percentile:
+        for channel in list(topic.channels.values()):
+            if channel.core.latencies is not None:
+                merged.add(channel.core.latencies, broker.clock.now_s())
+                await turns.spend(_LATENCIES_ROWS)
+    return _latency(broker, merged)
 
 
-def _latency(broker: Broker, channels: Iterable[Channel]) -> Latency:
-    """That of all these channels together."""
+def _latency(broker: Broker, merged: MergedLatencies) -> Latency:
     wanted = broker.options.e2e_processing_latency_percentile
     if not wanted:
         return {"count": 0, "percentiles": None}
-    recorded = [one.core.latencies for one in channels if one.core.latencies is not None]
-    count, values_ns = quantiles(recorded, wanted, broker.clock.now_s())
     return {
-        "count": count,
+        "count": merged.count,
         "percentiles": [
             # nsqd writes the whole as 1.
             {"quantile": 1 if quantile == 1 else quantile, "value": value_ns}
-            for quantile, value_ns in zip(wanted, values_ns, strict=True)
+            for quantile, value_ns in zip(wanted, merged.quantiles_ns(wanted), strict=True)
         ],
     }
 

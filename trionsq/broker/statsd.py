@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import trio
 
 from trionsq.broker.memory import memory_figures
-from trionsq.broker.statistics import StatsFilter, topic_stats
+from trionsq.broker.statistics import ChannelRow, StatsFilter, TopicRow, statistics
 from trionsq.broker.statsd_lines import (
     Counters,
+    Datagrams,
     Figure,
     Source,
+    channel_figures,
     counters,
     lines,
-    packed,
     prefix_of,
     process_figures,
     topic_figures,
@@ -33,7 +35,6 @@ from trionsq.listener import split_address
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker
-    from trionsq.broker.topic import Topic
 
 __all__ = ["DatagramSocket", "Statsd", "connect_udp", "statsd_prefix"]
 
@@ -91,6 +92,29 @@ def statsd_prefix(broker: Broker) -> str:
     return prefix_of(options.statsd_prefix, options.broadcast_address, port)
 
 
+# By what the figures are about: whose they are, and the totals of the last push. A topic that is
+# made again under the same name begins at 0.
+_Told: TypeAlias = dict[Source, tuple[object, Counters]]
+
+
+class _Push:
+    """One push, while its figures are gathered."""
+
+    def __init__(self, last: _Told, datagrams: Datagrams, prefix: str) -> None:
+        self.datagrams = datagrams
+        self.told: _Told = {}
+        self._last = last
+        self._prefix = prefix
+
+    def add(self, source: Source, owner: object, figures: Iterable[Figure]) -> None:
+        """Add all figures of a topic, a channel or the process, which is ``owner``."""
+        shown = list(figures)
+        last_owner, before = self._last.get(source, (None, {}))
+        for line in lines(shown, before if last_owner is owner else {}, self._prefix):
+            self.datagrams.add(line)
+        self.told[source] = owner, counters(shown)
+
+
 class Statsd:
     """The pushes of one broker.
 
@@ -103,9 +127,7 @@ class Statsd:
         self.connect: Connect = connect_udp
         self.errors = 0
         self._broker = broker
-        self._before: Counters = {}
-        # Whose the totals are: a topic made again under the same name begins at 0.
-        self._owners: dict[Source, object] = {}
+        self._last: _Told = {}
         self._errors_logged = 0
         self._log_from_s = float("-inf")
 
@@ -147,26 +169,27 @@ class Statsd:
             target.close()
 
     async def _datagrams(self) -> list[bytes]:
+        """All figures. They are gathered in turns, as those of /stats."""
         broker, options = self._broker, self._broker.options
-        shown: list[Figure] = []
-        owners: dict[Source, object] = {}
-        for name in sorted(broker.topics):
-            topic = broker.topics.get(name)
-            if topic is not None:
-                stats = topic_stats(broker, topic, StatsFilter(clients=False))
-                shown += topic_figures(stats, exclude_ephemeral=options.statsd_exclude_ephemeral)
-                owners |= _owners(topic)
-            # One of many channels takes its time: others get their turn after each.
-            await trio.lowlevel.checkpoint()
+        without_ephemeral = options.statsd_exclude_ephemeral
+        push = _Push(self._last, Datagrams(options.statsd_udp_packet_size), statsd_prefix(broker))
+        topic = ""
+        everything = StatsFilter(clients=False, memory=False)
+        async with aclosing(statistics(broker, everything)) as rows:
+            async for row in rows:
+                match row:
+                    case TopicRow(stats, owner):
+                        topic = stats["topic_name"]
+                        figures = topic_figures(stats, exclude_ephemeral=without_ephemeral)
+                        push.add(Source(topic), owner.core, figures)
+                    case ChannelRow(stats, channel):
+                        source = Source(topic, stats["channel_name"])
+                        figures = channel_figures(topic, stats, exclude_ephemeral=without_ephemeral)
+                        push.add(source, channel.core, figures)
         if options.statsd_mem_stats:
-            shown += process_figures(memory_figures())
-        before = {
-            (source, key): total
-            for (source, key), total in self._before.items()
-            if owners.get(source) is self._owners.get(source)
-        }
-        self._before, self._owners = counters(shown), owners
-        return packed(lines(shown, before, statsd_prefix(broker)), options.statsd_udp_packet_size)
+            push.add(Source(), broker, process_figures(memory_figures()))
+        self._last = push.told
+        return push.datagrams.end()
 
     def _say(self, error: object) -> None:
         """Count what went wrong; at most once a minute it is logged, with what was not."""
@@ -182,10 +205,3 @@ class Statsd:
             self.errors - self._errors_logged,
         )
         self._errors_logged = self.errors
-
-
-def _owners(topic: Topic) -> dict[Source, object]:
-    channels = topic.channels.values()
-    owners: dict[Source, object] = {Source(topic.name, one.name): one.core for one in channels}
-    owners[Source(topic.name)] = topic.core
-    return owners

@@ -18,11 +18,12 @@ from trionsq.wire.names import is_ephemeral
 
 __all__ = [
     "Counters",
+    "Datagrams",
     "Figure",
     "Source",
+    "channel_figures",
     "counters",
     "lines",
-    "packed",
     "prefix_of",
     "process_figures",
     "topic_figures",
@@ -83,8 +84,16 @@ def topic_figures(topic: TopicStats, *, exclude_ephemeral: bool) -> Iterator[Fig
         return
     yield from _of_topic(topic)
     for channel in topic["channels"]:
-        if not (exclude_ephemeral and is_ephemeral(channel["channel_name"])):
-            yield from _of_channel(topic["topic_name"], channel)
+        name = topic["topic_name"]
+        yield from channel_figures(name, channel, exclude_ephemeral=exclude_ephemeral)
+
+
+def channel_figures(
+    topic: str, channel: ChannelStats, *, exclude_ephemeral: bool
+) -> Iterator[Figure]:
+    """All figures of a channel of ``topic``, in nsqd's order."""
+    if not (exclude_ephemeral and (is_ephemeral(topic) or is_ephemeral(channel["channel_name"]))):
+        yield from _of_channel(topic, channel)
 
 
 def process_figures(memory: MemoryFigures) -> Iterator[Figure]:
@@ -139,18 +148,30 @@ def lines(shown: Iterable[Figure], before: Counters, prefix: str) -> Iterator[st
         yield f"{prefix}{figure.name}:{value}|{figure.kind}\n"
 
 
-def packed(text: Iterable[str], nbytes_max: int) -> list[bytes]:
-    """Whole lines in datagrams of at most so many bytes; a line that is longer has its own."""
-    datagrams: list[bytes] = []
-    now: list[bytes] = []
-    nbytes = 0
-    for line in text:
+class Datagrams:
+    """Packs whole lines; a line that is longer than a datagram may be has one of its own."""
+
+    def __init__(self, nbytes_max: int) -> None:
+        self._nbytes_max = nbytes_max
+        self._full: list[bytes] = []
+        self._lines: list[bytes] = []
+        self._nbytes = 0
+
+    def add(self, line: str) -> None:
+        """Add the next line."""
         one = line.encode()
-        if now and nbytes + len(one) > nbytes_max:
-            datagrams.append(b"".join(now))
-            now, nbytes = [], 0
-        now.append(one)
-        nbytes += len(one)
-    if now:
-        datagrams.append(b"".join(now))
-    return datagrams
+        if self._lines and self._nbytes + len(one) > self._nbytes_max:
+            self._close()
+        self._lines.append(one)
+        self._nbytes += len(one)
+
+    def end(self) -> list[bytes]:
+        """All datagrams."""
+        if self._lines:
+            self._close()
+        return self._full
+
+    def _close(self) -> None:
+        self._full.append(b"".join(self._lines))
+        self._lines.clear()
+        self._nbytes = 0

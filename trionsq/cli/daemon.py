@@ -23,13 +23,14 @@ from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.cli.log import set_level
 from trionsq.cli.signals import another
 from trionsq.gcpolicy import start_collecting, tune_gc
-from trionsq.http.serve import serve_http
+from trionsq.http.serve import gate_of, serve_http
 from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import DataPathError, lock_folder
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transport import SocketTransport
 from trionsq.upgrades.certificates import ServerTls, TlsConfigError
+from trionsq.web.gate import Gate
 from trionsq.web.mounts import NO_MOUNTS, Mounts
 
 if TYPE_CHECKING:
@@ -80,10 +81,11 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         for sock in tcp:
             await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
         mounts = mount.apps if mount is not None else NO_MOUNTS
+        gate = gate_of(options)
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls, mounts)
+            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None, mounts)
+            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
@@ -120,9 +122,10 @@ async def _serve_http(
     sock: socket.socket,
     tls: ServerTls | None,
     mounts: Mounts,
+    gate: Gate,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    await serve_http(broker, sock, tls=tls, mounts=mounts, task_status=task_status)
+    await serve_http(broker, sock, tls=tls, mounts=mounts, gate=gate, task_status=task_status)
 
 
 async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:

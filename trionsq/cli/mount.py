@@ -103,4 +103,6 @@ def _options(options: NsqdOptions, port: int) -> NsqadminOptions:
         log_level=options.log_level,
         log_format=options.log_format,
         debug_from=options.debug_from,
+        http_allow_origin=options.http_allow_origin,
+        http_allow_host=(*options.http_allow_host, options.broadcast_address),
     )

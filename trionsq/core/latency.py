@@ -19,10 +19,12 @@ from typing import Final
 from trionsq.core.column import Column
 from trionsq.core.delivery import Delivery
 
-__all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "quantiles"]
+__all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "MergedLatencies", "quantiles"]
 
 # Latencies that are kept as they are, in each half of the window.
 EXACT_MAX: Final = 512
+# Different latencies of several channels together that are kept as they are.
+_MERGED_EXACT_MAX: Final = 8 * EXACT_MAX
 # 64 to 127 of a power of two's scale: a bucket is at most 1/64 of its value wide.
 _BITS: Final = 7
 ERROR_MAX: Final = 1 / 128
@@ -63,11 +65,15 @@ class _Half:
         buckets = self.buckets
         get = buckets.get
         for latency_ns, count in self.exact:
-            shift = latency_ns.bit_length() - _BITS
-            if shift > 0:
-                latency_ns = (latency_ns >> shift << shift) + (1 << shift >> 1)
-            buckets[latency_ns] = get(latency_ns, 0) + count
+            middle_ns = _middle_of_bucket(latency_ns)
+            buckets[middle_ns] = get(middle_ns, 0) + count
         self.exact.clear()
+
+
+def _middle_of_bucket(latency_ns: int) -> int:
+    """The value that stands for all latencies of a bucket; it stands for itself."""
+    shift = latency_ns.bit_length() - _BITS
+    return (latency_ns >> shift << shift) + (1 << shift >> 1) if shift > 0 else latency_ns
 
 
 class Latencies:
@@ -132,21 +138,52 @@ def _stamps(stamps: Column, delivery: Delivery, ids: Sequence[bytes]) -> list[by
     return [of_id[id_] for id_ in ids]
 
 
+class MergedLatencies:
+    """The latencies of several channels together. Channels are added one by one.
+
+    What it holds is bounded, however many channels there are.
+
+    Attributes:
+        count: messages finished in the window.
+    """
+
+    __slots__ = ("_longest_ns", "_merged", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._longest_ns = 0
+        # Messages by their latency.
+        self._merged: Counter[int] = Counter()
+
+    def add(self, channel: Latencies, now_s: float) -> None:
+        """Add the latencies of one channel."""
+        for half in channel.halves(now_s):
+            self.count += half.count
+            self._longest_ns = max(self._longest_ns, half.longest_ns)
+            half.merge_into(self._merged)
+        if len(self._merged) > _MERGED_EXACT_MAX:
+            buckets: Counter[int] = Counter()
+            for latency_ns, count in self._merged.items():
+                buckets[_middle_of_bucket(latency_ns)] += count
+            self._merged = buckets
+
+    def quantiles_ns(self, wanted: Sequence[float]) -> list[int]:
+        """The quantiles in nanoseconds, in the order in which they are ``wanted``.
+
+        A quantile q of n latencies is the one at place ceil(q * n) in their order; 0 if there is
+        none.
+        """
+        return _values(self._merged, self.count, self._longest_ns, wanted)
+
+
 def quantiles(
     channels: Iterable[Latencies], wanted: Sequence[float], now_s: float
 ) -> tuple[int, list[int]]:
-    """The number of messages finished in the window, and the quantiles of their latencies in ns.
-
-    A quantile q of n latencies is the one at place ceil(q * n) in their order; 0 if there is none.
-    """
-    merged: Counter[int] = Counter()
-    count = longest_ns = 0
+    """The number of messages finished in the window, and the quantiles of their latencies in ns."""
+    merged = MergedLatencies()
     for channel in channels:
-        for half in channel.halves(now_s):
-            count += half.count
-            longest_ns = max(longest_ns, half.longest_ns)
-            half.merge_into(merged)
-    return count, _values(merged, count, longest_ns, wanted)
+        merged.add(channel, now_s)
+    return merged.count, merged.quantiles_ns(wanted)
 
 
 def _values(

@@ -22,18 +22,21 @@ from trionsq.web import app
 from trionsq.web.answers import tls_required
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
+from trionsq.web.gate import Gate
 from trionsq.web.health import OPEN_PATHS, Health
 
 __all__ = ["create_app"]
 
 
-def create_app(broker: Broker, *, is_open: bool = True) -> QuartTrio:
+def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None) -> QuartTrio:
     """The HTTP API of ``broker``.
 
     Args:
         broker: is asked.
         is_open: answer; otherwise tell that it is to be asked by HTTPS.
+        gate: refuses requests, and is shown at /metrics.
     """
+    gate = Gate() if gate is None else gate
 
     def check(method: str) -> None:
         if broker.exiting and method != "GET":
@@ -46,11 +49,15 @@ def create_app(broker: Broker, *, is_open: bool = True) -> QuartTrio:
 
     nbytes_max = max(broker.options.max_msg_size, broker.options.max_body_size)
     return app.create_app(
-        _endpoints(broker), body_nbytes_max=nbytes_max, check=check, before=ask_by_https
+        _endpoints(broker, gate),
+        body_nbytes_max=nbytes_max,
+        check=check,
+        before=ask_by_https,
+        sites=gate.sites,
     )
 
 
-def _endpoints(broker: Broker) -> Iterable[Endpoint]:
+def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking = Peeking(broker, admin)
@@ -58,7 +65,7 @@ def _endpoints(broker: Broker) -> Iterable[Endpoint]:
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
         ("GET", "/stats", statistics.stats),
-        metrics_page(broker).endpoint,
+        metrics_page(broker, gate).endpoint,
         *Health(lambda: broker.unready).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),

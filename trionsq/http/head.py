@@ -25,7 +25,8 @@ _HEAD: Final = re.compile(
 )
 # The headers that have a say in what the request means or how it is answered.
 _MEANINGFUL: Final = re.compile(
-    rb"^(connection|content-length|expect|host|transfer-encoding|upgrade):([^\r]*+)",
+    rb"^(connection|content-length|expect|host|origin|sec-fetch-site|transfer-encoding|upgrade)"
+    rb":([^\r]*+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
@@ -61,12 +62,14 @@ class Head:
         query: the raw query string.
         length: of the body, in bytes.
         close: the connection is to be closed after the answer.
+        host: the Host header, empty without one.
     """
 
     target: Target
     query: bytes
     length: int
     close: bool
+    host: bytes = b""
 
 
 def recognise(head: bytes) -> Head | None:
@@ -86,7 +89,9 @@ def recognise(head: bytes) -> Head | None:
         return None
     if (host is None and minor == b"1") or (line == b"GET /ping" and int(length)):
         return None
-    return Head(_TARGETS[line], query or b"", int(length), not kept or minor == b"0")
+    return Head(
+        _TARGETS[line], query or b"", int(length), not kept or minor == b"0", (host or b"").strip()
+    )
 
 
 def is_strange_start(buffer: bytes, at: int) -> bool:

@@ -1,7 +1,7 @@
 """The figures of nsqd at /metrics. docs/metrics.md tells what each is good for.
 
-They are gathered some topics at a time, so a page is no snapshot of one moment; the figures of one
-topic and its channels are.
+They are gathered some topics and channels at a time, so a page is no snapshot of one moment. The
+figures of one topic without its channels are, and so are those of one channel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.topic import Topic
 from trionsq.core.latency import quantiles
+from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
     Family,
     Figures,
@@ -24,6 +25,7 @@ from trionsq.web.metrics import (
     Table,
     build_info,
     counter,
+    gate_figures,
     gauge,
 )
 
@@ -33,6 +35,9 @@ __all__ = ["metrics_page"]
 _LOOKS_MAX: Final = 100
 # Quantiles of a busy channel cost as much as so many looks.
 _QUANTILE_LOOKS: Final = 10
+
+# Clients whose output is added up before other tasks get their turn.
+_CLIENTS_MAX: Final = 1_000
 
 _OLDEST: Final = "Age of the older of the next messages in memory and on disk, 0 if none waits."
 _TOPIC: Final = (
@@ -87,12 +92,12 @@ _AUTH: Final = (
 _LOOKUPD: Final = gauge("nsqd_lookupd_connected", "1 while registered at the nsqlookupd.")
 
 
-def metrics_page(broker: Broker) -> MetricsPage:
-    """/metrics of ``broker``."""
-    return MetricsPage(lambda: _gather(broker))
+def metrics_page(broker: Broker, gate: Gate) -> MetricsPage:
+    """/metrics of ``broker`` and of the ``gate`` before its HTTP."""
+    return MetricsPage(lambda: _gather(broker, gate))
 
 
-async def _gather(broker: Broker) -> Sequence[Figures]:
+async def _gather(broker: Broker, gate: Gate) -> Sequence[Figures]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
@@ -102,18 +107,23 @@ async def _gather(broker: Broker) -> Sequence[Figures]:
         labels = {"topic": topic.name}
         topics.rows.append((labels, _topic(topic, now_ns)))
         _add_dropped(topics_dropped, labels, topic.core.dropped)
-        for channel in topic.channels.values():
+        looks += 1
+        for channel in list(topic.channels.values()):
             both = {"topic": topic.name, "channel": channel.name}
             channels.rows.append((both, _channel(channel, now_ns)))
             _add_dropped(channels_dropped, both, channel.core.dropped)
-            looks += _add_latencies(latencies, both, broker, channel)
-        looks += 1 + len(topic.channels)
+            looks += 1 + _add_latencies(latencies, both, broker, channel)
+            if looks >= _LOOKS_MAX:
+                looks = 0
+                await trio.lowlevel.checkpoint()
+                now_ns = broker.clock.now_ns()
         if looks >= _LOOKS_MAX:
             looks = 0
             await trio.lowlevel.checkpoint()
     return [
         build_info("nsqd"),
-        *_process(broker),
+        *_process(broker, await _queued_output_nbytes(broker)),
+        *gate_figures("nsqd", gate),
         topics,
         topics_dropped,
         channels,
@@ -177,12 +187,22 @@ def _add_latencies(table: Table, labels: Labels, broker: Broker, channel: Channe
     return _QUANTILE_LOOKS
 
 
-def _process(broker: Broker) -> list[Figures]:
+async def _queued_output_nbytes(broker: Broker) -> int:
+    """Bytes for clients that their sockets have not taken, added up some clients at a time."""
+    queued = 0
+    for place, client in enumerate(list(broker.clients), 1):
+        queued += client.output.pending
+        if place % _CLIENTS_MAX == 0:
+            await trio.lowlevel.checkpoint()
+    return queued
+
+
+def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
     admission = broker.admission
     values = [
         admission.connections,
         broker.client_failures,
-        broker.queued_output_nbytes,
+        queued_output_nbytes,
         len(broker.topics),
         len(broker.folder.faults),
     ]

@@ -36,7 +36,7 @@ class Publishing:
         values = query()
         topic = self._rules.topic(values)
         defer_ms = self._rules.defer_ms(values)
-        await self._publish(topic, ListBodies([body]), defer_ms)
+        await self._publish(topic, "PUB", ListBodies([body]), defer_ms)
         return text("OK")
 
     async def mpub(self) -> Response:
@@ -47,7 +47,7 @@ class Publishing:
         topic = self._rules.topic(values)
         bodies = await (self._counted() if self._rules.is_binary(values) else self._lines())
         if bodies is not None:
-            await self._publish(topic, bodies)
+            await self._publish(topic, "MPUB", bodies)
         return text("OK")
 
     async def _lines(self) -> Bodies | None:
@@ -67,11 +67,11 @@ class Publishing:
             body += piece
         return self._rules.counted(bytes(body[:limit]))
 
-    async def _publish(self, topic: Topic, bodies: Bodies, defer_ms: int = 0) -> None:
+    async def _publish(self, topic: Topic, command: str, bodies: Bodies, defer_ms: int = 0) -> None:
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
         await topic.wait_for_room(bodies.count)
         try:
             topic.publish(bodies, defer_ms)
         except PublishRefused as refused:
-            raise HttpError(503, "EXITING") from refused
+            raise self._rules.refusal(topic, command, refused) from refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.topic import Topic
+from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.durations import MILLISECOND_NS
 from trionsq.http.messages import LineSplitter
 from trionsq.web.errors import HttpError
@@ -49,6 +49,16 @@ class PublishRules:
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         return self._broker.topic(name)
+
+    def refusal(self, topic: Topic, command: str, refused: PublishRefused) -> HttpError:
+        """The answer to a publish that ``topic`` refused; ``command`` is PUB or MPUB.
+
+        EXITING only if the topic or nsqd ends. Otherwise the disk did not take the messages, and
+        the answer gives its reason, as E_PUB_FAILED does over TCP.
+        """
+        if topic.exiting or self._broker.exiting:
+            return HttpError(503, "EXITING")
+        return HttpError(503, f"{command}_FAILED: {refused}")
 
     def defer_ms(self, values: Query) -> int:
         """The delay that is asked for, 0 if none.

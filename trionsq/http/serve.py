@@ -11,6 +11,7 @@ import socket
 import trio
 
 from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions
 from trionsq.broker.upgrade import HANDSHAKE_S
 from trionsq.http.app import create_app
 from trionsq.http.short import ShortConnection
@@ -19,10 +20,11 @@ from trionsq.transport import SocketTransport, Transport
 from trionsq.upgrades.certificates import ServerTls
 from trionsq.upgrades.tls import start_tls
 from trionsq.web import body, connection, pace, serve
+from trionsq.web.gate import Gate
 from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted
 from trionsq.web.serve import WebServer, serve_web
 
-__all__ = ["HttpServer", "serve_http"]
+__all__ = ["HttpServer", "gate_of", "serve_http"]
 
 
 async def serve_http(
@@ -32,16 +34,23 @@ async def serve_http(
     short_way: bool = True,
     tls: ServerTls | None = None,
     mounts: Mounts = NO_MOUNTS,
+    gate: Gate | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
     On cancellation idle connections end at once, the others after their answer or a second.
     Without ``short_way`` the framework answers all. With ``tls`` it is HTTPS; without, and with
-    --tls-required, requests are refused. Requests below the paths of ``mounts`` are theirs.
+    --tls-required, requests are refused. Requests below the paths of ``mounts`` are theirs. All
+    listeners of a broker share a ``gate``.
     """
-    server = HttpServer(broker, short_way=short_way, tls=tls, mounts=mounts)
+    server = HttpServer(broker, short_way=short_way, tls=tls, mounts=mounts, gate=gate)
     await serve_web(server, sock, task_status)
+
+
+def gate_of(options: NsqdOptions) -> Gate:
+    """The gate before the HTTP of an nsqd with these options."""
+    return Gate.of(options, options.broadcast_address)
 
 
 class HttpServer(WebServer):
@@ -54,11 +63,15 @@ class HttpServer(WebServer):
         short_way: bool = True,
         tls: ServerTls | None = None,
         mounts: Mounts = NO_MOUNTS,
+        gate: Gate | None = None,
     ) -> None:
+        gate = gate_of(broker.options) if gate is None else gate
         is_open = tls is not None or broker.options.tls_required != "true"
-        front = _Front(ShortWay(broker, _wait_limits())) if short_way and is_open else None
-        app = create_app(broker, is_open=is_open)
-        super().__init__(mounted(app, mounts if is_open else NO_MOUNTS), front)
+        way = ShortWay(broker, _wait_limits(), gate.sites) if short_way and is_open else None
+        app = create_app(broker, is_open=is_open, gate=gate)
+        front = None if way is None else _Front(way)
+        super().__init__(mounted(app, mounts if is_open else NO_MOUNTS), front, gate)
+        self.is_plain = tls is None
         self._tls = tls
         self._clock = broker.clock
 
@@ -82,8 +95,8 @@ class _Front:
         self.watch = way.watch
         self.end = way.end
 
-    async def serve(self, transport: Transport) -> bytes | None:
-        return await ShortConnection(self._way, transport).run()
+    async def serve(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
+        return await ShortConnection(self._way, transport, checks_hosts=to_loopback).run()
 
 
 def _wait_limits() -> WaitLimits:

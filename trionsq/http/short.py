@@ -45,6 +45,7 @@ class ShortConnection:
         "__weakref__",
         "_at",
         "_buffer",
+        "_checks_hosts",
         "_closing",
         "_ending",
         "_expired",
@@ -60,7 +61,9 @@ class ShortConnection:
         "_way",
     )
 
-    def __init__(self, way: ShortWay, transport: Transport) -> None:
+    def __init__(self, way: ShortWay, transport: Transport, *, checks_hosts: bool = False) -> None:
+        """``checks_hosts``: whether a name in a Host header has to be this machine's."""
+        self._checks_hosts = checks_hosts
         self._way = way
         self._transport = transport
         self._scope = trio.CancelScope()
@@ -207,7 +210,7 @@ class ShortConnection:
                 break
             raw = buffer[at:end]
             request = way.requests.get(raw) or way.recognise(raw)
-            if request is None:
+            if request is None or (self._checks_hosts and not request.knows_host):
                 self._strange = True
                 break
             stop = end + request.length
@@ -265,9 +268,10 @@ class ShortConnection:
             publish.topic.publish(
                 ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
             )
-        except PublishRefused:
-            refused = HttpError(503, "EXITING")
-            more, last = answers.refusal(refused, False), answers.refusal(refused, publish.close)
+        except PublishRefused as refused:
+            command = "PUB" if bodies is None else "MPUB"
+            error = self._way.rules.refusal(publish.topic, command, refused)
+            more, last = answers.refusal(error, False), answers.refusal(error, publish.close)
         else:
             more, last = answers.ok(False), answers.ok(publish.close)
         if len(publish.run) > 1:

@@ -17,6 +17,7 @@ from trionsq.http.rules import PublishRules
 from trionsq.web.errors import HttpError
 from trionsq.web.pace import Pace
 from trionsq.web.query import parse_query, valid_topic_name
+from trionsq.web.sites import SiteGuard
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["Publish", "Request", "ShortWay", "Wait", "WaitLimits", "Waiting"]
@@ -27,6 +28,8 @@ _KNOWN_NBYTES_MAX: Final = 1024
 _NO_LIMIT_S: Final = float("inf")
 # How often waits are looked at, unless a limit is shorter.
 _TICK_S: Final = 1.0
+# Connections that are looked at before other tasks get their turn.
+_LOOKS_MAX: Final = 500
 
 
 class Wait(Enum):
@@ -45,6 +48,7 @@ class Request:
     Attributes:
         topic: a valid name, if this is a /pub that has only its body to be looked at.
         refused: it is refused whatever its body, so that this need not be waited for.
+        knows_host: its Host header is a name of this machine.
     """
 
     head: Head
@@ -52,6 +56,7 @@ class Request:
     close: bool
     topic: str | None
     refused: bool
+    knows_host: bool
 
 
 @dataclass(slots=True)
@@ -118,8 +123,10 @@ class ShortWay:
         linger_s, body_pace: see `WaitLimits`.
     """
 
-    def __init__(self, broker: Broker, limits: WaitLimits) -> None:
+    def __init__(self, broker: Broker, limits: WaitLimits, sites: SiteGuard) -> None:
+        """``sites`` says which hosts are this machine's; other requests go to the framework."""
         self.broker = broker
+        self._sites = sites
         self.rules = PublishRules(broker)
         self.answers = ReadyAnswers()
         self.requests: dict[bytes, Request] = {}
@@ -139,8 +146,10 @@ class ShortWay:
         while True:
             await trio.sleep(tick_s)
             now_s = trio.current_time()
-            for connection in tuple(self.connections):
+            for place, connection in enumerate(tuple(self.connections), 1):
                 connection.look(now_s)
+                if place % _LOOKS_MAX == 0:
+                    await trio.lowlevel.checkpoint()
 
     def end(self) -> None:
         """End idle connections now, the others after their answer."""
@@ -160,6 +169,7 @@ class ShortWay:
             head.close,
             topic=name if plain and b"%" not in head.query else None,
             refused=head.target is Target.MPUB and name is None,
+            knows_host=self._sites.knows_host(head.host.decode("latin-1")),
         )
         if len(raw) <= _KNOWN_NBYTES_MAX:
             if len(self.requests) >= _KNOWN_MAX:

@@ -3,68 +3,95 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from trionsq.broker.statistics import (
+    ChannelRow,
     ChannelStats,
+    ClientRow,
     ClientStats,
+    Head,
     Latency,
-    StatsDocument,
+    ProducerRow,
+    Row,
+    TopicRow,
     TopicStats,
 )
 from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
 
-__all__ = ["stats_text"]
+__all__ = ["StatsText"]
 
 
-def stats_text(document: StatsDocument, now_ns: int) -> str:
-    """``document`` as text; ``now_ns`` is the wall clock, for uptime and connection times."""
-    return "\n".join([*_lines(document, now_ns), ""])
+class StatsText:
+    """Writes the text."""
+
+    def __init__(self, now_ns: int) -> None:
+        """``now_ns`` is the wall clock, for uptime and connection times."""
+        self._now_ns = now_ns
+        self._now_s = now_ns // SECOND_NS
+        self._has_topics = False
+        self._has_producers = False
+
+    def row(self, row: Row) -> bytes:
+        """The lines of the next row."""
+        return _encoded(self._lines(row))
+
+    def end(self) -> bytes:
+        """The lines that end the text."""
+        return b"" if self._has_producers else _encoded([*self._end_topics(), "Producers: None"])
+
+    def _lines(self, row: Row) -> Iterator[str]:
+        match row:
+            case Head():
+                yield from _head(row, self._now_ns)
+            case TopicRow(stats):
+                yield "" if self._has_topics else "Topics:"
+                self._has_topics = True
+                yield _topic(stats)
+            case ChannelRow(stats):
+                yield _channel(stats)
+            case ClientRow(stats):
+                yield f"        {_consumer(stats, self._now_s)}"
+            case ProducerRow(stats):
+                if not self._has_producers:
+                    yield from self._end_topics()
+                    yield "Producers:"
+                self._has_producers = True
+                yield f"   {_producer(stats, self._now_s)}"
+
+    def _end_topics(self) -> Iterator[str]:
+        if not self._has_topics:
+            yield "Topics: None"
+        yield ""
 
 
-def _lines(document: StatsDocument, now_ns: int) -> Iterator[str]:
-    started_s = document["start_time"]
+def _encoded(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
+
+
+def _head(head: Head, now_ns: int) -> Iterator[str]:
+    started_s = head.start_time
     started = datetime.fromtimestamp(started_s).astimezone().isoformat()
-    yield f"nsqd v{document['version']} (built w/python{platform.python_version()})"
+    yield f"nsqd v{head.version} (built w/python{platform.python_version()})"
     yield f"start_time {started.replace('+00:00', 'Z')}"
     yield f"uptime {render(max(0, now_ns - started_s * SECOND_NS))}"
     yield ""
-    yield f"Health: {document['health']}"
+    yield f"Health: {head.health}"
     yield ""
-    if "memory" in document:
+    if head.memory is not None:
         yield "Memory:"
-        for name, value in document["memory"].items():
+        for name, value in head.memory.items():
             yield f"   {name:<25}\t{value}"
         yield ""
-    now_s = now_ns // SECOND_NS
-    if document["topics"]:
-        yield "Topics:"
-        for place, topic in enumerate(document["topics"]):
-            if place:
-                yield ""
-            yield from _topic_lines(topic, now_s)
-    else:
-        yield "Topics: None"
-    yield ""
-    if document["producers"]:
-        yield "Producers:"
-        for producer in document["producers"]:
-            yield f"   {_producer(producer, now_s)}"
-    else:
-        yield "Producers: None"
 
 
-def _topic_lines(topic: TopicStats, now_s: int) -> Iterator[str]:
-    yield (
+def _topic(topic: TopicStats) -> str:
+    return (
         f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}]"
         f" depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5}"
         f" msgs: {topic['message_count']:<8} e2e%: {_latency(topic['e2e_processing_latency'])}"
     )
-    for channel in topic["channels"]:
-        yield _channel(channel)
-        for client in channel["clients"] or ():
-            yield f"        {_consumer(client, now_s)}"
 
 
 def _channel(channel: ChannelStats) -> str:

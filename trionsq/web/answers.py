@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http.client import responses
-from typing import Final, Self
+from typing import Final
 
+import msgspec
 from quart import Response
-from quart.wrappers.response import DataBody
 
 __all__ = [
-    "SlicedBody",
     "empty",
     "encoded_document",
     "error",
     "json_bytes",
     "json_document",
+    "json_pieces",
     "options",
     "plain",
     "reason",
     "redirect",
     "text",
+    "text_pieces",
     "tls_required",
 ]
 
@@ -35,7 +36,7 @@ _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 _HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
 
 # These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
-_ESCAPED = re.compile("[<>&\u2028\u2029]")
+_ESCAPED = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "<>&\u2028\u2029")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _REASONS = {status: phrase.encode() for status, phrase in responses.items()}
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
@@ -70,44 +71,51 @@ def options(allow: str) -> Response:
 
 def json_bytes(value: object) -> bytes:
     """``value`` as compact JSON, keys in the order that they have."""
-    document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    document = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
-    return _SURROGATES.sub("\ufffd", document).encode()
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Lone surrogates, which no UTF-8 has.
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        document = _SURROGATES.sub("\ufffd", text).encode()
+    for raw, escaped in _ESCAPED:
+        if raw in document:
+            document = document.replace(raw, escaped)
+    return document
 
 
 def json_document(value: object) -> Response:
-    """A JSON document."""
-    return encoded_document(json_bytes(value))
+    """A JSON document. A large one is to be made in turns; see `json_pieces`."""
+    return _response(200, json_bytes(value), _JSON_TYPE, _NSQ_TYPE)
 
 
 def encoded_document(document: bytes) -> Response:
     """A JSON document that is encoded already. A long one goes out slice by slice."""
-    response = _response(200, b"", _JSON_TYPE, _NSQ_TYPE)
-    response.response = SlicedBody(document)
-    response.content_length = len(document)
+    view = memoryview(document)
+    nbytes = max(_SLICE_NBYTES_MIN, -(-len(view) // _SLICES_MAX))
+    return json_pieces([view[start : start + nbytes] for start in range(0, len(view), nbytes)])
+
+
+def json_pieces(pieces: Sequence[bytes | memoryview]) -> Response:
+    """A JSON document that was made piece by piece."""
+    return _in_pieces(pieces, _JSON_TYPE, _NSQ_TYPE)
+
+
+def text_pieces(pieces: Sequence[bytes]) -> Response:
+    """As `text`, of a text that was made piece by piece."""
+    return _in_pieces(pieces, _TEXT_TYPE, _NSQ_TYPE)
+
+
+def _in_pieces(pieces: Sequence[bytes | memoryview], *headers: tuple[str, str]) -> Response:
+    """Each piece is sent by itself, so that no step of the event loop copies them all."""
+    response = Response(_one_by_one(pieces), 200)
+    del response.headers["Content-Type"]
+    response.headers.extend((*headers, ("Content-Length", str(sum(map(len, pieces))))))
     return response
 
 
-class SlicedBody(DataBody):
-    """A body that is sent in slices: a single write of 25 MB would hold up the event loop."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _Slices(memoryview(self.data)[self.begin : self.end])
-
-
-class _Slices:
-    def __init__(self, left: memoryview) -> None:
-        self._left = left
-        self._nbytes = max(_SLICE_NBYTES_MIN, -(-len(left) // _SLICES_MAX))
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._left:
-            raise StopAsyncIteration
-        piece, self._left = self._left[: self._nbytes], self._left[self._nbytes :]
-        return bytes(piece)
+async def _one_by_one(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield bytes(piece)
 
 
 def error(status: int, code: str, allow: str | None = None) -> Response:

@@ -18,8 +18,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import RequestRedirect, Rule
 
 from trionsq.web import answers
+from trionsq.web.addresses import is_loopback
 from trionsq.web.body import LIMIT_KEY, BoundedRequest
 from trionsq.web.errors import HttpError
+from trionsq.web.sites import SiteGuard
 
 __all__ = ["Endpoint", "create_app", "right_path"]
 
@@ -56,6 +58,7 @@ def create_app(
     body_nbytes_max: int = 0,
     check: Callable[[str], None] = lambda method: None,
     before: Callable[[str], Response | None] = lambda path: None,
+    sites: SiteGuard | None = None,
 ) -> QuartTrio:
     """An application that answers at ``endpoints``.
 
@@ -65,6 +68,7 @@ def create_app(
         check: is given the method of each request; raises HttpError to refuse it.
         before: is given the path of each request, also of one that there is not; its answer, if
             it has one, takes the place of any other.
+        sites: refuses what a browser sent on behalf of another site's page, at every path.
     """
     app = _App(__name__, static_folder=None)
     app.config[LIMIT_KEY] = body_nbytes_max
@@ -80,8 +84,33 @@ def create_app(
             provide_automatic_options=False,
             strict_slashes=True,
         )
+    if sites is not None:
+        _guard(app, sites)
     _add_common_rules(app, check, before)
     return app
+
+
+def _guard(app: QuartTrio, sites: SiteGuard) -> None:
+    async def refuse() -> Response | None:
+        scope = request.scope
+        server = scope.get("server")
+        reason = sites.refusal(
+            request.method,
+            # Without the one that is put in for quart.
+            [pair for pair in scope["headers"] if pair[0] != b"host"],
+            to_loopback=server is not None and is_loopback(server[0]),
+        )
+        if reason is None:
+            return None
+        log.debug("HTTP: %s %s - %s", request.method, request.path, reason)
+        return answers.error(403, reason)
+
+    async def allow(response: Response) -> Response:
+        response.headers.update(sites.cors(request.scope["headers"]))
+        return response
+
+    app.before_request(refuse)
+    app.after_request(allow)
 
 
 def _add_common_rules(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from quart import Response, request
 
 from trionsq.debug.exclusive import UnderWayError
+from trionsq.web.addresses import is_loopback
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
 
@@ -45,14 +45,3 @@ def _may_ask(whom: str) -> bool:
     # Unix sockets have no address.
     peer = request.scope.get("client")
     return whom == "any" or (whom == "loopback" and (peer is None or is_loopback(peer[0])))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, also as IPv6 writes IPv4 ones."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback

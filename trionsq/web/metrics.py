@@ -21,9 +21,10 @@ from quart import Response, request
 from trionsq import NSQ_VERSION, __version__, gcpolicy
 from trionsq.histogram import Histogram
 from trionsq.web.app import Endpoint
+from trionsq.web.gate import Gate
 
 __all__ = ["Family", "HistogramFigures", "Labels", "MetricsPage", "Table", "build_info", "counter",
-           "gauge"]  # fmt: skip
+           "gate_figures", "gauge"]  # fmt: skip
 
 Labels = Mapping[str, str]
 
@@ -132,6 +133,37 @@ def _gc_pauses() -> Figures:
         "Duration of a garbage collection, during which the process stands still.",
         gcpolicy.pauses_s,
     )
+
+
+def gate_figures(daemon: str, gate: Gate) -> list[Figures]:
+    """The HTTP connections of a daemon, and what was refused."""
+    limit = gate.connections
+    connections: list[tuple[Labels, Sequence[float | None]]] = [({}, [limit.open, limit.refused])]
+    reasons: list[tuple[Labels, Sequence[float | None]]] = [
+        ({"reason": reason}, [count]) for reason, count in gate.sites.refused_by.items()
+    ]
+    return [
+        Table(
+            [
+                gauge(f"{daemon}_http_connections", "HTTP connections."),
+                counter(
+                    f"{daemon}_http_connections_refused",
+                    "HTTP connections closed at once, by --max-http-connections.",
+                ),
+            ],
+            connections,
+        ),
+        Table(
+            [
+                counter(
+                    f"{daemon}_http_requests_refused",
+                    "Requests that a browser sent on behalf of another site's page, "
+                    "by what gave them away.",
+                )
+            ],
+            reasons,
+        ),
+    ]
 
 
 class _Gathered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import trio
@@ -16,6 +17,8 @@ from trionsq.listener import accept_forever
 from trionsq.transport import SocketTransport, Transport
 from trionsq.upgrades.stream import TransportStream
 from trionsq.web.connection import HttpConnection
+from trionsq.web.gate import Gate
+from trionsq.web.sites import ends_at_loopback
 
 __all__ = ["GRACE_S", "KEEP_ALIVE_S", "Front", "WebServer", "serve_web"]
 
@@ -37,8 +40,8 @@ class Front(Protocol):
     def end(self) -> None:
         """End idle connections now, the others after their answer."""
 
-    async def serve(self, transport: Transport) -> bytes | None:
-        """Serve what is asked for.
+    async def serve(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
+        """Serve what is asked for; ``to_loopback``: on a loopback address.
 
         Returns:
             What was read and the framework is to go on with; None: the connection has ended.
@@ -48,11 +51,18 @@ class Front(Protocol):
 class WebServer:
     """Serves connections, each in a task that is started for it."""
 
-    def __init__(self, app: ASGIFramework, front: Front | None = None) -> None:
+    is_plain = True
+    """Whether it is HTTP without TLS."""
+
+    def __init__(
+        self, app: ASGIFramework, front: Front | None = None, gate: Gate | None = None
+    ) -> None:
+        """``gate`` says how many connections there may be; without it, any number."""
         self._app = wrap_app(app, 0, "asgi")
         self._config = _config()
         self._context = WorkerContext(None)
         self._front = front
+        self._gate = Gate() if gate is None else gate
 
     async def hold_connections(
         self, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
@@ -82,11 +92,19 @@ class WebServer:
         """
         return SocketTransport(accepted)
 
-    async def serve(self, accepted: socket.socket) -> None:
-        """A connection's life. What goes wrong costs it alone."""
+    def accept(self, accepted: socket.socket, connections: trio.Nursery) -> None:
+        """Serve a connection in a task of its own, or close it if there are too many."""
+        limit = self._gate.connections
+        if limit.admit(accepted, is_plain=self.is_plain):
+            connections.start_soon(self.serve, accepted, limit.leave)
+
+    async def serve(
+        self, accepted: socket.socket, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """A connection's life. What goes wrong costs it alone. ``ended`` is called at the end."""
         try:
             transport = await self.open(accepted)
-            unread = await self._before_the_framework(transport)
+            unread = await self._before_the_framework(transport, accepted)
             if unread is not None:
                 stream = _stream(transport, accepted)
                 await HttpConnection(self._app, self._config, self._context, stream, unread).run()
@@ -98,9 +116,14 @@ class WebServer:
         finally:
             trio.lowlevel.notify_closing(accepted)
             accepted.close()
+            ended()
 
-    async def _before_the_framework(self, transport: Transport) -> bytes | None:
-        return b"" if self._front is None else await self._front.serve(transport)
+    async def _before_the_framework(
+        self, transport: Transport, accepted: socket.socket
+    ) -> bytes | None:
+        if self._front is None:
+            return b""
+        return await self._front.serve(transport, to_loopback=ends_at_loopback(accepted))
 
 
 def _stream(transport: Transport, accepted: socket.socket) -> trio.SocketStream | TransportStream:
@@ -124,7 +147,7 @@ async def serve_web(
         try:
             await accept_forever(
                 sock,
-                lambda accepted: connections.start_soon(server.serve, accepted),
+                lambda accepted: server.accept(accepted, connections),
                 task_status,
             )
         finally:
