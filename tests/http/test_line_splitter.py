@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trionsq.http import messages
 from trionsq.http.messages import LineSplitter
 from trionsq.web.errors import HttpError
 
@@ -42,6 +43,14 @@ def plainly(body: bytes) -> list[bytes] | str:
 def test_pieces_do_not_matter(body: bytes, cuts: list[int]) -> None:
     """Messages and refusals are the same however the body came in."""
     assert split(body, cuts) == plainly(body)
+
+
+@given(bodies, st.lists(st.integers(0, 100), max_size=10), st.integers(0, BODY_MAX))
+def test_a_large_body_has_the_same_messages(body: bytes, cuts: list[int], list_max: int) -> None:
+    """What is kept in one object is what would be kept one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "_LIST_NBYTES_MAX", list_max)
+        assert split(body, cuts) == plainly(body)
 
 
 def test_lines_are_messages() -> None:

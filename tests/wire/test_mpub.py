@@ -23,6 +23,17 @@ def counted(bodies: list[bytes]) -> bytes:
     return pack(">i", len(bodies)) + records(bodies)
 
 
+def parsed(body: bytes) -> Bodies:
+    """The result of `parse_counted`."""
+    steps = parse_counted(body, MSG_MAX, BODY_MAX)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            bodies: Bodies = end.value
+            return bodies
+
+
 def listed(bodies: Bodies) -> list[bytes]:
     return list(bodies.cut(0, bodies.count))
 
@@ -77,7 +88,7 @@ def test_same_size_prefix_looks_at_every_byte_of_the_sizes(sizes: list[int]) -> 
 @given(runs, st.binary(max_size=5))
 def test_http_bodies_have_no_body_size(run: list[bytes], behind: bytes) -> None:
     """`parse_counted` begins with the count, and ignores what follows the last message."""
-    assert listed(parse_counted(counted(run) + behind, MSG_MAX, BODY_MAX)) == run
+    assert listed(parsed(counted(run) + behind)) == run
 
 
 @pytest.mark.parametrize(
@@ -97,5 +108,19 @@ def test_http_bodies_have_no_body_size(run: list[bytes], behind: bytes) -> None:
 def test_http_bodies_that_are_refused(body: bytes, code: str, text: bytes) -> None:
     """The faults have MPUB's codes and texts, also a body that is cut short."""
     with pytest.raises(ProtocolError) as caught:
-        parse_counted(body, MSG_MAX, BODY_MAX)
+        parsed(body)
     assert (caught.value.code, caught.value.text) == (code, text)
+
+
+@given(runs, st.integers(1, 7))
+@settings(deadline=None)
+def test_a_step_walks_few_messages(run: list[bytes], step: int) -> None:
+    """However many there are; the messages are the same."""
+    scan = MpubScan(MSG_MAX, BODY_MAX)
+    body = pack(">i", BODY_MAX) + counted(run)
+    steps = 1
+    while (bodies := scan.scan(body, 0, step)) is None:
+        assert scan.need <= len(body)
+        steps += 1
+    assert listed(bodies) == run
+    assert steps <= -(-len(run) // step) + 1

@@ -7,11 +7,11 @@ from quart import Response, request
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.http.messages import LineSplitter
-from trionsq.http.rules import PublishRules
+from trionsq.http.rules import PublishRules, in_turns
 from trionsq.web.answers import text
 from trionsq.web.body import next_piece, read_body
 from trionsq.web.errors import HttpError
-from trionsq.web.query import query
+from trionsq.web.query import Query, query
 from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["Publishing"]
@@ -45,7 +45,7 @@ class Publishing:
             raise HttpError(413, "BODY_TOO_BIG")
         values = query()
         topic = self._rules.topic(values)
-        bodies = await (self._counted() if self._rules.is_binary(values) else self._lines())
+        bodies = await (self._counted(values) if self._rules.is_binary(values) else self._lines())
         if bodies is not None:
             await self._publish(topic, "MPUB", bodies)
         return text("OK")
@@ -59,13 +59,13 @@ class Publishing:
             raise HttpError(413, "BODY_TOO_BIG") from None
         return splitter.finish()
 
-    async def _counted(self) -> Bodies:
+    async def _counted(self, values: Query) -> Bodies | None:
         body = bytearray()
         limit = self._rules.body_size_max
         # What is over the limit could only be bytes after the last message, or one cut short.
         while len(body) < limit and (piece := await next_piece()):
             body += piece
-        return self._rules.counted(bytes(body[:limit]))
+        return await in_turns(self._rules.messages(values, bytes(body[:limit])))
 
     async def _publish(self, topic: Topic, command: str, bodies: Bodies, defer_ms: int = 0) -> None:
         if (prepared := topic.claim_wait()) is not None:

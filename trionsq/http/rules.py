@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from typing import Final, TypeVar
+
+import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
@@ -14,10 +18,14 @@ from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.mpub import parse_counted
 
-__all__ = ["PublishRules"]
+__all__ = ["PublishRules", "in_turns"]
+
+T = TypeVar("T")
 
 # More digits than any delay in range has.
 _MILLISECONDS = re.compile(rb"[+-]?[0-9]{1,30}")
+# Of a text body that are split in one step: with a line for each second byte that takes 5 ms.
+_STEP_NBYTES_MAX: Final = 128 * 1024
 
 
 class PublishRules:
@@ -78,23 +86,37 @@ class PublishRules:
         """Whether the messages are counted; whatever it is set to, but for two values, says so."""
         return values.get(b"binary", b"0") not in (b"0", b"false")
 
-    def counted(self, body: bytes) -> Bodies:
-        """The messages of a binary body.
+    def messages(self, values: Query, body: bytes) -> Generator[None, None, Bodies | None]:
+        """Read the messages of an /mpub whose body is wholly there, in short steps.
+
+        The result is None if there are none.
 
         Raises:
-            HttpError: BAD_BODY, BAD_MESSAGE.
+            HttpError: MSG_TOO_BIG, BODY_TOO_BIG; of a binary body BAD_BODY, BAD_MESSAGE.
         """
+        return self._counted(body) if self.is_binary(values) else self._lines(body)
+
+    def _counted(self, body: bytes) -> Generator[None, None, Bodies]:
         try:
-            return parse_counted(body, self.msg_size_max, self.body_size_max)
+            return (yield from parse_counted(body, self.msg_size_max, self.body_size_max))
         except ProtocolError as error:
             raise HttpError(413, error.code.removeprefix("E_")) from error
 
-    def lines(self, body: bytes) -> Bodies | None:
-        """The messages of a text body that is wholly there, None if there are none.
-
-        Raises:
-            HttpError: MSG_TOO_BIG, BODY_TOO_BIG.
-        """
+    def _lines(self, body: bytes) -> Generator[None, None, Bodies | None]:
         splitter = LineSplitter(self.msg_size_max, self.body_size_max)
-        splitter.feed(body)
+        splitter.feed(body[:_STEP_NBYTES_MAX])
+        for start in range(_STEP_NBYTES_MAX, len(body), _STEP_NBYTES_MAX):
+            yield
+            splitter.feed(body[start : start + _STEP_NBYTES_MAX])
         return splitter.finish()
+
+
+async def in_turns(steps: Generator[None, None, T]) -> T:
+    """Do all steps, with a turn for other tasks after each; the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await trio.lowlevel.checkpoint()

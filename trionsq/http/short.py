@@ -19,6 +19,7 @@ import trio
 
 from trionsq.broker.topic import PublishRefused
 from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start
+from trionsq.http.rules import in_turns
 from trionsq.http.short_way import Publish, ShortWay, Wait
 from trionsq.transport import Transport
 from trionsq.web.errors import HttpError
@@ -177,9 +178,10 @@ class ShortConnection:
             self._wait_for(Wait.TOPIC)
             if publish.prepared is not None:
                 await publish.prepared.wait()
-            await publish.topic.wait_for_room(publish.count)
-            self._way.answers.renew()
-            self._publish(publish)
+            if await self._read_messages(publish):
+                await publish.topic.wait_for_room(publish.count)
+                self._way.answers.renew()
+                self._publish(publish)
         if self._out:
             await self._write()
             self._wait_for(Wait.REQUEST)
@@ -257,9 +259,31 @@ class ShortConnection:
 
     def _publish_now(self, publish: Publish) -> bool:
         """Publish, and answer; False if that has to wait."""
-        if publish.prepared is not None or publish.topic.should_wait(publish.count):
+        if (
+            publish.prepared is not None
+            or publish.steps is not None
+            or publish.topic.should_wait(publish.count)
+        ):
             return False
         self._publish(publish)
+        return True
+
+    async def _read_messages(self, publish: Publish) -> bool:
+        """Read the messages of a large body in turns; False if that answers the request."""
+        if publish.steps is None:
+            return True
+        answers = self._way.answers
+        try:
+            publish.bodies = await in_turns(publish.steps)
+        except HttpError as error:
+            log.debug("HTTP: %s - %s", Target.MPUB.value, error)
+            answers.renew()
+            self._out.append(answers.refusal(error, publish.close))
+            return False
+        if publish.bodies is None:
+            answers.renew()
+            self._out.append(answers.ok(publish.close))
+            return False
         return True
 
     def _publish(self, publish: Publish) -> None:

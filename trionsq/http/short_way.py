@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -65,6 +66,7 @@ class Publish:
 
     Attributes:
         prepared: to be waited for, if the request made the topic.
+        steps: to be done before `bodies` are known, if the body is large.
     """
 
     topic: Topic
@@ -73,6 +75,7 @@ class Publish:
     defer_ms: int
     close: bool
     prepared: trio.Event | None = None
+    steps: Generator[None, None, Bodies | None] | None = None
 
     @property
     def count(self) -> int:
@@ -80,7 +83,7 @@ class Publish:
 
     def joins(self, topic: Topic) -> bool:
         """Whether a /pub to ``topic`` can be one of the run."""
-        return self.topic is topic and self.bodies is None and not self.defer_ms
+        return self.topic is topic and bool(self.run) and not self.defer_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,5 +208,10 @@ class ShortWay:
         prepared = topic.claim_wait()
         if head.target is Target.PUB:
             return Publish(topic, None, [body], rules.defer_ms(values), head.close, prepared)
-        bodies = rules.counted(body) if rules.is_binary(values) else rules.lines(body)
-        return None if bodies is None else Publish(topic, bodies, [], 0, head.close, prepared)
+        steps = rules.messages(values, body)
+        try:
+            next(steps)
+        except StopIteration as end:
+            bodies: Bodies | None = end.value
+            return None if bodies is None else Publish(topic, bodies, [], 0, head.close, prepared)
+        return Publish(topic, None, [], 0, head.close, prepared, steps)

@@ -73,7 +73,7 @@ class PackedBodies:
 
     __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size")
 
-    def __init__(self, buffer: bytes, ends: list[int], gap: int) -> None:
+    def __init__(self, buffer: bytes, ends: Sequence[int], gap: int) -> None:
         """``ends`` is where the first record begins, and where each one ends."""
         self._buffer = buffer
         self._ends = array("I", ends)
