@@ -87,8 +87,9 @@ class HttpServer(WebServer):
     async def prepare(self) -> None:
         await trio.to_thread.run_sync(_import_framework, abandon_on_cancel=True)
         self._load_app()
-        # What was imported stays: the collector need not look at it again.
-        gc.freeze()
+        if gc.get_freeze_count():
+            # As at the start of nsqd: what was imported stays, the collector need not look at it.
+            gc.freeze()
 
     def _load_app(self) -> None:
         from trionsq.http.app import create_app
