@@ -5,14 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import trio
-
-from admin.access.adduser import add_user
-from admin.daemon import run_nsqadmin
 from admin.options import NsqadminOptions, OptionsError
 from trionsq.cli import limits, log
 from trionsq.cli.command import fatal, read_options
-from trionsq.listener import ListenError
 
 __all__ = ["main"]
 
@@ -31,6 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.add_user:
         return _add_user(options)
     limits.raise_open_files_limit()
+    # Here, because they take long to import: --help and --version do without.
+    import trio
+
+    from admin.daemon import run_nsqadmin
+    from trionsq.listener import ListenError
+
     try:
         return trio.run(run_nsqadmin, options)
     except (ListenError, OptionsError) as error:
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_user(options: NsqadminOptions) -> int:
+    from admin.access.adduser import add_user
+
     try:
         add_user(options.add_user, options.users_file)
     except OptionsError as error:

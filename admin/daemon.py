@@ -23,7 +23,8 @@ from admin.options import NsqadminOptions, OptionsError, validated
 from admin.upstream import Upstream
 from trionsq.gcpolicy import start_collecting, tune_gc
 from trionsq.histogram import Histogram
-from trionsq.listener import ListenError, bound_address, open_sockets, split_address
+from trionsq.hostport import split_address
+from trionsq.listener import ListenError, bound_address, open_sockets
 from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.serve import WebServer, serve_web
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import trio
-
-from lookupd.daemon import run_nsqlookupd
 from lookupd.options import NsqlookupdOptions
 from trionsq.cli import limits, log
 from trionsq.cli.command import fatal, read_options
-from trionsq.listener import ListenError
 
 __all__ = ["main"]
 
@@ -28,6 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in warnings:
         logger.warning("%s", warning)
     limits.raise_open_files_limit()
+    # Here, because they take long to import: --help and --version do without.
+    import trio
+
+    from lookupd.daemon import run_nsqlookupd
+    from trionsq.listener import ListenError
+
     try:
         return trio.run(run_nsqlookupd, options)
     except ListenError as error:

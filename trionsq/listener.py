@@ -12,6 +12,8 @@ from typing import Final
 
 import trio
 
+from trionsq.hostport import split_address
+
 __all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
 
 log = logging.getLogger("trionsq")
@@ -29,14 +31,6 @@ class ListenError(Exception):
 
     def __init__(self, address: str, error: object) -> None:
         super().__init__(f"listen ({address}) failed - {error}")
-
-
-def split_address(address: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port`` (``[::1]:4150``, ``:4150``), None for a unix socket path."""
-    host, colon, port = address.rpartition(":")
-    if not colon or "/" in address or not port.isdecimal():
-        return None
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def open_sockets(address: str) -> list[socket.socket]:

@@ -57,7 +57,7 @@ class MemoryView:
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = [Segment(one.batch, one.first, one.last, one.attempts) for one in segments]
 
-    def read(self, skip: int, page: Page, *, quick: bool = False) -> None:
+    def read(self, skip: int, page: Page) -> None:
         show_segments(self._segments, skip, page)
 
 

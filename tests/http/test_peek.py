@@ -240,6 +240,7 @@ async def test_far_offsets_are_refused(
     monkeypatch.setattr(storage_peek, "SCANNED_NBYTES_MAX", 1000)
     monkeypatch.setattr(storage_peek, "_BLOCK_NBYTES", 500)
     monkeypatch.setattr(peek, "_PASSED_MAX", 5)
+    monkeypatch.setattr(peek, "_DEFERRED_PASSED_MAX", 5)
     broker.topic("t")
     for body in numbered(10):
         publish(broker, "t", body)
@@ -297,14 +298,17 @@ async def test_a_look_beside_consumers(start_broker: StartBroker) -> None:
             message = await talk.message()
             await talk.say(commands.finish(message.message_id))
 
+    looks = {True: 0, False: 0}
     for _ in range(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(consume)
             document = await look(app, limit=50, offset=20)
-        assert document["trouble"] is None
+        looks[document["trouble"] is None] += 1
         numbers = [int(body) for body in shown(document)]
         assert all(later - first == 1 for first, later in pairwise(numbers))
     await settle()
+    # Files may vanish faster than they are looked at, which the answer tells.
+    assert looks[True] >= 10
     assert broker.topics["t"].channels["c"].core.finish_count == 2000
 
 

@@ -16,7 +16,7 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.http.serve import serve_http
 from trionsq.listener import open_sockets
-from trionsq.web import body, connection, serve
+from trionsq.web import framework, limits
 from trionsq.web.connection import HttpConnection
 
 LIMIT_S = 60.0
@@ -205,7 +205,7 @@ async def test_a_silent_connection_is_closed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     """Before a request, amid its head, or after its answer."""
-    monkeypatch.setattr(serve, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(limits, "KEEP_ALIVE_S", 0.1)
     async with serving(broker) as server:
         stream = await server.connect()
         await stream.send_all(begun)
@@ -216,7 +216,7 @@ async def test_a_sender_that_stalls_is_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Amid a body it gets an error, and nothing is queued."""
-    monkeypatch.setattr(body, "STALL_S", 0.1)
+    monkeypatch.setattr(limits, "STALL_S", 0.1)
     async with serving(broker) as server:
         stream = await server.connect()
         await stream.send_all(post("/pub?topic=t", b"12345")[:-1])
@@ -244,8 +244,8 @@ async def test_a_reader_that_stalls_is_given_up(
             await super().run()
             ended.set()
 
-    monkeypatch.setattr(serve, "HttpConnection", Watched)
-    monkeypatch.setattr(connection, "WRITE_STALL_S", 0.2)
+    monkeypatch.setattr(framework, "HttpConnection", Watched)
+    monkeypatch.setattr(limits, "WRITE_STALL_S", 0.2)
     async with serving(broker) as server:
         await ask_and_read_nothing(broker, server)
         await ended.wait()
@@ -255,7 +255,7 @@ async def test_the_end_waits_for_nobody_who_is_idle(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grace is not for connections without a request."""
-    monkeypatch.setattr(serve, "GRACE_S", 2 * LIMIT_S)
+    monkeypatch.setattr(limits, "GRACE_S", 2 * LIMIT_S)
     async with serving(broker) as server:
         silent, idle = await server.connect(), await server.connect()
         await idle.send_all(PING)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.ways import Way, way
-from trionsq.web import body, connection, pace, serve
+from trionsq.web import limits, pace
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n"
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -73,7 +73,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
         start_s = trio.current_time()
         await stream.send_all(begun)
         _, end_s = await ended_s(stream)
-        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= limits.KEEP_ALIVE_S + LATE_S
 
 
 @both
@@ -88,7 +88,7 @@ async def test_a_head_that_trickles_in_gets_no_more_time(
             nursery.start_soon(trickle, stream, head, 1.0)
             _, end_s = await ended_s(stream)
             nursery.cancel_scope.cancel()
-        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= limits.KEEP_ALIVE_S + LATE_S
 
 
 @both
@@ -98,13 +98,13 @@ async def test_an_idle_connection_ends_after_its_answer(
     """The idle time counts from the last answer."""
     async with serving(short_way=short_way) as server, server.connect() as stream:
         for _ in range(5):
-            await trio.sleep(serve.KEEP_ALIVE_S / 2)
+            await trio.sleep(limits.KEEP_ALIVE_S / 2)
             await stream.send_all(PING)
             await ok(stream)
         start_s = trio.current_time()
         came, end_s = await ended_s(stream)
         assert came == b""
-        assert end_s - start_s <= serve.KEEP_ALIVE_S + LATE_S
+        assert end_s - start_s <= limits.KEEP_ALIVE_S + LATE_S
 
 
 @both
@@ -118,7 +118,7 @@ async def test_a_body_that_stalls_is_refused(
         await stream.send_all(begin)
         came, end_s = await ended_s(stream)
         assert b"INTERNAL_ERROR" in came
-        assert end_s - start_s <= body.STALL_S + LATE_S
+        assert end_s - start_s <= limits.STALL_S + LATE_S
         assert not any(topic.core.message_count for topic in server.broker.topics.values())
 
 
@@ -157,7 +157,7 @@ LONG = b"Content-Length: 9000\r\n\r\n"
     ],
     ids=["pub", "mpub", "config", "chunked"],
 )
-@pytest.mark.parametrize("pause_s", [1.0, body.STALL_S - 2])
+@pytest.mark.parametrize("pause_s", [1.0, limits.STALL_S - 2])
 async def test_a_body_that_trickles_is_refused(
     autojump_clock: MockClock, short_way: bool, begin: bytes, each: bytes, pause_s: float
 ) -> None:
@@ -244,7 +244,7 @@ async def test_requests_whose_answers_nobody_reads(
         request_bytes = b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
         sent, end_s = await flood(server, request_bytes)
         assert sent <= 4 * 1024 * 1024
-        assert end_s - start_s <= connection.WRITE_STALL_S + LATE_S + 1
+        assert end_s - start_s <= limits.WRITE_STALL_S + LATE_S + 1
 
 
 @both

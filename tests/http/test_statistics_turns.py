@@ -1,4 +1,4 @@
-"""/stats is made in turns (trionsq.broker.statistics, trionsq.http.stats, trionsq.web.turns).
+"""Answers are made in turns: /stats, peeks, debug pages (trionsq.http, trionsq.broker.statistics).
 
 Work is counted, not timed: rows and channels that are looked at between two turns of other tasks.
 """
@@ -23,8 +23,12 @@ from trionsq.broker import statistics as statistics_module
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.statistics import ChannelRow, Row, StatsFilter, statistics
+from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.latency import Latencies, MergedLatencies
+from trionsq.core.peek import Page
+from trionsq.http import peek
 from trionsq.http.app import create_app
+from trionsq.http.debug_figures import broker_figures
 from trionsq.testing.conversation import Conversation
 from trionsq.web import turns
 from trionsq.web.turns import SharedDocuments
@@ -226,3 +230,40 @@ async def test_a_failure_is_not_shared() -> None:
         for _ in range(3):
             nursery.start_soon(ask)
     assert failures == ["no"] * 3
+
+
+@pytest.mark.parametrize("count", [10, 10_000])
+async def test_consumers_are_peeked_at_some_at_a_time(meter: Meter, count: int) -> None:
+    """A look for messages in flight gives other tasks their turn after some consumers."""
+
+    class Holder:
+        @property
+        def in_flight(self) -> dict[bytes, object]:
+            meter.did()
+            return {}
+
+    class Core:
+        holders = tuple(Holder() for _ in range(count))
+
+    async with metered(meter):
+        await peek._offer_in_flight(cast(Any, Core()), 0, Page(10, 100))
+    assert meter.total == count
+    assert meter.most <= 1_000
+
+
+@pytest.mark.parametrize("count", [10, 10_000])
+async def test_sums_of_debug_pages_are_made_some_at_a_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, meter: Meter, count: int
+) -> None:
+    """/debug/loop adds up what channels hold, and gives other tasks their turn meanwhile."""
+
+    def held(core: ChannelCore) -> int:
+        meter.did()
+        return 1
+
+    monkeypatch.setattr(ChannelCore, "held", property(held))
+    with with_channels(broker, count):
+        async with metered(meter):
+            figures = await broker_figures(broker, 10, 0.0)
+        assert figures["messages_held_in_memory_at_channels"] == count
+    assert meter.most <= 200

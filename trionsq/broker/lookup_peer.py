@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from trionsq.listener import split_address
+from trionsq.hostport import split_address
 from trionsq.wire import lookup
 from trionsq.wire.lookup import LookupAnswerError, LookupdInfo
 

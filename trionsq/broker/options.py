@@ -11,7 +11,7 @@ import socket
 import zlib
 
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from trionsq.listener import split_address
+from trionsq.hostport import split_address
 from trionsq.optionspec import (
     BOOL,
     DEBUG_FROM,

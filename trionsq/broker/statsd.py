@@ -31,7 +31,7 @@ from trionsq.broker.statsd_lines import (
     topic_figures,
 )
 from trionsq.durations import SECOND_NS
-from trionsq.listener import split_address
+from trionsq.hostport import split_address
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker

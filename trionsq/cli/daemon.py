@@ -125,7 +125,15 @@ async def _serve_http(
     gate: Gate,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    await serve_http(broker, sock, tls=tls, mounts=mounts, gate=gate, task_status=task_status)
+    await serve_http(
+        broker,
+        sock,
+        load_later=True,
+        tls=tls,
+        mounts=mounts,
+        gate=gate,
+        task_status=task_status,
+    )
 
 
 async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:

@@ -3,16 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-import trio
-
 from trionsq.broker.options import NsqdOptions, OptionsError, validated
 from trionsq.cli import limits, log
 from trionsq.cli.command import fatal, read_options
-from trionsq.cli.daemon import run_nsqd
-from trionsq.listener import ListenError
-from trionsq.storage.lock import DataPathError
-from trionsq.storage.metadata import MetadataError
-from trionsq.upgrades.certificates import TlsConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +24,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in warnings:
         logger.warning("%s", warning)
     limits.raise_open_files_limit()
+    return _run(options)
+
+
+def _run(options: NsqdOptions) -> int:
+    # Here, because they take long to import: --help and --version do without.
+    import trio
+
+    from trionsq.cli.daemon import run_nsqd
+    from trionsq.listener import ListenError
+    from trionsq.storage.lock import DataPathError
+    from trionsq.storage.metadata import MetadataError
+    from trionsq.upgrades.certificates import TlsConfigError
+
     # Raised after the groups: what is raised among them becomes a group itself.
     failure = ""
     code = 1

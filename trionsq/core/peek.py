@@ -26,8 +26,8 @@ __all__ = [
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
-# So many segments of memory are passed at most: a few tens of milliseconds.
-SEGMENTS_MAX: Final = 250_000
+# So many segments of memory are passed at most: a millisecond or two of the event loop.
+SEGMENTS_MAX: Final = 20_000
 _ATTEMPTS_MASK: Final = 0xFFFF
 
 
@@ -122,11 +122,10 @@ class Page:
 class BackendView(Protocol):
     """What a backend held at one moment."""
 
-    def read(self, skip: int, page: Page, *, quick: bool = False) -> None:
+    def read(self, skip: int, page: Page) -> None:
         """Offer all messages but the first ``skip``; sets `Page.trouble` where it can't go on.
 
-        May be called in a thread; costs bounded time and memory. ``quick``: time as the broker's
-        own task can afford it.
+        To be called in a thread; costs bounded time and memory.
 
         Raises:
             PeekTooFar: too much lies before the messages that were asked for.

@@ -129,7 +129,7 @@ class Debugging:
                 "loop": loop_document(figures),
                 "trio": trio_figures(),
                 "process": process,
-                "broker": broker_figures(self._broker, top, trio.current_time()),
+                "broker": await broker_figures(self._broker, top, trio.current_time()),
                 "limits": limits_document(self._broker.options),
             },
             as_json,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import nlargest
+from heapq import heappush, heappushpop
 from typing import Any, Final
 
 import trio
@@ -22,11 +22,14 @@ __all__ = [
     "trio_figures",
 ]
 
+# Topics, channels and clients that are looked at before other tasks get their turn.
+_LOOKS_MAX: Final = 200
 _LIMITS: Final = frozenset(
     {
         "max_connections",
         "max_connection_rate",
         "max_connection_burst",
+        "max_http_connections",
         "mem_queue_size",
         "max_msg_size",
         "max_body_size",
@@ -91,15 +94,62 @@ def trio_figures() -> dict[str, Any]:
     }
 
 
-def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
+class _Sums:
+    """What is added up, some topics, channels and clients at a time."""
+
+    def __init__(self) -> None:
+        self.channels = self.in_memory = self.held = self.in_flight = self.deferred = 0
+        self.queued_nbytes = self.behind = 0
+
+    async def add_all(self, broker: Broker, top: int) -> list[Client]:
+        """Add all; the ``top`` clients that owe most to their sockets."""
+        turns = _Turns()
+        for topic in list(broker.topics.values()):
+            self.in_memory += topic.core.store.in_memory
+            await turns.spend()
+            for channel in list(topic.channels.values()):
+                core = channel.core
+                self.channels += 1
+                self.held += core.held
+                self.in_flight += core.in_flight_count
+                self.deferred += core.deferred_count
+                await turns.spend()
+        # The number breaks ties: clients have no order.
+        most: list[tuple[int, int, Client]] = []
+        for number, client in enumerate(list(broker.clients)):
+            if pending := client.output.pending:
+                self.queued_nbytes += pending
+                self.behind += 1
+                if len(most) < top:
+                    heappush(most, (pending, number, client))
+                elif top:
+                    heappushpop(most, (pending, number, client))
+            await turns.spend()
+        return [client for _, _, client in sorted(most, reverse=True)]
+
+
+class _Turns:
+    """Gives other tasks their turn after some looks."""
+
+    __slots__ = ("_looks",)
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    async def spend(self) -> None:
+        self._looks += 1
+        if self._looks >= _LOOKS_MAX:
+            self._looks = 0
+            await trio.lowlevel.checkpoint()
+
+
+async def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
     """What the broker holds, and the ``top`` connections that owe most to their sockets.
 
-    ``now_s`` is the monotonic time of trio.
+    ``now_s`` is the monotonic time of trio. Sums are made in turns, so they are of no one moment.
     """
-    channels = [channel for topic in broker.topics.values() for channel in topic.channels.values()]
-    clients = broker.clients
-    queued = broker.queued_output_nbytes
-    behind = [client for client in clients if client.output.pending]
+    sums = _Sums()
+    most = await sums.add_all(broker, top)
     return {
         "health": broker.health,
         "connections": broker.admission.connections,
@@ -110,20 +160,15 @@ def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
         "last_defects": dict(broker.defects.last),
         "stopped_by_defects": dict(broker.defects.stopped),
         "topics": len(broker.topics),
-        "channels": len(channels),
-        "messages_in_memory_at_topics": sum(
-            topic.core.store.in_memory for topic in broker.topics.values()
-        ),
-        "messages_held_in_memory_at_channels": sum(channel.core.held for channel in channels),
-        "messages_in_flight": sum(channel.core.in_flight_count for channel in channels),
-        "messages_deferred": sum(channel.core.deferred_count for channel in channels),
+        "channels": sums.channels,
+        "messages_in_memory_at_topics": sums.in_memory,
+        "messages_held_in_memory_at_channels": sums.held,
+        "messages_in_flight": sums.in_flight,
+        "messages_deferred": sums.deferred,
         **_asked_for(broker),
-        "output_queued_bytes": queued,
-        "connections_with_queued_output": len(behind),
-        "most_queued_output": [
-            _behind(client, now_s)
-            for client in nlargest(top, behind, key=lambda each: each.output.pending)
-        ],
+        "output_queued_bytes": sums.queued_nbytes,
+        "connections_with_queued_output": sums.behind,
+        "most_queued_output": [_behind(client, now_s) for client in most],
     }
 
 

@@ -76,6 +76,7 @@ NAMED: Final[Names] = {
         lambda found: f"client {found['self'].peer} is awaited while AUTH is asked for"
     ),
     "trionsq.http.short_way.ShortWay.watch": always("http time-outs"),
+    "trionsq.http.serve.HttpServer.prepare": always("http server's start"),
 }
 
 task_name = namer(NAMED)

@@ -1,7 +1,7 @@
 """GET /topic/peek and /channel/peek: the next messages, shown without consuming them.
 
-Ours; not in the original. Memory is looked at in the broker's own task, within bounds; disk
-queues in a thread.
+Ours; not in the original. Memory is looked at in the event loop, within bounds; disk queues in a
+thread. Consumers are looked at, and messages written down, some at a time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.consumer import Consumer
-from trionsq.core.delivery import Delivery
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
 from trionsq.core.store import Store
 from trionsq.http.admin import Administration
-from trionsq.web.answers import json_document
+from trionsq.web.answers import json_pieces
 from trionsq.web.errors import HttpError
 from trionsq.web.query import Query, query, valid_topic_name
+from trionsq.web.text import json_bytes
+from trionsq.web.turns import Pieces
 
 __all__ = ["Peeking"]
 
@@ -41,10 +42,16 @@ _LIMIT_MAX: Final = 1000
 _OFFSET_MAX: Final = 2**40
 _NBYTES_DEFAULT: Final = 1024 * 1024
 _NBYTES_MAX: Final = 4 * 1024 * 1024
-# So many in-flight or deferred messages are passed at most: a few tens of milliseconds.
+# So many in-flight messages are passed at most.
 _PASSED_MAX: Final = 20_000
+# So many deferred ones: they are in a heap, and to walk it in order costs two microseconds each.
+_DEFERRED_PASSED_MAX: Final = 2_000
 # Consumers and topics go on meanwhile: when files are gone, the look begins anew so often.
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 5
+# Bytes of bodies that are written down, and consumers or clients that are looked at, before other
+# tasks get their turn.
+_NBYTES_A_TURN: Final = 256 * 1024
+_CONSUMERS_A_TURN: Final = 1_000
 _THREADS_MAX: Final = 2
 _Decoder: Final = codecs.getincrementaldecoder("utf-8")
 _STATES: Final[dict[bytes, State]] = {
@@ -156,9 +163,7 @@ class Peeking:
         waiting = topic.core.depth
         disk = topic.core.store.backend.depth
         counts = Counts(queued=waiting, memory=waiting - disk, disk=disk)
-        return json_document(
-            {"topic": topic.name, **_rest(window, counts, messages, page)},
-        )
+        return await _answer({"topic": topic.name, **_rest(window, counts, page)}, messages)
 
     async def channel(self) -> Response:
         """GET /channel/peek: what waits, is in flight or deferred at a channel."""
@@ -168,12 +173,10 @@ class Peeking:
         if window.state == "queued":
             find = self._admin.existing_channel
             messages, page = await self._queued(lambda: find().core, window)
-        elif window.offset > _PASSED_MAX:
-            raise HttpError(400, "OFFSET_TOO_FAR")
         elif window.state == "deferred":
-            messages = self._deferred(channel, window.offset, page)
+            messages = await self._deferred(channel, window.offset, page)
         else:
-            messages = self._in_flight(channel, window.offset, page)
+            messages = await self._in_flight(channel, window.offset, page)
         core = channel.core
         waiting, disk = core.depth, core.store.backend.depth
         counts = Counts(
@@ -184,7 +187,7 @@ class Peeking:
             deferred=core.deferred_count,
         )
         head = {"topic": channel.topic.name, "channel": channel.name}
-        return json_document({**head, **_rest(window, counts, messages, page)})
+        return await _answer({**head, **_rest(window, counts, page)}, messages)
 
     def _topic(self) -> Topic:
         return self._admin.topic_named(valid_topic_name(query()))
@@ -193,72 +196,107 @@ class Peeking:
         self, find: Callable[[], _Core], window: _Window
     ) -> tuple[list[Message], Page]:
         """``find`` is called anew for each attempt: it may be gone meanwhile."""
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             core = find()
             page = window.page()
             in_memory = 0
-            # Nothing can be removed under the last look, which is not in a thread.
-            is_last = attempt + 1 == _ATTEMPTS
             try:
                 skip = show_segments(core.peek(), window.offset, page)
                 in_memory = len(page.messages)
-                await self._read(core.store.backend.peek(), skip, page, quick=is_last)
+                await self._read(core.store.backend.peek(), skip, page)
                 break
             except PeekTooFar:
-                if not is_last:
-                    raise HttpError(400, "OFFSET_TOO_FAR") from None
-                page.trouble = "files are read and removed faster than they can be looked at"
+                raise HttpError(400, "OFFSET_TOO_FAR") from None
             except PeekStale as stale:
                 page.trouble = str(stale)
-        now_ns = self._clock.now_ns()
-        messages = [
-            _message(message, "memory" if place < in_memory else "disk", now_ns)
-            for place, message in enumerate(page.messages)
-        ]
-        return messages, page
+        return await self._shown(page, in_memory), page
 
-    async def _read(self, view: BackendView | None, skip: int, page: Page, *, quick: bool) -> None:
+    async def _shown(self, page: Page, in_memory: int) -> list[Message]:
+        """The messages of a page, of which the first so many are in memory."""
+        now_ns = self._clock.now_ns()
+        messages = []
+        turns = _Turns()
+        for place, message in enumerate(page.messages):
+            messages.append(_message(message, "memory" if place < in_memory else "disk", now_ns))
+            await turns.spend(len(message.body))
+        return messages
+
+    async def _read(self, view: BackendView | None, skip: int, page: Page) -> None:
         if view is None:
             return
         if page.is_full:
             page.more = True
-        elif quick:
-            view.read(skip, page, quick=True)
         else:
             await trio.to_thread.run_sync(
                 view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
             )
 
-    def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
+    async def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
+        if offset > _DEFERRED_PASSED_MAX:
+            raise HttpError(400, "OFFSET_TOO_FAR")
         for due_ns, segment in islice(channel.core.deferred, offset, None):
             if not page.offer(segment, segment.first, due_ns):
                 break
-        now_ns = self._clock.now_ns()
-        return [_message(message, "memory", now_ns) for message in page.messages]
+        return await self._shown(page, len(page.messages))
 
-    def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        owners: list[tuple[Consumer, float]] = []
-        for consumer, id_, delivery in islice(_in_flight(channel.core), offset, None):
-            place = delivery.first + delivery.ids.index(id_)
-            one = Segment(delivery.batch, place, place + 1, delivery.attempts)
-            if not page.offer(one, place):
-                break
-            owners.append((consumer, delivery.deadline_s))
-        clients = {client.consumer: client for client in channel.clients}
-        now_s, now_ns = self._clock.now_s(), self._clock.now_ns()
-        messages = []
-        for message, (consumer, deadline_s) in zip(page.messages, owners, strict=True):
-            shown = _message(message, "memory", now_ns)
+    async def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[Message]:
+        if offset > _PASSED_MAX:
+            raise HttpError(400, "OFFSET_TOO_FAR")
+        owners = await _offer_in_flight(channel.core, offset, page)
+        clients = await _clients_of(channel, {consumer for consumer, _ in owners})
+        now_s = self._clock.now_s()
+        messages = await self._shown(page, len(page.messages))
+        for shown, (consumer, deadline_s) in zip(messages, owners, strict=True):
             shown["client"] = _client(clients.get(consumer))
             shown["deadline_in_seconds"] = round(deadline_s - now_s, 3)
-            messages.append(shown)
         return messages
 
 
-def _in_flight(core: ChannelCore) -> Iterator[tuple[Consumer, bytes, Delivery]]:
-    for consumer in core.holders:
-        for id_, delivery in consumer.in_flight.items():
-            yield consumer, id_, delivery
+class _Turns:
+    """Counts bytes, and gives other tasks their turn when there were enough."""
+
+    __slots__ = ("_nbytes",)
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+
+    async def spend(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if self._nbytes >= _NBYTES_A_TURN:
+            self._nbytes = 0
+            await trio.lowlevel.checkpoint()
+
+
+async def _offer_in_flight(
+    core: ChannelCore, skip: int, page: Page
+) -> list[tuple[Consumer, float]]:
+    """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
+    owners: list[tuple[Consumer, float]] = []
+    for looked_at, consumer in enumerate(list(core.holders), 1):
+        in_flight = consumer.in_flight
+        if skip >= len(in_flight):
+            skip -= len(in_flight)
+        else:
+            for id_, delivery in islice(in_flight.items(), skip, None):
+                place = delivery.first + delivery.ids.index(id_)
+                one = Segment(delivery.batch, place, place + 1, delivery.attempts)
+                if not page.offer(one, place):
+                    return owners
+                owners.append((consumer, delivery.deadline_s))
+            skip = 0
+        if looked_at % _CONSUMERS_A_TURN == 0:
+            await trio.lowlevel.checkpoint()
+    return owners
+
+
+async def _clients_of(channel: Channel, consumers: set[Consumer]) -> dict[Consumer, Client]:
+    found = {}
+    for looked_at, client in enumerate(list(channel.clients), 1):
+        if client.consumer in consumers:
+            found[client.consumer] = client
+        if looked_at % _CONSUMERS_A_TURN == 0:
+            await trio.lowlevel.checkpoint()
+    return found
 
 
 def _client(client: Client | None) -> ClientName | None:
@@ -294,15 +332,27 @@ def _message(message: Peeked, where: str, now_ns: int) -> Message:
     return shown
 
 
-def _rest(
-    window: _Window, counts: Counts, messages: list[Message], page: Page
-) -> Mapping[str, object]:
+def _rest(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
     return {
         "state": window.state,
         "order": _ORDER[window.state],
         "counts": counts,
         "offset": window.offset,
-        "messages": messages,
+        "messages": [],
         "more": page.more,
         "trouble": page.trouble,
     }
+
+
+async def _answer(document: Mapping[str, object], messages: list[Message]) -> Response:
+    """``document`` with the messages in their list, which is empty in it."""
+    pieces, turns = Pieces(), _Turns()
+    # No string in JSON can have this in it.
+    begin, key, end = json_bytes(document).partition(b'"messages":[')
+    pieces.add(begin + key)
+    for place, message in enumerate(messages):
+        part = json_bytes(message)
+        pieces.add(b"," + part if place else part)
+        await turns.spend(len(part))
+    pieces.add(end)
+    return json_pieces(pieces.end())

@@ -6,8 +6,8 @@ from time import time
 from typing import Final
 from wsgiref.handlers import format_date_time
 
-from trionsq.web.answers import json_bytes, reason
 from trionsq.web.errors import HttpError
+from trionsq.web.text import json_bytes, reason
 
 __all__ = ["ReadyAnswers"]
 

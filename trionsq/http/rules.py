@@ -13,7 +13,7 @@ from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.durations import MILLISECOND_NS
 from trionsq.http.messages import LineSplitter
 from trionsq.web.errors import HttpError
-from trionsq.web.query import Query, valid_topic_name
+from trionsq.web.parameters import Query, valid_topic_name
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.mpub import parse_counted

@@ -24,7 +24,7 @@ from trionsq.http.short_way import Publish, ShortWay, Wait
 from trionsq.transport import Transport
 from trionsq.web.errors import HttpError
 from trionsq.web.pace import PaceWatch
-from trionsq.web.query import parse_query
+from trionsq.web.parameters import parse_query
 from trionsq.wire.bodies import ListBodies
 
 __all__ = ["ShortConnection"]

@@ -17,7 +17,7 @@ from trionsq.http.ready import ReadyAnswers
 from trionsq.http.rules import PublishRules
 from trionsq.web.errors import HttpError
 from trionsq.web.pace import Pace
-from trionsq.web.query import parse_query, valid_topic_name
+from trionsq.web.parameters import parse_query, valid_topic_name
 from trionsq.web.sites import SiteGuard
 from trionsq.wire.bodies import Bodies
 

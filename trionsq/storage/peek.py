@@ -20,8 +20,6 @@ __all__ = ["SCANNED_NBYTES_MAX", "QueueView"]
 SCANNED_NBYTES_MAX: Final = 64 * 1024 * 1024
 """What may be read to get to an offset."""
 
-# The same in the broker's own task: a few milliseconds.
-_QUICK_NBYTES_MAX: Final = 4 * 1024 * 1024
 _BLOCK_NBYTES: Final = 256 * 1024
 # In a record; see `trionsq.storage.records`.
 _STAMP: Final = slice(4, 12)
@@ -62,16 +60,14 @@ class QueueView:
         self._generation = generation
         self._generation_number = generation.number
         self._scanned_nbytes = 0
-        self._scan_nbytes_max = SCANNED_NBYTES_MAX
         self._skip = 0
 
     def __repr__(self) -> str:
         return f"<QueueView {self._files.queue} {self._number},{self._pos} to {self._last}>"
 
-    def read(self, skip: int, page: Page, *, quick: bool = False) -> None:
+    def read(self, skip: int, page: Page) -> None:
         """To be called once."""
         self._skip = skip
-        self._scan_nbytes_max = _QUICK_NBYTES_MAX if quick else SCANNED_NBYTES_MAX
         self._read_files(page)
         if self._generation.number != self._generation_number:
             # Files of the same names may have been begun since.
@@ -110,7 +106,7 @@ class QueueView:
         return file.size() if end is None else end
 
     def _read_block(self, file: DiskFile, left: int, page: Page) -> None:
-        if self._skip and self._scanned_nbytes >= self._scan_nbytes_max:
+        if self._skip and self._scanned_nbytes >= SCANNED_NBYTES_MAX:
             raise PeekTooFar
         wanted = min(_BLOCK_NBYTES, left)
         data = file.read(wanted, self._pos)

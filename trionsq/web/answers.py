@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
-from http.client import responses
 from typing import Final
 
-import msgspec
 from quart import Response
+
+from trionsq.web.text import json_bytes, reason
 
 __all__ = [
     "empty",
@@ -35,10 +34,6 @@ _TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
 _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
 _HTML_TYPE = ("Content-Type", "text/html; charset=utf-8")
 
-# These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
-_ESCAPED = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "<>&\u2028\u2029")
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_REASONS = {status: phrase.encode() for status, phrase in responses.items()}
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
 
 
@@ -67,20 +62,6 @@ def plain(status: int, body: str) -> Response:
 def options(allow: str) -> Response:
     """The answer to OPTIONS."""
     return _response(200, b"", ("Allow", allow))
-
-
-def json_bytes(value: object) -> bytes:
-    """``value`` as compact JSON, keys in the order that they have."""
-    try:
-        document = msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        # Lone surrogates, which no UTF-8 has.
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        document = _SURROGATES.sub("\ufffd", text).encode()
-    for raw, escaped in _ESCAPED:
-        if raw in document:
-            document = document.replace(raw, escaped)
-    return document
 
 
 def json_document(value: object) -> Response:
@@ -130,11 +111,6 @@ def tls_required(https_port: int) -> Response:
     """The refusal of a request that is to come by HTTPS, in the form that nsqd gives it."""
     document = {"message": "TLS_REQUIRED", "https_port": https_port}
     return _response(403, json.dumps(document).encode(), _JSON_TYPE, _NSQ_TYPE)
-
-
-def reason(status: int) -> bytes:
-    """What follows a status in its line: ``Not Found``."""
-    return _REASONS.get(status, b"")
 
 
 def redirect(method: str, location: str) -> Response:

@@ -12,17 +12,16 @@ import trio
 from quart import request
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
+from trionsq.web import limits
 from trionsq.web.errors import HttpError
 from trionsq.web.pace import PACE, PaceWatch
 
-__all__ = ["LIMIT_KEY", "STALL_S", "BoundedBody", "BoundedRequest", "next_piece", "read_body"]
+__all__ = ["LIMIT_KEY", "BoundedBody", "BoundedRequest", "next_piece", "read_body"]
 
 log = logging.getLogger("trionsq")
 
 # quart hands the value of this key to the body of each request.
 LIMIT_KEY: Final = "MAX_CONTENT_LENGTH"
-# A sender that is silent for so long in the midst of a body is given up.
-STALL_S: Final = 30.0
 
 
 class BoundedBody(TrioBody):
@@ -61,7 +60,7 @@ class BoundedBody(TrioBody):
         """
         now_s = trio.current_time()
         watch = self._watch = self._watch or PaceWatch(PACE, now_s)
-        stalled_s = now_s + STALL_S
+        stalled_s = now_s + limits.STALL_S
         while watch.keeps_up(now_s, self.came_nbytes):
             with trio.move_on_at(min(stalled_s, watch.due_s)):
                 return await anext(self, b"")

@@ -21,16 +21,13 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
 from trionsq.upgrades.stream import TransportStream
+from trionsq.web import limits
 from trionsq.web.answers import reason
 
-__all__ = ["LINGER_S", "WRITE_STALL_S", "HttpConnection"]
+__all__ = ["HttpConnection"]
 
 _READ_NBYTES_MAX: Final = 64 * 1024
 _WRITE_NBYTES_MAX: Final = 64 * 1024
-# A peer that takes none of a write's bytes for so long is given up.
-WRITE_STALL_S: Final = 30.0
-# After the last answer, what the peer still sends is read and thrown away for so long.
-LINGER_S: Final = 0.5
 # How long a peer that has closed its sending half waits for its answer.
 _HALF_CLOSED_S: Final = 5.0
 
@@ -140,7 +137,7 @@ class HttpConnection(TCPServer):
         async with self.send_lock:
             try:
                 for start in range(0, len(data), _WRITE_NBYTES_MAX):
-                    with trio.fail_after(WRITE_STALL_S):
+                    with trio.fail_after(limits.WRITE_STALL_S):
                         await self._stream.send_all(view[start : start + _WRITE_NBYTES_MAX])
             except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
                 self._reading.cancel()
@@ -148,7 +145,7 @@ class HttpConnection(TCPServer):
     async def _end_sending(self) -> None:
         self._ending = True
         self._answered.set()
-        self._reading.deadline = trio.current_time() + LINGER_S
+        self._reading.deadline = trio.current_time() + limits.LINGER_S
         async with self.send_lock:
             try:
                 await self._stream.send_eof()

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 import trio
 
 from trionsq.web.addresses import is_loopback
-from trionsq.web.answers import json_bytes
 from trionsq.web.sites import SiteGuard
+from trionsq.web.text import json_bytes
 
 __all__ = ["ConnectionLimit", "Gate", "GateOptions"]
 

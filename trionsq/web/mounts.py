@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
+if TYPE_CHECKING:
+    # It takes long to import.
+    from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
 __all__ = ["NO_MOUNTS", "Mounts", "mounted"]
 
-Mounts = Mapping[str, ASGIFramework]
+Mounts: TypeAlias = "Mapping[str, ASGIFramework]"
 """By the path that all of theirs begin with: ``/some``, which stands for ``/some/...`` too."""
 
 NO_MOUNTS: Final[Mounts] = MappingProxyType({})

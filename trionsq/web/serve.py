@@ -5,30 +5,25 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework
-from hypercorn.utils import wrap_app
 
 from trionsq.listener import accept_forever
 from trionsq.transport import SocketTransport, Transport
-from trionsq.upgrades.stream import TransportStream
-from trionsq.web.connection import HttpConnection
+from trionsq.web import limits
 from trionsq.web.gate import Gate
 from trionsq.web.sites import ends_at_loopback
 
-__all__ = ["GRACE_S", "KEEP_ALIVE_S", "Front", "WebServer", "serve_web"]
+if TYPE_CHECKING:
+    # They take long to import, and the first requests need not wait for that.
+    from hypercorn.typing import ASGIFramework
+
+    from trionsq.web.framework import Framework
+
+__all__ = ["Front", "WebServer", "serve_web"]
 
 log = logging.getLogger("trionsq")
-
-# A connection without a request, or whose request line and headers do not come, is closed then.
-KEEP_ALIVE_S: Final = 75.0
-# At the end, requests under way get so long.
-GRACE_S: Final = 1.0
-_HEADERS_NBYTES_MAX: Final = 64 * 1024
 
 
 class Front(Protocol):
@@ -55,14 +50,32 @@ class WebServer:
     """Whether it is HTTP without TLS."""
 
     def __init__(
-        self, app: ASGIFramework, front: Front | None = None, gate: Gate | None = None
+        self, app: ASGIFramework | None, front: Front | None = None, gate: Gate | None = None
     ) -> None:
-        """``gate`` says how many connections there may be; without it, any number."""
-        self._app = wrap_app(app, 0, "asgi")
-        self._config = _config()
-        self._context = WorkerContext(None)
+        """Make it.
+
+        Args:
+            app: answers what ``front`` does not; None: `prepare` will have it.
+            front: may answer requests first.
+            gate: says how many connections there may be; without it, any number.
+        """
+        self._framework: Framework | None = None
+        self._loaded = trio.Event()
+        self._ending = trio.Event()
+        if app is not None:
+            self.load(app)
         self._front = front
         self._gate = Gate() if gate is None else gate
+
+    def load(self, app: ASGIFramework) -> None:
+        """Have ``app`` from now on. Connections that need it have waited for this."""
+        from trionsq.web.framework import Framework
+
+        self._framework = Framework(app)
+        self._loaded.set()
+
+    async def prepare(self) -> None:
+        """Load the application, if none was given. Runs beside the first connections."""
 
     async def hold_connections(
         self, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
@@ -72,15 +85,19 @@ class WebServer:
             async with trio.open_nursery() as nursery:
                 if self._front is not None:
                     nursery.start_soon(self._front.watch)
+                if self._framework is None:
+                    nursery.start_soon(self.prepare)
                 async with trio.open_nursery() as connections:
                     task_status.started(connections)
-                    await self._context.terminated.wait()
-                    scope.deadline = trio.current_time() + GRACE_S
+                    await self._ending.wait()
+                    scope.deadline = trio.current_time() + limits.GRACE_S
                 nursery.cancel_scope.cancel()
 
     async def end(self) -> None:
         """Begin the end of `hold_connections`."""
-        await self._context.terminated.set()
+        self._ending.set()
+        if self._framework is not None:
+            await self._framework.end()
         if self._front is not None:
             self._front.end()
 
@@ -106,8 +123,11 @@ class WebServer:
             transport = await self.open(accepted)
             unread = await self._before_the_framework(transport, accepted)
             if unread is not None:
-                stream = _stream(transport, accepted)
-                await HttpConnection(self._app, self._config, self._context, stream, unread).run()
+                await self._loaded.wait()
+                assert self._framework is not None
+                if self._ending.is_set():
+                    await self._framework.end()
+                await self._framework.serve(transport, accepted, unread)
         except* OSError as errors:
             log.debug("HTTP: connection lost: %s", errors.exceptions[0])
         except* Exception:
@@ -124,13 +144,6 @@ class WebServer:
         if self._front is None:
             return b""
         return await self._front.serve(transport, to_loopback=ends_at_loopback(accepted))
-
-
-def _stream(transport: Transport, accepted: socket.socket) -> trio.SocketStream | TransportStream:
-    sock = trio.socket.from_stdlib_socket(accepted)
-    if isinstance(transport, SocketTransport):
-        return trio.SocketStream(sock)
-    return TransportStream(transport, sock)
 
 
 async def serve_web(
@@ -152,13 +165,3 @@ async def serve_web(
             )
         finally:
             await server.end()
-
-
-def _config() -> Config:
-    config = Config()
-    config.errorlog = log
-    config.include_server_header = False
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.keep_alive_max_requests = 2**31
-    config.h11_max_incomplete_size = _HEADERS_NBYTES_MAX
-    return config

@@ -34,8 +34,13 @@ _PORT: Final = re.compile(r":[0-9]*\Z")
 _DEFAULT_PORT: Final = {"http": ":80", "https": ":443"}
 # What a proxy adds to what it forwards.
 _FORWARDED: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
-_FROM_ELSEWHERE: Final = "another site's page sent this; --http-allow-origin allows an origin"
-_OTHER_HOST: Final = "this is not the host {}; --http-allow-host allows the name"
+_FROM_ELSEWHERE: Final = "a web page of another site sent this request; --http-allow-origin allows the pages of an origin"
+_FROM_ORIGIN: Final = (
+    "a web page of {0} sent this request; --http-allow-origin={0} allows all pages from there"
+)
+_OTHER_HOST: Final = (
+    "the Host header says {0}, which is no name of this machine; --http-allow-host={0} allows it"
+)
 
 
 class SiteGuard:
@@ -81,11 +86,12 @@ class SiteGuard:
         host = next((said[name] for name in _HOST if name in said), "")
         if to_loopback and not self.knows_host(host) and not _is_forwarded_for_a_program(said):
             self.refused_by["host"] += 1
-            return _OTHER_HOST.format(host[:_SHOWN_MAX])
+            return _OTHER_HOST.format(_name_of(host)[:_SHOWN_MAX])
         is_looked_at = self._checks_writes or method in _SAFE
         if is_looked_at and _is_from_elsewhere(method, said, host):
             self.refused_by["origin"] += 1
-            return _FROM_ELSEWHERE
+            origin = said.get("origin", "null")
+            return _FROM_ELSEWHERE if origin == "null" else _FROM_ORIGIN.format(origin[:_SHOWN_MAX])
         return None
 
     def knows_host(self, host: str) -> bool:
