@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
+
 import msgspec
 from quart import Response
 
-from trionsq.web.answers import json_bytes
+from trionsq.web.answers import SlicedBody, json_bytes
 
-__all__ = ["html", "json_answer"]
+__all__ = ["encoded", "html", "json_answer", "json_response"]
+
+_PIECE_ITEMS: Final = 200
 
 # These can be part of a string only; NSQ writes them so that JSON may stand inside HTML.
 _ESCAPED = (
@@ -26,12 +32,42 @@ def html(page: str, status: int = 200) -> Response:
     return response
 
 
-def json_answer(value: object) -> Response:
-    """As `trionsq.web.answers.json_document`, for documents of many megabytes too."""
-    response = Response(_encoded(value), 200)
+def json_answer(value: Mapping[str, object]) -> Response:
+    """As `trionsq.web.answers.json_document`, faster."""
+    return json_response(encoded(value))
+
+
+def json_response(document: bytes) -> Response:
+    """A JSON document that is encoded already."""
+    response = Response(SlicedBody(document), 200)
+    response.content_length = len(document)
     response.headers["Content-Type"] = "application/json; charset=utf-8"
     response.headers["X-Nsq-Content-Type"] = "nsq; version=1.0"
     return response
+
+
+def encoded(value: Mapping[str, object]) -> bytes:
+    """``value`` as JSON. Long members are encoded in pieces: other threads may run in between."""
+    members = [_encoded(key) + b":" + b"".join(_pieces(member)) for key, member in value.items()]
+    return b"{%b}" % b",".join(members)
+
+
+def _pieces(value: object) -> Iterator[bytes]:
+    if isinstance(value, list) and len(value) > _PIECE_ITEMS:
+        yield b"["
+        for first in range(0, len(value), _PIECE_ITEMS):
+            yield (b"," if first else b"") + _encoded(value[first : first + _PIECE_ITEMS])[1:-1]
+        yield b"]"
+    elif isinstance(value, dict) and len(value) > _PIECE_ITEMS:
+        yield b"{"
+        items = iter(value.items())
+        comma = b""
+        while piece := dict(islice(items, _PIECE_ITEMS)):
+            yield comma + _encoded(piece)[1:-1]
+            comma = b","
+        yield b"}"
+    else:
+        yield _encoded(value)
 
 
 def _encoded(value: object) -> bytes:

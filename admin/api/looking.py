@@ -7,12 +7,13 @@ import time
 
 from quart import Response, request
 
-from admin.api.common import answer, upstream
+from admin.api.common import answer, long_answer, upstream
 from admin.cluster import merge
 from admin.cluster.queries import Found
 from admin.cluster.shapes import NodeStats, Producer
 from admin.compression import wanted_coding
 from admin.dashboard import Dashboard
+from admin.turns import rows_in
 from admin.upstream import UpstreamError
 from trionsq.web.answers import plain
 from trionsq.web.errors import HttpError
@@ -50,9 +51,14 @@ class Looking:
         with upstream():
             producers = await self._cluster.producers(topic)
             stats = await self._cluster.stats(producers.value, topic=topic)
-        entries = merge.topics_on_nodes(_pairs(producers, stats))
-        shown = merge.topic_object(topic, [each for each in entries if each["topic_name"] == topic])
-        return answer([*producers.warnings, *stats.warnings], **shown)
+        pairs = _pairs(producers, stats)
+
+        def shown() -> merge.Entry:
+            entries = merge.topics_on_nodes(pairs)
+            of_topic = [each for each in entries if each["topic_name"] == topic]
+            return merge.topic_object(topic, of_topic)
+
+        return await long_answer([*producers.warnings, *stats.warnings], _rows(pairs), shown)
 
     async def channel(self, topic: str, channel: str) -> Response:
         """GET /api/topics/:topic/:channel."""
@@ -61,22 +67,29 @@ class Looking:
             stats = await self._cluster.stats(
                 producers.value, topic=topic, channel=channel, clients=True
             )
-        entries = merge.topics_on_nodes(_pairs(producers, stats), now_ns=time.time_ns())
-        found = [
-            each
-            for entry in entries
-            if entry["topic_name"] == topic
-            for each in entry["channels"]
-            if each["channel_name"] == channel
-        ]
-        shown = merge.channel_object(topic, channel, found) if found else {}
-        return answer([*producers.warnings, *stats.warnings], **shown)
+        pairs = _pairs(producers, stats)
+
+        def shown() -> merge.Entry:
+            entries = merge.topics_on_nodes(pairs, now_ns=time.time_ns())
+            found = [
+                each
+                for entry in entries
+                if entry["topic_name"] == topic
+                for each in entry["channels"]
+                if each["channel_name"] == channel
+            ]
+            return merge.channel_object(topic, channel, found) if found else {}
+
+        return await long_answer([*producers.warnings, *stats.warnings], _rows(pairs), shown)
 
     async def nodes(self) -> Response:
         """GET /api/nodes."""
         with upstream():
             nodes = await self._cluster.nodes()
-        return answer(nodes.warnings, nodes=[merge.node_entry(node) for node in nodes.value])
+        rows = sum(len(node.topics or ()) for node in nodes.value)
+        return await long_answer(
+            nodes.warnings, rows, lambda: {"nodes": [*map(merge.node_entry, nodes.value)]}
+        )
 
     async def node(self, node: str) -> Response:
         """GET /api/nodes/:node, named by address and port of HTTP."""
@@ -86,18 +99,28 @@ class Looking:
             if not named:
                 raise HttpError(404, "NODE_NOT_FOUND")
             stats = await self._cluster.stats(named[:1], clients=True)
-        found = Found(named[:1], nodes.warnings)
-        entries = merge.topics_on_nodes(_pairs(found, stats), now_ns=time.time_ns())
-        shown = merge.node_object(node, entries)
-        return answer([*nodes.warnings, *stats.warnings], **shown)
+        pairs = _pairs(Found(named[:1], nodes.warnings), stats)
+        return await long_answer(
+            [*nodes.warnings, *stats.warnings],
+            _rows(pairs),
+            lambda: merge.node_object(node, merge.topics_on_nodes(pairs, now_ns=time.time_ns())),
+        )
 
     async def counter(self) -> Response:
         """GET /api/counter."""
         with upstream():
             nodes = await self._cluster.nodes()
             stats = await self._cluster.stats(nodes.value, late_s=math.inf)
-        shown = merge.counter(_pairs(nodes, stats))
-        return answer([*nodes.warnings, *stats.warnings], stats=shown)
+        pairs = _pairs(nodes, stats)
+        return await long_answer(
+            [*nodes.warnings, *stats.warnings],
+            _rows(pairs),
+            lambda: {"stats": merge.counter(pairs)},
+        )
+
+
+def _rows(pairs: list[tuple[Producer, NodeStats]]) -> int:
+    return rows_in(stats for _, stats in pairs)
 
 
 def _pairs(

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import trio
 
+from admin.cluster.decoding import node_stats
 from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer
 from admin.cluster.versions import version_key
 from admin.options import NsqadminOptions
@@ -218,7 +219,8 @@ class Cluster:
         async def ask(producer: Producer) -> NodeStats:
             url = url_of(producer.node, "/stats", **query)
             limit_s = SILENT_S if producer.node in silent else None
-            return await self.upstream.get_json(url, NodeStats, timeout_s=limit_s)
+            body = await self.upstream.get_bytes(url, timeout_s=limit_s)
+            return await node_stats(producer.node, body)
 
         return await _answers({node.node: node for node in producers}, ask, late_s)
 
@@ -249,7 +251,8 @@ class Cluster:
 
         async def ask(address: str) -> tuple[Producer, NodeStats]:
             info = await self.info(address)
-            stats = await self.upstream.get_json(url_of(address, "/stats", **query), NodeStats)
+            body = await self.upstream.get_bytes(url_of(address, "/stats", **query))
+            stats = await node_stats(address, body)
             return _direct_producer(info, stats), stats
 
         addresses = {address: address for address in self.nsqd_addresses}

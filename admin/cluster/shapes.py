@@ -1,7 +1,8 @@
 """What nsqd and nsqlookupd answer, as far as it is used. Spec: nsqd-http, section 5; nsqlookupd.
 
 Keys that we do not know are passed over, keys that are missing have their defaults; a value of
-another type is an error of the node that sent it.
+another type is an error of the node that sent it. What there may be many of is passed over by the
+garbage collector: a cycle can't come from JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 __all__ = [
     "ChannelStats",
     "ClientStats",
+    "Count",
     "Info",
     "Latency",
     "Lookup",
@@ -34,7 +36,7 @@ class Latency(Struct):
     percentiles: list[dict[str, Count | float]] | None = None
 
 
-class ClientStats(Struct):
+class ClientStats(Struct, gc=False):
     """A consumer; ``connect_ts`` in seconds since 1970."""
 
     client_id: str = ""
@@ -62,7 +64,7 @@ class ClientStats(Struct):
     tls_negotiated_protocol_is_mutual: bool = False
 
 
-class ChannelStats(Struct):
+class ChannelStats(Struct, gc=False):
     """A channel on one node. ``clients`` is None if they were not asked for."""
 
     channel_name: str
@@ -79,7 +81,7 @@ class ChannelStats(Struct):
     e2e_processing_latency: Latency | None = None
 
 
-class TopicStats(Struct):
+class TopicStats(Struct, gc=False):
     """A topic on one node."""
 
     topic_name: str
@@ -93,12 +95,16 @@ class TopicStats(Struct):
 
 
 class NodeStats(Struct):
-    """nsqd's /stats; ``start_time`` in seconds since 1970."""
+    """nsqd's /stats; ``start_time`` in seconds since 1970.
+
+    ``nbytes`` is ours: how long the JSON was, which tells how much there is to be gone through.
+    """
 
     version: str = ""
     health: str = ""
     start_time: Count = 0
     topics: list[TopicStats] | None = None
+    nbytes: int = 0
 
 
 class Info(Struct):

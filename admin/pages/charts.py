@@ -44,7 +44,7 @@ def sparkline(points: Points, name: str, kind: str = "depth") -> Markup:
     width, height = _SPARK
     top = max(known) or 1.0
     runs = list(_runs(values, width, height, top))
-    label = f"{name}: now {compact(known[-1])}, {compact(min(known))} to {compact(max(known))}"
+    label = f"{name}: now {compact(values[-1])}, {compact(min(known))} to {compact(max(known))}"
     return Markup(
         '<svg class="spark {kind}" viewBox="0 0 {width:g} {height:g}" role="img" '
         'preserveAspectRatio="none" focusable="false"><title>{label}</title>{drawn}</svg>'
@@ -87,9 +87,9 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
         for line, points in zip(lines, values, strict=True)
     )
     said = "; ".join(
-        f"{line.name} now {compact(line_known[-1])}{unit}, "
+        f"{line.name} now {compact(points[-1])}{unit}, "
         f"{compact(min(line_known))} to {compact(max(line_known))}{unit}"
-        for line, line_known in zip(lines, known, strict=True)
+        for line, points, line_known in zip(lines, values, known, strict=True)
         if line_known
     )
     return Markup(
@@ -102,7 +102,7 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
         "</figure>"
     ).format(
         name=name,
-        legend=_legend(lines, known, unit),
+        legend=_legend(lines, values, unit),
         top=compact(top) + unit,
         half=compact(top / 2) + unit,
         width=width,
@@ -126,12 +126,13 @@ def bar(value: float | None, top: float | None) -> Markup:
     ).format(100 * part)
 
 
-def _legend(lines: Sequence[Line], known: Sequence[Sequence[float]], unit: str) -> Markup:
+def _legend(lines: Sequence[Line], values: Sequence[Points], unit: str) -> Markup:
+    """What each line shows now: a dash if that is not known."""
     return Markup("").join(
         Markup('<span class="key line-{}"><i></i>{} <b>{}</b></span>').format(
             line.kind, line.name, compact(points[-1] if points else None) + unit
         )
-        for line, points in zip(lines, known, strict=True)
+        for line, points in zip(lines, values, strict=True)
     )
 
 

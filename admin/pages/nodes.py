@@ -18,6 +18,7 @@ from admin.pages.format import number, when
 from admin.pages.listing import Column, Listing, listed
 from admin.pages.site import Site, arguments
 from admin.pages.whereabouts import waits
+from admin.turns import computed, rows_in
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
 from admin.watch.snapshot import NodeRow
@@ -228,6 +229,8 @@ class Nodes:
         looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
+        topics = looked.stats.topics or []
+        rows = rows_in([looked.stats])
         drawing = Drawing(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
@@ -243,11 +246,11 @@ class Nodes:
             last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
             last_topics=self._last_topics(node) if looked.is_silent else [],
             chips=self._chips(node, show),
-            counts=_counts(looked.stats.topics or ()),
+            counts=await computed(rows, lambda: _counts(topics)),
             held=_held,
             tombstoned=_tombstoned(looked.producer),
             sparks=drawing.sparks,
-            listing=self._listing(node, show, looked, query),
+            listing=await computed(rows, lambda: self._listing(node, show, looked, query)),
             warnings=looked.warnings,
             error=looked.error,
         )

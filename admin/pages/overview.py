@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from admin.pages import format as shown
 from admin.pages.charts import bar
 from admin.pages.drawing import Drawing
 from admin.pages.site import Site, arguments
+from admin.turns import computed
 from admin.watch.health import Problem
 from admin.watch.history import WHOLE
 from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot
@@ -124,7 +125,7 @@ class Overview:
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
-            ranks=self._ranks(snapshot),
+            ranks=await computed(len(snapshot.channels), lambda: self._ranks(snapshot)),
             nodes=_node_chips(snapshot.nodes.values()),
             counts={
                 "topics": len(snapshot.topics),
@@ -137,7 +138,15 @@ class Overview:
     async def counter(self) -> Response:
         """GET /counter."""
         snapshot = await self._poller.current()
-        channels = snapshot.channels.values() if snapshot else ()
+        channels: Collection[ChannelRow] = snapshot.channels.values() if snapshot else ()
+        messages, rate_in, rows = await computed(
+            len(channels),
+            lambda: (
+                sum(row.messages for row in channels),
+                sum(row.rate_in or 0.0 for row in channels),
+                _ranked(channels, lambda row: float(row.messages), shown.number),
+            ),
+        )
         drawing = Drawing(self._poller.history, WHOLE)
         return self._site.page(
             "counter.html",
@@ -146,10 +155,10 @@ class Overview:
             live=True,
             warnings=snapshot.warnings if snapshot else [],
             error="" if snapshot else "No node has answered so far.",
-            messages=sum(row.messages for row in channels),
-            counted_rate=round(sum(row.rate_in or 0.0 for row in channels), 3),
+            messages=messages,
+            counted_rate=round(rate_in, 3),
             chart=drawing.rate_chart(),
-            rows=_ranked(channels, lambda row: float(row.messages), shown.number),
+            rows=rows,
         )
 
     def _ranks(self, snapshot: Snapshot) -> list[_Rank]:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
+import trio
 from quart import Response
 
+from admin.cluster.shapes import NodeStats
 from admin.pages.clients import clients_listing
 from admin.pages.drawing import Drawing
-from admin.pages.merging import View, channel_view, topic_view
+from admin.pages.listing import Column, listed
+from admin.pages.merging import Figures, View, channel_view, topic_view
 from admin.pages.peekers import Peekers
 from admin.pages.site import Site, arguments
 from admin.pages.whereabouts import whereabouts
+from admin.turns import computed, rows_in
 from admin.watch.history import channel_key, topic_key
 from trionsq.web.app import Endpoint
 
 __all__ = ["OneTopic"]
+
+
+_CHANNELS: Final = (Column[Figures]("name", "Channel", lambda row: row.name, is_number=False),)
 
 
 @dataclass(slots=True)
@@ -51,7 +59,16 @@ class OneTopic:
         looked = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
         history, snapshot = self._poller.history, self._poller.snapshot
         drawing = Drawing(history, topic_key(topic))
-        for channel in looked.view.channels_list:
+        every = looked.view.channels_list
+        query, path = arguments(), self._site.url("topics", topic)
+        channels = await computed(
+            len(every),
+            lambda: listed(
+                every, _CHANNELS, query, path=path, text=lambda row: row.name, sort="name"
+            ),
+        )
+        for channel in channels.rows:
+            await trio.lowlevel.checkpoint()
             key = channel_key(topic, channel.name)
             channel.spark = Drawing(history, key).depth_spark()
             row = snapshot.channels.get((topic, channel.name)) if snapshot else None
@@ -63,6 +80,7 @@ class OneTopic:
             live=True,
             topic=topic,
             view=looked.view,
+            channels=channels,
             nobody=looked.nobody,
             row=snapshot.topics.get(topic) if snapshot else None,
             sparks=drawing.sparks,
@@ -117,10 +135,15 @@ class OneTopic:
             clients=bool(channel),
             silent=self._poller.silent_nodes,
         )
-        if channel:
-            view = channel_view(topic, channel, producers, answers)
-        else:
-            view = topic_view(topic, producers, answers)
+        told = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
+        view = await computed(
+            rows_in(told),
+            lambda: (
+                channel_view(topic, channel, producers, answers)
+                if channel
+                else topic_view(topic, producers, answers)
+            ),
+        )
         for node in view.silent:
             if (seen := self._poller.last_seen(node.node, topic)) is not None:
                 node.last_seen_s, held = seen

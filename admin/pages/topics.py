@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import trio
 from markupsafe import Markup
 from quart import Response
 
@@ -14,6 +15,7 @@ from admin.pages.drawing import Drawing
 from admin.pages.listing import Column, Listing, listed
 from admin.pages.site import Site, arguments
 from admin.pages.whereabouts import is_seen, waits
+from admin.turns import computed
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 from trionsq.web.app import Endpoint
@@ -87,7 +89,12 @@ class Topics:
         snapshot = await self._poller.current()
         chosen = query.get("filter", "")
         chosen = chosen if chosen in _FILTERS else ""
-        listing = self._listing(snapshot, show, chosen, query)
+        rows = len(snapshot.topics) + len(snapshot.channels) if snapshot else 0
+        listing = await computed(rows, lambda: self._listing(snapshot, show, chosen, query))
+        sparks = dict[int, Markup]()
+        for row in listing.rows:
+            await trio.lowlevel.checkpoint()
+            sparks[id(row)] = self._spark(row)
         return self._site.page(
             "topics.html",
             "Channels" if show == "channels" else "Topics",
@@ -97,7 +104,7 @@ class Topics:
             flt=chosen,
             listing=listing,
             chips=self._chips(snapshot, show, chosen),
-            spark=self._spark,
+            spark=lambda row: sparks[id(row)],
             window=Drawing(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
             error="" if snapshot else "The nodes have not answered so far.",

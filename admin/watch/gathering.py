@@ -16,8 +16,8 @@ __all__ = ["Ages", "Gathering"]
 Ages = Mapping[tuple[str, str], float]
 """Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
 
-# Topics and channels that are added before other tasks get their turn: about a millisecond.
-_ADDED_MAX: Final = 200
+# Topics and channels that are added before other tasks get their turn: half a millisecond.
+_ADDED_MAX: Final = 100
 
 
 class Gathering:

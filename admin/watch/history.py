@@ -47,8 +47,8 @@ SERIES_MAX: Final = 10_000
 
 _NAN: Final = math.nan
 _COLUMNS: Final = 3
-# Series that are written before other tasks get their turn: about a millisecond.
-_WRITTEN_MAX: Final = 400
+# Series that are written before other tasks get their turn: half a millisecond.
+_WRITTEN_MAX: Final = 200
 
 
 def node_key(node: str) -> Key:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+import trio
 
+from admin.watch.poller import Poller
 from tests.admin.nodes import ask, fake_node, nsqadmin, stats_of
 from trionsq.web import metrics
 
@@ -19,8 +21,13 @@ async def figures(dashboard: object) -> dict[str, float]:
 
 
 async def test_requests_and_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request to a node, and those that gave nothing; nobody looks, so there is no poll."""
+    """Each request to a node, and those that gave nothing; before the first poll there is none."""
+
+    async def never(poller: Poller) -> None:
+        await trio.sleep_forever()
+
     monkeypatch.setattr(metrics, "_CACHED_S", 0.0)
+    monkeypatch.setattr(Poller, "run", never)
     answers = {"/info": (200, b"{}"), "/stats": (200, stats_of("t", 1))}
     async with (
         fake_node(lambda asked: answers.get(asked.path, (404, b""))) as node,

@@ -55,7 +55,7 @@ async def test_silent_nodes_get_little_time(autojump_clock: trio.testing.MockClo
     """Those that are known not to answer cost a page a second, others all that they may take."""
 
     class Hanging(Upstream):
-        async def get_json(self, url: str, kind: Any, *, timeout_s: float | None = None) -> Any:
+        async def get_bytes(self, url: str, *, timeout_s: float | None = None) -> bytes:
             with trio.move_on_after(self._request_timeout_s if timeout_s is None else timeout_s):
                 await trio.sleep_forever()
             raise UpstreamError(url, "no answer")

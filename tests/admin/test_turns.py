@@ -1,0 +1,104 @@
+"""No poll, page or answer holds up the event loop because there are many topics."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from admin.answers import encoded
+from admin.cluster.decoding import node_stats
+from admin.cluster.shapes import NodeStats
+from admin.upstream import UpstreamError
+from admin.watch.health import problems
+from admin.watch.history import History
+from admin.watch.snapshot import ChannelRow, Snapshot, TopicRow
+from tests.admin.pages.support import Nodes, channel, pages, topic
+from tests.work import longest_step
+
+FEW, MANY = 10, 3_000
+# One step of 50 to 100 rows has fewer lines than this, and 3,000 rows have far more.
+LINES_MAX = 12_000
+
+
+def wide(count: int) -> dict[str, list[dict[str, Any]] | None]:
+    """Two nodes with as many topics, and one topic with as many channels."""
+    topics = [topic(f"topic{number}", channel("c", depth=number)) for number in range(count)]
+    topics.append(topic("deep", *(channel(f"channel{number}") for number in range(count))))
+    return {"one:4151": topics, "two:4151": topics}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/counter",
+        "/topics",
+        "/topics?show=channels&sort=-depth",
+        "/topics?q=topic1&size=250",
+        "/topics/deep",
+        "/nodes/one:4151",
+        "/api/nodes/one:4151",
+        "/api/topics/deep",
+        "/api/counter",
+    ],
+)
+async def test_a_page_is_made_in_turns(path: str) -> None:
+    """With 3,000 topics and channels no step of a page, or of the polls beside it, is long."""
+    lines = list[int]()
+    for count in (FEW, MANY):
+        async with pages(Nodes(wide(count))) as found:
+
+            async def look(found: Any = found) -> None:
+                assert await found.page(path)
+
+            lines.append(await longest_step(look, "/admin/"))
+    assert lines[0] > 0
+    assert lines[1] < LINES_MAX
+
+
+async def test_health_is_judged_in_turns() -> None:
+    """Each channel has a trouble, and no step looks at more than some of them."""
+    snapshot = Snapshot(1, 0.0)
+    for number in range(MANY):
+        name = f"t{number}"
+        snapshot.topics[name] = TopicRow(topic=name, depth=5)
+        snapshot.channels[name, "c"] = ChannelRow(topic=name, channel="c", depth=500, clients=1)
+    found = list[object]()
+
+    async def judge() -> None:
+        found.extend(await problems(snapshot, History(3600.0, 5.0)))
+
+    assert await longest_step(judge, "/admin/watch/") < LINES_MAX
+    assert len(found) == MANY
+
+
+async def test_a_topic_with_many_channels_shows_them_page_by_page() -> None:
+    """Fifty rows, and the way to the others."""
+    async with pages(Nodes(wide(300))) as found:
+        page = await found.page("/topics/deep")
+        assert page.count('href="/topics/deep/channel') == 50
+        assert "of 301" not in page
+        assert "of 300" in page
+        assert "channel299</a>" in await found.page("/topics/deep?q=channel299")
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1000])
+def test_long_documents_are_what_short_ones_are(count: int) -> None:
+    """JSON that is encoded in pieces is the JSON of the whole."""
+    names = [f"<{number}>" for number in range(count)]
+    document = {"names": names, "members": dict.fromkeys(names, 1), "none": None, "text": "a&b"}
+    assert json.loads(encoded(document)) == document
+    assert b"<" not in encoded(document)
+
+
+async def test_statistics_are_decoded_topic_by_topic() -> None:
+    """The same as in one go; what makes no sense anywhere in it is an error of the node."""
+    stats = {"version": "1.3.0", "health": "OK", "start_time": 7, "topics": wide(MANY)["one:4151"]}
+    found = await node_stats("one:4151", json.dumps(stats).encode())
+    assert isinstance(found, NodeStats)
+    assert (found.version, found.start_time, len(found.topics or ())) == ("1.3.0", 7, MANY + 1)
+    for body in (b"{", b"[]", b'{"topics":[{}]}', b'{"topics":[{"topic_name":1}]}'):
+        with pytest.raises(UpstreamError, match="one:4151 answered no NodeStats"):
+            await node_stats("one:4151", body)
