@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_nobody_left, connect, publish
 from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.timers import run_heartbeats
 from trionsq.testing.conversation import Conversation
@@ -220,6 +221,10 @@ class Looked:
         self.looks = looks
         self.turns = turns
         self.count = 0
+        self.peer = "a peer"
+
+    def close(self) -> None:
+        raise AssertionError
 
     def look_after(self, now_s: float) -> None:
         self.count += 1
@@ -243,7 +248,7 @@ async def test_clients_that_are_due_at_once_are_looked_at_in_turns(
     for client in clients:
         looks.schedule(client, trio.current_time() + 1, 30)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_heartbeats, looks, Clock())
+        nursery.start_soon(run_heartbeats, looks, Clock(), Defects())
         trio.lowlevel.add_instrument(instrument := Turns())
         await trio.sleep(30)
         trio.lowlevel.remove_instrument(instrument)

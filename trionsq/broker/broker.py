@@ -408,6 +408,8 @@ class Broker:
         core = ChannelCore(name, self._memory_limit(name), backend, self._random)
         if isinstance(core.store.backend, DroppingBackend):
             core.store.backend.dropped = core.dropped
+        if isinstance(backend, DiskQueue) and backend.is_recovering():
+            core.is_recovering = backend.is_recovering
         core.failed = partial(self.defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.alarm = lambda at_s: self._scan.add(at_s, core)
         if self.options.e2e_processing_latency_percentile:

@@ -42,6 +42,7 @@ class Channel:
         self._clock = clock
         self._inbox = SegmentInbox(core)
         core.carry = self._inbox.carry
+        core.wake = self._inbox.wake
 
     def __repr__(self) -> str:
         return f"<Channel {self.topic.name}:{self.name} {self.core!r}>"

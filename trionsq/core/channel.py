@@ -23,6 +23,7 @@ from trionsq.core.consumer import Consumer
 from trionsq.core.deferred import Deferred
 from trionsq.core.delivery import Delivery
 from trionsq.core.latency import Latencies
+from trionsq.core.recovered import Recovered
 from trionsq.core.store import Store
 
 __all__ = ["AT_ONCE_MESSAGES_MAX", "DELIVERY_MESSAGES_MAX", "DELIVERY_NBYTES_MAX", "Channel"]
@@ -33,6 +34,8 @@ DELIVERY_NBYTES_MAX: Final = 256 * 1024
 # So few messages are served in the topic's turn: a turn of the channel's own task costs more, and
 # comes later.
 AT_ONCE_MESSAGES_MAX: Final = 16
+# Reads of nothing but copies before other tasks get their turn.
+_COPIES_READS_MAX: Final = 16
 # How long messages may pin the batch they came in before they are copied out of it.
 COMPACT_AFTER_S: Final = 2.0
 _NEVER: Final = float("inf")
@@ -59,9 +62,13 @@ class Channel:
     Attributes:
         carry: takes a segment to the channel's task when a client is waiting for messages, False
             if it can't; the task calls `arrived` with it. It may be empty: a mere wake-up.
+        wake: makes the channel's task call `dispatch` in a turn to come.
         alarm: is told the monotonic time at which `scan` should run.
         alarm_s: the earliest such time that still stands.
         made_room: is called when messages have left the memory queue.
+        is_recovering: tells whether the backend reads what an unclean end left; None if there was
+            none.
+        recovered: what the topic may have given once more; None if there is no need to know.
         failed: is told of an exception that nobody expected, while messages that were just put in
             the queue were handed to a client; it is not the topic's concern.
         consumers: the clients subscribed now.
@@ -84,9 +91,12 @@ class Channel:
         self.dropped: Counter[str] = Counter()
         self.latencies: Latencies | None = None
         self.carry: Callable[[Segment], bool] = _not_carried
+        self.wake: Callable[[], None] = lambda: None
         self.alarm: Callable[[float], None] = _no_alarm
         self.alarm_s = _NEVER
         self.made_room: Callable[[], None] = lambda: None
+        self.is_recovering: Callable[[], bool] | None = None
+        self.recovered: Recovered | None = None
         self.failed: Callable[[Exception], None] = _raise
         self._orphans: dict[Consumer, None] = {}
         self.deferred = Deferred()
@@ -265,15 +275,48 @@ class Channel:
         """The next messages; None if the backend says it has some and gives none."""
         store = self.store
         if store.backend.depth and (not store.memory.depth or self._random.random() < 0.5):
-            segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
+            segment = self._read(count_max)
             while segment is not None and segment.batch.defer_ms:
                 self._keep_deferred(segment)
-                segment = store.backend.read(count_max, DELIVERY_NBYTES_MAX)
+                segment = self._read(count_max)
             if segment is not None:
                 return segment
             if not store.memory.depth:
                 return None
         return store.memory.take(count_max, DELIVERY_NBYTES_MAX)
+
+    def _read(self, count_max: int) -> Segment | None:
+        """The next messages of the backend, without copies of what the topic gave once more."""
+        read = self.store.backend.read
+        for _ in range(_COPIES_READS_MAX):
+            if self.recovered is None:
+                break
+            if self.is_recovering is None or not self.is_recovering():
+                self.recovered = None
+                break
+            # Copies are read as many at a time as may be, whatever the client has credit for.
+            segment = read(DELIVERY_MESSAGES_MAX, DELIVERY_NBYTES_MAX)
+            if segment is None:
+                return None
+            kept = self.recovered.without_copies(segment)
+            count = 0 if kept is None else kept.count
+            self.dropped["double"] += segment.count - count
+            if kept is not None:
+                return self._first_of(kept, count_max)
+        else:
+            # Nothing but copies: the channel's task goes on.
+            self.wake()
+            return None
+        return read(count_max, DELIVERY_NBYTES_MAX)
+
+    def _first_of(self, segment: Segment, count_max: int) -> Segment:
+        """The first messages; the others wait in memory, at its head."""
+        if segment.count <= count_max or segment.batch.defer_ms:
+            return segment
+        middle = segment.first + count_max
+        rest = Segment(segment.batch, middle, segment.last, segment.attempts)
+        self.store.memory.put_back(rest)
+        return Segment(segment.batch, segment.first, middle, segment.attempts)
 
     def _sample(self, segment: Segment, rate: int) -> Segment | None:
         # The original keeps a message if a number of 0..99 is not above the rate.

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
+from weakref import ref
 
 from trionsq.core.backend import Backend, BackendError
 from trionsq.core.batch import Batch, Segment
 from trionsq.core.channel import Channel
 from trionsq.core.ids import IdSource
+from trionsq.core.recovered import Recovered
 from trionsq.core.store import Store
 from trionsq.wire.bodies import Bodies
 
@@ -58,6 +60,8 @@ class Topic:
         self.ids = ids
         self._stuck: _Stuck | None = None
         self._backend_next = False
+        # What channels must know that an unclean end left twice; theirs, as long as they need it.
+        self._recovered: ref[Recovered] | None = None
 
     def __repr__(self) -> str:
         return f"<Topic {self.name} depth={self.depth} channels={len(self.channels)}>"
@@ -140,11 +144,20 @@ class Topic:
             self._backend_next = False
             segment = store.backend.read(_ANY, _ANY)
             if segment is not None:
+                if self._recovered is not None:
+                    self._note_recovered(segment)
                 return segment
         if not store.memory.depth:
             return None
         self._backend_next = True
         return store.memory.take(_ANY, _ANY)
+
+    def _note_recovered(self, segment: Segment) -> None:
+        recovered = self._recovered() if self._recovered is not None else None
+        if recovered is None:
+            self._recovered = None  # no channel needs it any more
+        else:
+            recovered.note(segment)
 
     def _fan_out(self, what: _Stuck, now_s: float, now_ns: int) -> int:
         segment = what.segment
@@ -169,6 +182,10 @@ class Topic:
     def add_channel(self, channel: Channel) -> None:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
+        if channel.is_recovering is not None:
+            recovered = self._recovered() if self._recovered is not None else None
+            channel.recovered = Recovered() if recovered is None else recovered
+            self._recovered = ref(channel.recovered)
 
     def remove_channel(self, name: str) -> None:
         """End the fan-out to a channel. What no other channel got goes back to the queue."""
@@ -201,6 +218,9 @@ class Topic:
     def empty(self) -> None:
         """Drop what waits at the topic. What is being carried is the caller's part."""
         self.dropped["emptied"] += self.store.empty()
+        recovered = self._recovered() if self._recovered is not None else None
+        if recovered is not None:
+            recovered.clear()
         if self._stuck is not None:
             if not self._stuck.some_got_it:
                 self.dropped["emptied"] += self._stuck.segment.count

@@ -57,6 +57,8 @@ class DiskQueue:
         left = leftover_of(folder, name)
         start = find_start(folder, self._files) if left is None else left.start()
         self._positions = start.positions
+        # Files before this one are of before an unclean end.
+        self._recovered_end = start.positions.write_file if start.moved else 0
         # The content of the positions file, None if it is not known to be durable.
         self._durable = start.text
         self._has_positions_file = start.text is not None
@@ -96,6 +98,10 @@ class DiskQueue:
         # After an unclean stop there may be more than was counted.
         positions = self._positions
         return 0 if positions.all_read else max(1, positions.depth)
+
+    def is_recovering(self) -> bool:
+        """Whether the next record is one that an unclean end left."""
+        return self._positions.read_file < self._recovered_end
 
     @property
     def behind(self) -> bool:

@@ -14,8 +14,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import urlencode, urlsplit
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
 
 __all__ = [
     "ANSWER_NBYTES_MAX",
@@ -253,7 +256,7 @@ _SIZES: Final = (
 )
 
 
-def _compiler(size: _Size) -> Callable[[str], _Compiled]:
+def _compiler(size: _Size) -> _lru_cache_wrapper[_Compiled]:
     """What compiles patterns of a size; it raises `_NotCompiled` for others."""
 
     @lru_cache(maxsize=size.kept)
