@@ -46,8 +46,8 @@ def test_all_is_looked_at_only_when_that_is_short_or_much_may_be_found() -> None
     assert full_is_due(Memory(little, promotions=0, old_ends=1))
     assert not full_is_due(Memory(little, promotions=0, old_ends=0))
     assert not full_is_due(Memory(much, promotions=10_000, old_ends=0))
-    assert not full_is_due(Memory(much, promotions=10_000, old_ends=19_999))
-    assert full_is_due(Memory(much, promotions=0, old_ends=20_000))
+    assert not full_is_due(Memory(much, promotions=10_000, old_ends=49_999))
+    assert full_is_due(Memory(much, promotions=0, old_ends=50_000))
 
 
 def test_looks_come_as_often_as_there_is_something_to_look_at() -> None:

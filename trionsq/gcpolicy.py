@@ -66,8 +66,9 @@ _FULL_EACH_S: Final = 10.0
 # So many blocks of memory, among them 40,000 objects at most that are looked at: up to 10 ms. A
 # broker with a few hundred connections has fewer.
 _SHORT_BLOCKS: Final = 100_000
-# A connection is three tasks, and left 24 objects in cycles (measured): 5 KB without its buffers.
-_OLD_ENDS_MAX: Final = 20_000
+# A TCP client is three tasks and leaves no cycles. An HTTP connection with 20 requests is some ten,
+# and left 120 objects (measured), about 20 KB: so this is 100 MB at most.
+_OLD_ENDS_MAX: Final = 50_000
 # A pause that an operator may want to know of.
 _LONG_S: Final = 0.05
 
