@@ -48,6 +48,7 @@ def test_options_reach_the_client() -> None:
         ({"nsqd.tcp.addresses": ""}, "nsqd.tcp.addresses or lookupd.http.addresses is required"),
         ({"mode": "staged"}, "mode=staged and stagePath are given together"),
         ({"stagePath": "/x"}, "mode=staged and stagePath are given together"),
+        ({"mode": "staged", "stagePath": "gs://b/stage"}, "stagePath: gs://b/stage is a URL"),
         ({"mode": "twice"}, "'twice' is none of direct, staged"),
         ({"publishTimeout": "0"}, "publishTimeout must be above 0"),
         ({"client.nope": "1"}, "client: there is no option 'nope'"),
