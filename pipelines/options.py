@@ -14,6 +14,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from trionsq import durations
+from trionsq.client.dial import split_address
+from trionsq.client.discovery import lookup_url
 from trionsq.optionspec import parse_bool as _parse_bool
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "duration_s",
     "folder",
     "integer",
+    "lookupd_addresses",
     "nbytes",
+    "nsqd_addresses",
     "read_options",
     "text",
     "texts",
@@ -184,6 +188,24 @@ def texts(told: str) -> tuple[str, ...]:
     if not all(parts):
         raise ValueError(f"{told!r} has an empty part")
     return parts
+
+
+def nsqd_addresses(told: str) -> tuple[str, ...]:
+    """``host:port``, several with commas between them."""
+    found = texts(told)
+    for address in found:
+        if "/" in address:
+            raise ValueError(f"{address!r} is not host:port")
+        split_address(address)
+    return found
+
+
+def lookupd_addresses(told: str) -> tuple[str, ...]:
+    """``host:port`` or ``http(s)://host:port``, several with commas between them."""
+    found = texts(told)
+    for address in found:
+        lookup_url(address, "topic")
+    return found
 
 
 def boolean(told: str) -> bool:

@@ -13,13 +13,13 @@ from pipelines.options import (
     duration_s,
     folder,
     integer,
+    lookupd_addresses,
     nbytes,
+    nsqd_addresses,
     read_options,
-    texts,
     told_of,
 )
 from trionsq.client import Config, ConfigError
-from trionsq.client.dial import split_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["SINK", "Limits", "SinkOptions"]
@@ -33,17 +33,15 @@ def _topic(told: str) -> str:
     return told
 
 
-def _addresses(told: str) -> tuple[str, ...]:
-    found = texts(told)
-    for address in found:
-        split_address(address)
-    return found
-
-
 SINK: Final = (
     Option("topic", _topic, "of all rows; without it the column topic tells"),
-    Option("nsqd.tcp.addresses", _addresses, "host:port,...; they get messages in turn", ()),
-    Option("lookupd.http.addresses", texts, "host:port,... or URLs: all nsqds known there", ()),
+    Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...; they get messages in turn", ()),
+    Option(
+        "lookupd.http.addresses",
+        lookupd_addresses,
+        "host:port,... or URLs: all nsqds known there",
+        (),
+    ),
     Option(
         "mode",
         choice("direct", "staged"),

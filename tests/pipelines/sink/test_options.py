@@ -45,6 +45,8 @@ def test_options_reach_the_client() -> None:
         ({"path": "x"}, "there is no option 'path'"),
         ({"topic": "not ok"}, "topic: 'not ok' is no valid name"),
         ({"nsqd.tcp.addresses": "a"}, "'a' is not host:port"),
+        ({"nsqd.tcp.addresses": "tcp://foo:4150"}, "'tcp://foo:4150' is not host:port"),
+        ({"lookupd.http.addresses": "a:4161,foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"nsqd.tcp.addresses": ""}, "nsqd.tcp.addresses or lookupd.http.addresses is required"),
         ({"mode": "staged"}, "mode=staged and stagePath are given together"),
         ({"stagePath": "/x"}, "mode=staged and stagePath are given together"),

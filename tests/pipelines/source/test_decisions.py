@@ -186,6 +186,10 @@ def test_a_topic_may_be_a_pattern() -> None:
         ({"client.max_in_flight": "3"}, "decided by the source"),
         ({"client.nothing": "3"}, "there is no option 'nothing'"),
         ({"client.tls_root_ca_file": "/no/such/file", "client.tls_v1": "1"}, "/no/such/file"),
+        ({"nsqd.tcp.addresses": "localhost"}, "'localhost' is not host:port"),
+        ({"nsqd.tcp.addresses": "h:4150,foo:bar"}, "'foo:bar' is not host:port"),
+        ({"nsqd.tcp.addresses": "tcp://foo:4150"}, "'tcp://foo:4150' is not host:port"),
+        ({"lookupd.http.addresses": "foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"startingOffsets": "middle"}, "none of earliest, committed, latest"),
         (
             {"walPath": "s3a://bucket/wal"},
