@@ -1,5 +1,6 @@
-# make run | test | soak [SHORT=1] | test-pythons | lint | bench [ORIGINAL=dir] | capacity | stalls
-# | drill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir | format | lock | clean
+# make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
+# | capacity | stalls | drill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
+# | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -9,7 +10,7 @@ WORKERS ?= 2
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons lint format bench capacity stalls drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
+.PHONY: run test soak test-pythons check-install lint format bench capacity stalls drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -48,6 +49,11 @@ lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(CHECKED)
+
+# On each Python that this machine has: the wheel, with the dependencies that pip finds today. Needs
+# a registry, about 20 s for each; ARGS="--only 3.13".
+check-install: $(INSTALLED)
+	@$(PY) -m tests.install $(ARGS)
 
 format: $(INSTALLED)
 	$(PY) -m ruff check --fix .

@@ -11,8 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from trionsq import durations
+from trionsq.client.dial import split_address
+from trionsq.client.discovery import lookup_url
 from trionsq.optionspec import parse_bool as _parse_bool
 
 __all__ = [
@@ -21,14 +24,20 @@ __all__ = [
     "boolean",
     "choice",
     "duration_s",
+    "folder",
     "integer",
+    "lookupd_addresses",
     "nbytes",
+    "nsqd_addresses",
     "read_options",
     "text",
     "texts",
 ]
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# RFC 3986 has a scheme of one letter; nobody uses one, and C: is a drive.
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 _NBYTES: Final = re.compile(r"([0-9]+)\s*([bkmgt]?)b?", re.IGNORECASE)
 
 
@@ -141,12 +150,62 @@ def text(told: str) -> str:
     return told.strip()
 
 
+def folder(told: str) -> str:
+    """The path of a folder: a plain one as it is, or that of ``file:///absolute/path``.
+
+    Any other URL is refused. Opened as a path, ``s3a://bucket/wal`` would be a new folder in the
+    working directory, which is gone with the machine or the container.
+    """
+    told = text(told)
+    scheme = _SCHEME.match(told)
+    if scheme is None:
+        return told
+    if scheme[0].lower() != "file:":
+        raise ValueError(
+            f"{told} is a URL; it must be a folder in a file system that is mounted here. For a "
+            f"folder of this name write ./{told}"
+        )
+    path = told[scheme.end() :]
+    if path.startswith("//"):
+        path = path[2:]
+        if not path.startswith("/"):
+            raise ValueError(f"{told} names a host or a relative path; write file:///absolute/path")
+    elif not path.startswith("/"):
+        raise ValueError(f"{told} is relative; write file:///absolute/path")
+    if re.search(r"[?#]", path) or _BROKEN_ESCAPE.search(path):
+        raise ValueError(
+            f"{told} is no valid URL of a folder; write ?, # and % as %3F, %23 and %25"
+        )
+    try:
+        return unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError(f"{told} has escapes that are not UTF-8") from None
+
+
 def texts(told: str) -> tuple[str, ...]:
     """Several, with commas between them."""
     parts = tuple(part.strip() for part in told.split(","))
     if not all(parts):
         raise ValueError(f"{told!r} has an empty part")
     return parts
+
+
+def nsqd_addresses(told: str) -> tuple[str, ...]:
+    """``host:port``, several with commas between them."""
+    found = texts(told)
+    for address in found:
+        if "/" in address:
+            raise ValueError(f"{address!r} is not host:port")
+        split_address(address)
+    return found
+
+
+def lookupd_addresses(told: str) -> tuple[str, ...]:
+    """``host:port`` or ``http(s)://host:port``, several with commas between them."""
+    found = texts(told)
+    for address in found:
+        lookup_url(address, "topic")
+    return found
 
 
 def boolean(told: str) -> bool:

@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import h11
 import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.steps import counted_steps
 from trionsq import httpget
 from trionsq.testing.streams import MemoryStream, Pipe
 
@@ -209,3 +211,29 @@ async def test_a_timeout_of_0_is_no_limit(autojump_clock: MockClock) -> None:
         nursery.start_soon(answer)
         got = await httpget.get(URL, None, 0, 0, dial=dial)
     assert got.body == b"{}"
+
+
+@pytest.mark.parametrize("chunks", [10, 10_000])
+async def test_an_answer_in_tiny_chunks_is_read_in_turns(
+    chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends a byte for each chunk costs others no longer wait than any."""
+    server = Server(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"1\r\nx\r\n" * chunks
+        + b"0\r\n\r\n"
+    )
+    read = 0
+    next_event = h11.Connection.next_event
+
+    def counted(connection: h11.Connection) -> object:
+        nonlocal read
+        read += 1
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", counted)
+    with counted_steps(lambda: read) as steps:
+        answer = await httpget.get(URL, dial=server.dial)
+    assert answer.body == b"x" * chunks
+    assert read > chunks
+    assert steps.most <= 256

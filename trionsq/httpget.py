@@ -13,6 +13,7 @@ import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -40,6 +41,8 @@ NBYTES_MAX: Final = 5 * 1024 * 1024
 _RECEIVE_NBYTES: Final = 64 * 1024
 # Until it is known to be HTTP: an error of h11 holds, and quotes, all that there is.
 _HEAD_NBYTES: Final = 8 * 1024
+# Parts of an answer that are read in one turn of the event loop: they may have a byte each.
+_EVENTS_MAX: Final = 128
 # Characters of what is wrong with an answer.
 _SHOWN_MAX: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -259,7 +262,9 @@ async def _exchange(stream: trio.abc.Stream, sent: _Sent, nbytes_max: int) -> An
 
 async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max: int) -> Answer:
     status, headers, body = 0, dict[str, str](), bytearray()
-    while True:
+    for number in count(1):
+        if number % _EVENTS_MAX == 0:
+            await trio.lowlevel.checkpoint()
         event = connection.next_event()
         if event is h11.NEED_DATA:
             nbytes = _RECEIVE_NBYTES if status else _HEAD_NBYTES
@@ -279,7 +284,8 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max:
         elif isinstance(event, h11.EndOfMessage):
             return Answer(status, headers, bytes(body))
         elif isinstance(event, h11.ConnectionClosed):
-            raise AnswerError("the connection was closed without an answer")
+            break
+    raise AnswerError("the connection was closed without an answer")
 
 
 def _too_big(nbytes_max: int) -> AnswerTooBigError:

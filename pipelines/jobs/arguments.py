@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pipelines.options import duration_s
+from pipelines.options import duration_s, folder
 from pipelines.options import nbytes as _nbytes
 
 __all__ = [
@@ -76,7 +76,12 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
         required=True,
         help="where to go on after a restart; one folder for each running job",
     )
-    group.add_argument("--wal", metavar="DIR", help="the log of received messages; in --checkpoint")
+    group.add_argument(
+        "--wal",
+        metavar="DIR",
+        type=_read(folder),
+        help="the log of received messages; in --checkpoint",
+    )
     group.add_argument(
         "--trigger",
         metavar="TIME",

@@ -5,16 +5,16 @@ Spec: client, section 3 (discovery); lookupd's GET /topics.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 import trio
 
 from trionsq import httpget
 from trionsq.client import Config, ConfigError, DiscoveryError
+from trionsq.client.discovery import topics_of
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["find_topics", "topics_url"]
@@ -56,17 +56,7 @@ async def _topics_of(url: str, config: Config) -> list[str]:
     answer = await httpget.get(
         url, headers, min(config.dial_timeout_s, request_s), request_s, ssl_context=context
     )
-    if answer.status != 200:
-        raise DiscoveryError(f"answered {answer.status}")
-    try:
-        told: Any = json.loads(answer.body)
-        # The old form has it one level down.
-        topics = told["topics"] if "topics" in told else told["data"]["topics"]
-        if not all(isinstance(topic, str) for topic in topics):
-            raise ValueError("names that are no text")
-    except (KeyError, TypeError, ValueError) as error:
-        raise DiscoveryError(f"the answer makes no sense: {error!r}") from error
-    return list(topics)
+    return topics_of(answer)
 
 
 def topics_url(address: str) -> str:

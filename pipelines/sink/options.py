@@ -11,15 +11,15 @@ from pipelines.options import (
     OptionsError,
     choice,
     duration_s,
+    folder,
     integer,
+    lookupd_addresses,
     nbytes,
+    nsqd_addresses,
     read_options,
-    text,
-    texts,
     told_of,
 )
 from trionsq.client import Config, ConfigError
-from trionsq.client.dial import split_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["SINK", "Limits", "SinkOptions"]
@@ -33,24 +33,22 @@ def _topic(told: str) -> str:
     return told
 
 
-def _addresses(told: str) -> tuple[str, ...]:
-    found = texts(told)
-    for address in found:
-        split_address(address)
-    return found
-
-
 SINK: Final = (
     Option("topic", _topic, "of all rows; without it the column topic tells"),
-    Option("nsqd.tcp.addresses", _addresses, "host:port,...; they get messages in turn", ()),
-    Option("lookupd.http.addresses", texts, "host:port,... or URLs: all nsqds known there", ()),
+    Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...; they get messages in turn", ()),
+    Option(
+        "lookupd.http.addresses",
+        lookupd_addresses,
+        "host:port,... or URLs: all nsqds known there",
+        (),
+    ),
     Option(
         "mode",
         choice("direct", "staged"),
         "direct: tasks publish, at least once; staged: publish once, when a batch is complete",
         "direct",
     ),
-    Option("stagePath", text, "folder for mode=staged, one for each query, seen by all machines"),
+    Option("stagePath", folder, "folder for mode=staged, one for each query, seen by all machines"),
     Option("batchMessages", integer(1, 1_000_000), "of one MPUB at most", 5000),
     Option("batchBytes", nbytes, "of one MPUB; nsqd's --max-body-size is above it", 1 << 20),
     Option("maxMessageBytes", nbytes, "larger bodies are refused; nsqd's --max-msg-size", 1 << 20),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pipelines.options import (
@@ -12,8 +12,11 @@ from pipelines.options import (
     OptionsError,
     boolean,
     duration_s,
+    folder,
     integer,
+    lookupd_addresses,
     nbytes,
+    nsqd_addresses,
     read_options,
     text,
     texts,
@@ -44,7 +47,7 @@ def _offset(told: str) -> str | int:
 
 
 _OF_LOG: Final = (
-    Option("walPath", text, "folder of the log, one for each query", required=True),
+    Option("walPath", folder, "folder of the log, one for each query", required=True),
     Option(
         "startingOffsets",
         _offset,
@@ -58,8 +61,8 @@ _OF_LOG: Final = (
 STREAM: Final = (
     Option("topic", text, "one, several (a,b), or a regular expression (a.*)", required=True),
     Option("channel", text, "whose messages are taken", required=True),
-    Option("nsqd.tcp.addresses", texts, "host:port,...", ()),
-    Option("lookupd.http.addresses", texts, "host:port,... or URLs", ()),
+    Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...", ()),
+    Option("lookupd.http.addresses", lookupd_addresses, "host:port,... or URLs", ()),
     *_OF_LOG,
     Option("maxInFlight", integer(), "messages received and not yet stored", 20_000),
     Option("connectionsPerNsqd", integer(1, 64), "for each topic", 4),
@@ -92,9 +95,16 @@ BATCH: Final = (
 
 
 def check_names(given: Mapping[str, str]) -> None:
-    """Raise OptionsError for an option that neither the stream nor the batch read has."""
+    """Check what can be checked before it is known whether a stream or a batch is read.
+
+    Raises:
+        OptionsError: an option that neither has, a value that makes no sense, or no ``walPath``.
+    """
     known = {option.name: option for option in (*STREAM, *BATCH)}
-    table = [Option(option.name, str, option.help, option.default) for option in known.values()]
+    # A batch read needs neither a topic nor a channel.
+    table = [
+        replace(option, required=option.required and option in _OF_LOG) for option in known.values()
+    ]
     read_options(table, given, "format nsq")
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pipelines.wal.disk import Disk, read_whole, write_durably
 from pipelines.wal.errors import WalDamagedError, WalError, WalLockedError
-from pipelines.wal.segments import FORMAT_VERSION
+from pipelines.wal.segments import FORMAT_VERSION, META
 
 __all__ = [
     "COMMITTED",
@@ -23,7 +23,6 @@ __all__ = [
     "write_committed",
 ]
 
-META: Final = "META.json"
 COMMITTED: Final = "COMMITTED.json"
 LOCK: Final = "LOCK"
 

@@ -7,7 +7,9 @@ together with the format's version and the positions; so a renamed or mixed-up f
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -20,6 +22,7 @@ from pipelines.wal.errors import WalDamagedError, WalError, WalRangeError
 
 __all__ = [
     "FORMAT_VERSION",
+    "META",
     "Block",
     "SegmentRef",
     "Stream",
@@ -34,6 +37,9 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final = 1
+META: Final = "META.json"
+"""The file that every log has, from its first moment on."""
+
 _KEY: Final = b"trionsq.segment"
 _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
 
@@ -146,7 +152,7 @@ def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBat
     Raises:
         WalRangeError: the file is gone, for it was trimmed.
         WalDamagedError: it is no segment, or another one.
-        WalError: it can't be read, or is of a newer version.
+        WalError: it can't be read, is of a newer version, or this machine does not see the log.
     """
     try:
         with pa.memory_map(ref.path) as source, _opened(source, ref.path) as reader:
@@ -161,6 +167,12 @@ def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBat
                     columns = names + batch.slice(low, high - low).columns
                     yield pa.record_batch(columns, schema=ARROW_SCHEMA)
     except FileNotFoundError as error:
+        folder = os.path.dirname(ref.path)
+        if not os.path.exists(os.path.join(folder, META)):
+            raise WalError(
+                f"{socket.gethostname()} does not see the log in {folder}: walPath must be a "
+                "folder that the driver and all executors see by the same path"
+            ) from error
         raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
     except pa.ArrowException as error:
         raise damaged(ref.path, error) from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.lookupds import TCP_PORT, Lookupd, cluster, sized
+from tests.steps import counted_steps
 from trionsq.broker.broker import Broker
 from trionsq.broker.lookup_peer import LookupPeer, Registration
 
@@ -435,3 +437,82 @@ async def test_many_topics_are_told_in_few_round_trips(autojump_clock: MockClock
         [transport] = lookupd.transports
         assert not transport.incoming
         assert peer_of(broker)._told == {Registration(name) for name in names}
+
+
+@pytest.mark.parametrize("topics", [10, 10_000])
+async def test_what_there_is_is_told_in_turns(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, topics: int
+) -> None:
+    """A step of the task looks at a batch of commands, however many topics there are."""
+    async with cluster("a") as (broker, [lookupd]):
+        broker.change_lookupds(())
+        await seen_after(lookupd)
+        looked_at = 0
+
+        def registrations() -> Iterator[Registration]:
+            nonlocal looked_at
+            for number in range(topics):
+                looked_at += 1
+                # Each tenth is deleted before it is told.
+                yield Registration(f"t{number}" if number % 10 else "gone")
+
+        monkeypatch.setattr(broker.lookups, "registrations", registrations)
+        monkeypatch.setattr(broker.lookups, "has", lambda what: what.topic != "gone")
+        with counted_steps(lambda: looked_at) as steps:
+            broker.change_lookupds(("a:4160",))
+            seen = await seen_after(lookupd, 1)
+        assert seen[2:] == [f"REGISTER t{number}" for number in range(topics) if number % 10]
+        assert 0 < steps.most <= 64
+
+
+async def test_topics_that_come_and_go_while_the_rest_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end the nsqlookupd knows what there is, whatever was deleted or made meanwhile."""
+    names = [f"t{number}" for number in range(300)]
+    async with cluster("a", topics=names) as (broker, [lookupd]):
+        for name in names:
+            broker.topics[name].channel("c")
+        broker.change_lookupds(())
+        await seen_after(lookupd)
+        say, said = LookupPeer._say, 0
+
+        async def change_and_say(peer: LookupPeer, commands: list[bytes]) -> None:
+            nonlocal said
+            said += 1
+            if said == 3:
+                for name in names[::3]:
+                    broker.delete_topic(name)
+                for name in names[1::3]:
+                    broker.topics[name].channel("d")
+                    broker.topics[name].delete_channel("c")
+                for name in names[::9]:
+                    broker.topic(name)
+            await say(peer, commands)
+
+        monkeypatch.setattr(LookupPeer, "_say", change_and_say)
+        broker.change_lookupds(("a:4160",))
+        known: set[str] = set()
+        for line in await seen_after(lookupd, 1):
+            command, _, told = line.partition(" ")
+            if command == "REGISTER":
+                known |= {told, told.split()[0]}
+            elif command == "UNREGISTER":
+                known = {one for one in known if one != told and not one.startswith(f"{told} ")}
+        there = set(broker.topics)
+        for topic in broker.topics.values():
+            there |= {f"{topic.name} {name}" for name in topic.channels}
+        assert said > 3
+        assert known == there
+
+
+async def test_an_answer_has_a_bound_of_its_own(autojump_clock: MockClock) -> None:
+    """It is JSON that is decoded in one go; --max-body-size is made for messages."""
+    async with cluster("a") as (broker, [lookupd]):
+        broker.change_lookupds(())
+        await seen_after(lookupd)
+        lookupd.answers["IDENTIFY"] = sized(b'{"x":"' + b"x" * 65536 + b'"}')
+        broker.change_lookupds(("a:4160",))
+        await seen_after(lookupd, 0.5)
+        assert lookupd.faults["IDENTIFY"] == 1
+        assert not peer_of(broker).is_connected

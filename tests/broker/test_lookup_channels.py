@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.lookupds import HTTP_PORT, Lookupd, cluster
 from tests.broker.support import check_nobody_left, connect, publish
+from tests.steps import counted_steps
 from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
@@ -186,6 +187,7 @@ async def test_the_time_outs_are_options(autojump_clock: MockClock) -> None:
         http(b"{"),
         http(b"[" * 900),
         http(b"\xff"),
+        http({"channels": ["good", "\ud800"]}),
         http({"channels": ["c" * 1000]}),
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
         b"\x00\x00\x00\x02OK",
@@ -226,10 +228,46 @@ async def test_bad_names_are_left_out(
 ) -> None:
     """Each by itself."""
     async with cluster("a") as (broker, [a]):
-        a.answers["HTTP"] = http({"channels": ["good", "b d", 7, None, "", "\ud800", "x" * 65]})
+        a.answers["HTTP"] = http({"channels": ["good", "b d", 7, None, "", 1.5, True, "x" * 65]})
         await make(broker)
         assert channels_of(broker) == {"good"}
-        assert len([line for line in caplog.messages if "ignoring" in line]) == 6
+        assert len([line for line in caplog.messages if "ignoring" in line]) == 7
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http({"channels": [f"c{number}" for number in range(10_001)]}),
+        http({"channels": ["c"], "padding": "x" * (1 << 20)}),
+        http(b'{"channels":[' + b"[]," * 300_000 + b"[]]}"),
+    ],
+    ids=["channels", "bytes", "nested"],
+)
+async def test_an_answer_is_bounded(
+    autojump_clock: MockClock, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An nsqlookupd that lies makes no more channels than any topic has, and holds nobody up."""
+    async with cluster("a") as (broker, [a]):
+        a.answers["HTTP"] = answer
+        await make(broker)
+        assert channels_of(broker) == set()
+        assert [line for line in caplog.messages if "asking a:4161" in line]
+
+
+@pytest.mark.parametrize("count", [10, 2000])
+async def test_channels_are_made_in_turns(
+    autojump_clock: MockClock, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each has a task, and each bad name would be a line of the log."""
+    async with cluster("a") as (broker, [a]):
+        names = [f"c{number}" for number in range(count)]
+        a.answers["HTTP"] = http({"channels": [*names, *[""] * count]})
+        broker.topic("t")
+        with counted_steps(lambda: len(broker.topics["t"].channels)) as steps:
+            await wait_all_tasks_blocked()
+        assert channels_of(broker) == set(names)
+        assert 0 < steps.most <= 16
+        assert len([line for line in caplog.messages if "ignoring" in line]) <= 11
 
 
 # What may happen during the wait

@@ -12,7 +12,7 @@ import pytest
 from tests.client.upgraded import authority
 from trionsq import httpget
 from trionsq.client import Config, DiscoveryError, LastLookupdError
-from trionsq.client.discovery import Discovery, addresses_of, lookup_url
+from trionsq.client.discovery import Discovery, addresses_of, lookup_url, topics_of
 
 NEW = {"x-nsq-content-type": "nsq; version=1.0"}
 ANSWER = {"channels": [], "producers": [{"broadcast_address": "a", "tcp_port": 4150}]}
@@ -100,12 +100,48 @@ def test_ipv6_addresses_get_brackets() -> None:
         answer({"producers": [{"broadcast_address": 1, "tcp_port": 2}]}),
         answer(None, headers={}),
         httpget.Answer(200, NEW, b"<html>"),
+        httpget.Answer(200, NEW, b"\xff"),
+        httpget.Answer(200, NEW, b"[" * 1_000_000),
+        httpget.Answer(200, NEW, b'{"x":' + b"[" * 1_000_000),
+        httpget.Answer(200, NEW, b'{"producers":' + b"[" * 1_000_000),
+        answer({"producers": [{"broadcast_address": "a", "tcp_port": 1}] * 10_001}),
+        answer({"producers": [], "padding": "x" * (2 << 20)}),
     ],
 )
 def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None:
     """No answer makes the consumer fail in another way."""
     with pytest.raises(DiscoveryError):
         addresses_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "topics"),
+    [
+        (answer({"topics": ["t", "u"]}), ["t", "u"]),
+        (answer({"topics": []}), []),
+        (answer({"status_code": 200, "data": {"topics": ["t"]}}, headers={}), ["t"]),
+    ],
+)
+def test_topics_are_read_from_both_forms(given: httpget.Answer, topics: list[str]) -> None:
+    """The one of now, and the wrapped one of old."""
+    assert topics_of(given) == topics
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        answer({"topics": ["t"]}, status=500),
+        answer({}),
+        answer({"topics": [1]}),
+        httpget.Answer(200, NEW, b'{"topics":["\\ud800"]}'),
+        httpget.Answer(200, NEW, b"[" * 1_000_000),
+        answer({"topics": ["x" * (2 << 20)]}),
+    ],
+)
+def test_nonsense_about_topics_is_a_discovery_error(given: httpget.Answer) -> None:
+    """Also a name that is no text, and JSON that is deeper than any stack."""
+    with pytest.raises(DiscoveryError):
+        topics_of(given)
 
 
 async def test_they_are_asked_in_turn() -> None:

@@ -10,6 +10,7 @@ from pipelines.options import (
     boolean,
     choice,
     duration_s,
+    folder,
     integer,
     nbytes,
     read_options,
@@ -94,3 +95,52 @@ def test_what_makes_no_sense_is_refused(parse: object, told: str) -> None:
     assert callable(parse)
     with pytest.raises(ValueError, match=r"^(?!invalid literal).+"):
         parse(told)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "s3a://bucket/wal",
+        "s3a:/bucket/wal",
+        "hdfs://name:8020/wal",
+        "gs://bucket/wal",
+        "S3A://bucket/wal",
+        "wal:one",
+        "dbfs:/wal",
+        "file://host/wal",
+        "file://wal",
+        "file://",
+        "file:wal",
+        "file:",
+        "file:///wal%2",
+        "file:///wal%00",
+        "file:///wal%ff",
+        "file:///wal#1",
+        "file:///wal?x=1",
+        "",
+    ],
+)
+def test_a_url_is_no_folder(told: str) -> None:
+    """As a path it would be a new folder in the working directory, gone with the container."""
+    with pytest.raises(ValueError, match=r"URL|host|relative|escapes|empty"):
+        folder(told)
+
+
+@pytest.mark.parametrize(
+    ("told", "path"),
+    [
+        ("/var/wal", "/var/wal"),
+        ("run/wal", "run/wal"),
+        ("/var/wal 100%25", "/var/wal 100%25"),
+        ("./wal:one", "./wal:one"),
+        ("run/s3a://x", "run/s3a://x"),
+        ("C:/wal", "C:/wal"),
+        ("file:///var/wal", "/var/wal"),
+        ("file:/var/wal", "/var/wal"),
+        ("FILE:///var/my%20wal%3F", "/var/my wal?"),
+        ("file:///var/%C3%BC", "/var/\N{LATIN SMALL LETTER U WITH DIAERESIS}"),
+    ],
+)
+def test_a_folder_is_a_path_or_a_file_url(told: str, path: str) -> None:
+    """Escapes mean what they mean in a URL, and nothing in a plain path."""
+    assert folder(told) == path

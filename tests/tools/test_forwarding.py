@@ -133,7 +133,7 @@ async def test_batches_that_are_answered_are_forgotten() -> None:
     for batch in (slow, gone, *[done] * 1000):
         unanswered.add(cast(Batch, batch))
         assert len(unanswered) < 100
-    unanswered.touch()
+    await unanswered.touch()
     assert touched == [1]
     assert len(unanswered) == 1
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import trio
 
 from trionsq import NSQ_VERSION, httpget
-from trionsq.broker.lookup_channels import ask_for_channels
+from trionsq.broker.lookup_channels import ANSWER_NBYTES_MAX, ask_for_channels
 from trionsq.broker.lookup_peer import LookupPeer, Registration
 from trionsq.wire.lookup import LookupdInfo
 
 if TYPE_CHECKING:
     from trionsq.broker.broker import Broker
     from trionsq.broker.options import NsqdOptions
+    from trionsq.broker.topic import Topic
 
 __all__ = ["Lookups"]
 
@@ -93,7 +94,7 @@ class Lookups:
                 {"Accept": "application/vnd.nsq; version=1.0"},
                 options.http_client_connect_timeout_ns / 1e9,
                 options.http_client_request_timeout_ns / 1e9,
-                options.max_body_size,
+                min(options.max_body_size, ANSWER_NBYTES_MAX),
                 dial=self.dial,
             )
 
@@ -118,9 +119,16 @@ class Lookups:
         }
 
     def registrations(self) -> Iterator[Registration]:
-        """Yield all channels, and the topics without any."""
-        for topic in self._broker.topics.values():
-            for channel in topic.channels or ("",):
+        """Yield all channels, and the topics without any, of the topics that there are now.
+
+        It may be read on while topics and channels come and go: those that have come since need
+        not be among them, those that are gone may be.
+        """
+        return self._registrations(list(self._broker.topics.values()))
+
+    def _registrations(self, topics: list[Topic]) -> Iterator[Registration]:
+        for topic in topics:
+            for channel in list(topic.channels) or [""]:
                 yield Registration(topic.name, channel)
 
     def has(self, what: Registration) -> bool:

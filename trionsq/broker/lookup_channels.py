@@ -5,20 +5,37 @@ Spec: nsqd-internals, section 1 (channel pre-creation).
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 from urllib.parse import quote
 
+import msgspec
 import trio
 
 from trionsq.httpget import Answer, GetError
 from trionsq.wire.lookup import LookupdInfo
 from trionsq.wire.names import is_ephemeral, is_valid_name
 
-__all__ = ["ask_for_channels"]
+__all__ = ["ANSWER_NBYTES_MAX", "ask_for_channels"]
 
 log = logging.getLogger("trionsq")
+
+ANSWER_NBYTES_MAX: Final = 1 << 20
+"""Of an answer: 10,000 names of 100 bytes. It is decoded in one go, in 10 ms at the most."""
+
+_CHANNELS_MAX: Final = 10_000
+# Of one turn of the event loop
+_NAMES_MAX: Final = 512
+# Log lines for one answer
+_SHOWN_MAX: Final = 10
+
+
+class _Channels(msgspec.Struct):
+    channels: list[str | int | float | bool | None] | None = None
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Channels)
 
 
 async def ask_for_channels(
@@ -38,7 +55,7 @@ async def ask_for_channels(
     async def ask(info: LookupdInfo) -> None:
         url = f"http://{info.http_address}/channels?topic={quote(topic, safe='')}"
         try:
-            found.update(dict.fromkeys(_channels(await get(url))))
+            found.update(dict.fromkeys(await _channels(await get(url))))
         except (GetError, ValueError) as error:  # ValueError: a host that can't be looked up
             log.error("TOPIC(%s): asking %s for channels: %s", topic, info.http_address, error)
 
@@ -48,19 +65,28 @@ async def ask_for_channels(
     return list(found)
 
 
-def _channels(answer: Answer) -> Iterator[str]:
-    """Raises ValueError for an answer that names none."""
+async def _channels(answer: Answer) -> list[str]:
+    """The valid names. Raises ValueError for an answer that has none, or too many."""
     if answer.status != 200:
         raise ValueError(f"status {answer.status}")
     try:
-        content = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        content = None
-    names = content.get("channels") if isinstance(content, dict) else None
-    if not isinstance(names, list):
+        names = _ANSWER.decode(answer.body).channels
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        names = None
+    if names is None:
         raise ValueError("the answer has no list of channels")
-    for name in names:
-        if not isinstance(name, str) or not is_valid_name(name.encode(errors="replace")):
-            log.warning("ignoring the invalid channel name %.100r", name)
+    if len(names) > _CHANNELS_MAX:
+        raise ValueError(f"the answer has {len(names)} channels (at most {_CHANNELS_MAX} are made)")
+    found, ignored = [], 0
+    for number, name in enumerate(names, 1):
+        if not isinstance(name, str) or not is_valid_name(name.encode()):
+            ignored += 1
+            if ignored <= _SHOWN_MAX:
+                log.warning("ignoring the invalid channel name %.100r", name)
         elif not is_ephemeral(name):
-            yield name
+            found.append(name)
+        if number % _NAMES_MAX == 0:
+            await trio.lowlevel.checkpoint()
+    if ignored > _SHOWN_MAX:
+        log.warning("ignoring %d more invalid channel names", ignored - _SHOWN_MAX)
+    return found

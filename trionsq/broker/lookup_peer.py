@@ -36,6 +36,8 @@ _PING_S: Final = 15.0
 _RECONNECT_S: Final = 1.0
 # Commands that are sent before their answers are read: a thousand topics are told in a moment.
 _COMMANDS_MAX: Final = 64
+# Of one answer: IDENTIFY's has some 200 bytes, the others are OK or a line.
+_ANSWER_NBYTES_MAX: Final = 64 * 1024
 _RECEIVE_NBYTES: Final = 4096
 _SHOWN_MAX: Final = 200
 
@@ -73,6 +75,8 @@ class LookupPeer:
         # whether it was deleted since it was registered.
         self._told: set[Registration] = set()
         self._unsaid: dict[Registration, bool] = {}
+        # What there was when it connected comes first; read on as it is said.
+        self._backlog: Iterator[Registration] = iter(())
         # What made it connect is said after the rest, though that contains it.
         self._reason = b""
         self._wake = trio.Event()
@@ -138,11 +142,17 @@ class LookupPeer:
         if not self._is_identified:
             await self._connect()
         while True:
-            commands = self._next_commands() + ping
-            if not commands:
+            is_last, commands = self._next_commands()
+            commands += ping
+            ping = []
+            if commands:
+                await self._say(commands)
+                ping = self._take_ping()
+            elif is_last:
                 return
-            await self._say(commands)
-            ping = self._take_ping()
+            else:
+                # All of these were deleted before they were said.
+                await trio.lowlevel.checkpoint()
 
     def _take_ping(self) -> list[bytes]:
         """PING if it is time for it. If that fails, the next one is due an interval later."""
@@ -152,21 +162,30 @@ class LookupPeer:
         self._ping_s = now_s + _PING_S
         return [lookup.PING]
 
-    def _next_commands(self) -> list[bytes]:
-        """Take some of what is to be said."""
-        commands = []
-        for what in list(islice(self._unsaid, _COMMANDS_MAX)):
+    def _next_commands(self) -> tuple[bool, list[bytes]]:
+        """Whether this is the last of what is to be said, and some of it."""
+        backlog = list(islice(self._backlog, _COMMANDS_MAX))
+        commands = [
+            self._register(what)
+            for what in backlog
+            if what not in self._told and self._lookups.has(what)
+        ]
+        for what in list(islice(self._unsaid, _COMMANDS_MAX - len(backlog))):
             if self._unsaid.pop(what) and what in self._told:
                 self._told.remove(what)
                 commands.append(lookup.unregister(*what))
             if self._lookups.has(what):
-                # A channel registers its topic as well.
-                self._told |= {what, Registration(what.topic)}
-                commands.append(lookup.register(*what))
-        if self._reason and not self._unsaid:
+                commands.append(self._register(what))
+        is_last = len(backlog) < _COMMANDS_MAX and not self._unsaid
+        if self._reason and is_last:
             commands.append(self._reason)
             self._reason = b""
-        return commands
+        return is_last, commands
+
+    def _register(self, what: Registration) -> bytes:
+        # A channel registers its topic as well.
+        self._told |= {what, Registration(what.topic)}
+        return lookup.register(*what)
 
     # The connection
 
@@ -185,13 +204,14 @@ class LookupPeer:
             log.warning("LOOKUPD(%s): does not say where to ask it for channels", self.shown)
         log.info("LOOKUPD(%s): connected", self.shown)
         self._is_identified = True
-        self._unsaid = dict.fromkeys(self._lookups.registrations(), False)
+        self._backlog = self._lookups.registrations()
 
     async def _hang_up(self) -> None:
         """Close the connection; what was to be said on it is void."""
         stream, self._stream = self._stream, None
         self._is_identified = False
         self._reason = b""
+        self._backlog = iter(())
         for held in (self._told, self._unsaid, self._received):
             held.clear()
         if stream is not None:
@@ -213,7 +233,8 @@ class LookupPeer:
     async def _answer(self) -> bytes:
         with _in_time("an answer's size"):
             head = await self._receive(lookup.SIZE_NBYTES)
-        size = lookup.answer_size(head, self._broker.options.max_body_size)
+        nbytes_max = min(self._broker.options.max_body_size, _ANSWER_NBYTES_MAX)
+        size = lookup.answer_size(head, nbytes_max)
         if size <= len(self._received):
             return self._take_received(size)
         with _in_time("an answer"):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PublishRefused", "Topic"]
 
+# Channels that are made before other tasks get their turn: each has a task and maybe files.
+_MADE_MAX: Final = 16
 # Segments that are fanned out before other tasks get their turn.
 _PUMP_MAX: Final = 16
 
@@ -118,8 +120,10 @@ class Topic:
     async def _make_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
         assert self._preparing is not None
         try:
-            for name in await channels(self.name):
+            for made, name in enumerate(await channels(self.name), 1):
                 self.channel(name)
+                if made % _MADE_MAX == 0:
+                    await trio.lowlevel.checkpoint()
         finally:
             self._preparing.set()
             self._preparing = None

@@ -36,6 +36,10 @@ _READ_NBYTES: Final = 128 * 1024
 # Put but not yet taken by the socket: above the first, `room` waits; above the second it is over.
 _ROOM_NBYTES: Final = 1024 * 1024
 _PENDING_NBYTES_MAX: Final = 256 * 1024 * 1024
+# Of one turn of the event loop: bytes that are joined (and encrypted) for the socket, beyond the
+# first command; frames that are looked at one by one (an error that nsqd sends is a log line).
+_WRITE_NBYTES: Final = 1024 * 1024
+_FRAMES_MAX: Final = 128
 _LAST_WORDS_S: Final = 0.1
 
 
@@ -66,7 +70,7 @@ class Connection:
         self._transport = handshake.transport
         self._config = config
         self._decoder = decoder
-        self._out: list[bytes] = []
+        self._out: deque[bytes] = deque()
         self._pending_nbytes = 0
         self._wake = Token()
         self._room = trio.lowlevel.ParkingLot()
@@ -198,8 +202,7 @@ class Connection:
     async def _write(self) -> None:
         while True:
             if self._out:
-                data = b"".join(self._out)
-                self._out.clear()
+                data = self._next_data()
                 try:
                     await self._write_out(data)
                 except OSError as error:
@@ -208,13 +211,26 @@ class Connection:
                     await trio.sleep(_LAST_WORDS_S)
                     self._fail(error)
                     return
-                self._pending_nbytes = sum(map(len, self._out))
+                self._pending_nbytes -= len(data)
                 self._room.unpark_all()
             elif self._is_ending:
                 self._transport.end_sending()
                 return
             else:
                 await self._wake.wait()
+
+    def _next_data(self) -> bytes:
+        """Take what was put first, and as much more as one write may have."""
+        out = self._out
+        if self._pending_nbytes <= _WRITE_NBYTES:
+            data = b"".join(out)
+            out.clear()
+            return data
+        nbytes = len(out[0])
+        parts = [out.popleft()]
+        while out and (nbytes := nbytes + len(out[0])) <= _WRITE_NBYTES:
+            parts.append(out.popleft())
+        return b"".join(parts)
 
     async def _write_out(self, data: bytes) -> None:
         sent = self._transport.send_nowait(data)
@@ -251,8 +267,10 @@ class Connection:
                 columns = decoder.take_columns()
                 if columns.ids:
                     self.on_messages(columns)
-                for frame in decoder:
+                for number, frame in enumerate(decoder, 1):
                     self._take(frame)
+                    if number % _FRAMES_MAX == 0:
+                        await trio.lowlevel.checkpoint()
         except (OSError, FrameError) as error:
             self._fail(error)
 

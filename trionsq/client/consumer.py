@@ -45,6 +45,9 @@ log = logging.getLogger("trionsq.client")
 GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
 
 _STOP_S: Final = 30.0
+# Of one turn of the event loop: tasks that are started, messages that are given up.
+_STARTED_MAX: Final = 128
+_GIVEN_UP_MAX: Final = 128
 
 
 class Consumer:
@@ -166,8 +169,7 @@ class Consumer:
         self._arrivals.unpark_all()
         with trio.move_on_after(self._drain_timeout_s, shield=True):
             async with trio.open_nursery() as nursery:
-                for keeper in list(self._keepers.values()):
-                    nursery.start_soon(keeper.leave, self._drain_timeout_s)
+                await self._tell_keepers(nursery, Keeper.leave, self._drain_timeout_s)
         await self._household.close()
 
     def stop(self) -> None:
@@ -180,9 +182,19 @@ class Consumer:
             return
         self._is_stopping = True
         self.flow.stop()
-        for keeper in list(self._keepers.values()):
-            self._tasks.start_soon(keeper.stop, _STOP_S)
+        self._tasks.start_soon(self._tell_keepers, self._tasks, Keeper.stop, _STOP_S)
         self._arrivals.unpark_all()
+
+    async def _tell_keepers(
+        self,
+        nursery: trio.Nursery,
+        what: Callable[[Keeper, float], Awaitable[None]],
+        patience_s: float,
+    ) -> None:
+        for started, keeper in enumerate(list(self._keepers.values()), 1):
+            nursery.start_soon(what, keeper, patience_s)
+            if started % _STARTED_MAX == 0:
+                await trio.lowlevel.checkpoint()
 
     # Messages
 
@@ -228,8 +240,11 @@ class Consumer:
             await self._arrivals.park()
 
     async def _give_up(self, batch: Batch) -> None:
-        for message in batch:
+        for number, message in enumerate(batch, 1):
             try:
+                # Each is a line of the log, and nothing else here need be a checkpoint.
+                if number % _GIVEN_UP_MAX == 0 or number == len(batch):
+                    await trio.lowlevel.checkpoint()
                 if self._on_give_up is not None:
                     await self._on_give_up(message)
             except Exception:
@@ -367,12 +382,16 @@ class Consumer:
 
         await self._discovery.run(self._connect_to, failed, self.random)
 
-    def _connect_to(self, addresses: list[str]) -> None:
+    async def _connect_to(self, addresses: list[str]) -> None:
         self.random.shuffle(addresses)
-        for address in addresses:
+        for looked_at, address in enumerate(addresses, 1):
+            if self._is_stopping:
+                return
             wanted = self._filter is None or self._filter(address)
-            if wanted and not self._is_stopping and address not in self._keepers:
+            if wanted and address not in self._keepers:
                 self._keep(address, given=False)
+            if looked_at % _STARTED_MAX == 0:
+                await trio.lowlevel.checkpoint()
 
 
 def _checked(address: str) -> str:

@@ -5,15 +5,15 @@ Spec: client, section 3 (discovery).
 
 from __future__ import annotations
 
-import json
 import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain
 from random import Random
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
+import msgspec
 import trio
 
 from trionsq import httpget
@@ -21,7 +21,9 @@ from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
 from trionsq.client.waiting import Token
 
-__all__ = ["Discovery", "Get", "addresses_of", "lookup_url"]
+__all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
+
+T = TypeVar("T")
 
 _TRIES: Final = 3
 # Lost connections ask at once, but no more often than this; and again after this, twice that, four
@@ -32,6 +34,10 @@ _SPREAD: Final = 0.5  # of a gap, so that the consumers of one nsqd do not all a
 # From here on it is a gateway that speaks, or an nsqlookupd that failed.
 _GATEWAY_STATUS: Final = 500
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
+# Bounds of an answer, ten times what the largest clusters have: 1,000 nsqds are some 200 KiB, and
+# so are 10,000 topics. It is decoded in one go, at most 10 ms for this size.
+_ANSWER_NBYTES_MAX: Final = 2 << 20
+_NSQDS_MAX: Final = 10_000
 
 
 class Get(Protocol):
@@ -95,7 +101,7 @@ class Discovery:
 
     async def run(
         self,
-        found: Callable[[list[str]], None],
+        found: Callable[[list[str]], Awaitable[None]],
         failed: Callable[[DiscoveryError], None],
         random: Random,
     ) -> NoReturn:
@@ -105,7 +111,7 @@ class Discovery:
         when the first poll finds none.
 
         Args:
-            found: called with the addresses of each poll, and with those of before when nobody
+            found: awaited with the addresses of each poll, and with those of before when nobody
                 answers; with none after other failures.
             failed: called with the error of each poll that failed.
             random: for the jitter.
@@ -124,7 +130,7 @@ class Discovery:
                 addresses = list(dict.fromkeys(chain(*said)))
             except DiscoveryError as error:
                 failed(error)
-            found(addresses)
+            await found(addresses)
             if is_first and not addresses:
                 self._gap_s = _GAP_S
             is_first = False
@@ -191,30 +197,86 @@ def lookup_url(address: str, topic: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
 
 
+class _Producer(msgspec.Struct, gc=False):
+    broadcast_address: str
+    tcp_port: int
+
+
+class _Found(msgspec.Struct):
+    producers: list[_Producer] | None = None
+    message: str | None = None
+
+
+class _Wrapped(_Found):
+    """Both forms of an answer: that of now, and that of nsqlookupd before 1.0."""
+
+    status_code: int | None = None
+    status_txt: str | None = None
+    data: _Found | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Topics(msgspec.Struct):
+    topics: list[str] | None = None
+
+
+class _WrappedTopics(_Topics):
+    data: _Topics | None = None
+
+
+_FOUND: Final = msgspec.json.Decoder(_Wrapped)
+_TOPICS: Final = msgspec.json.Decoder(_WrappedTopics)
+
+
 def addresses_of(answer: httpget.Answer) -> list[str]:
     """``host:port`` of each nsqd in the answer to /lookup; the old, wrapped form is read too.
 
     Raises:
-        DiscoveryError: an error was answered, or nonsense.
+        DiscoveryError: an error was answered, or nonsense, or more than any cluster has.
     """
+    told = _decoded(answer, _FOUND)
+    status, found, message = answer.status, told.producers, told.message
+    is_old = "nsq" not in answer.headers.get("x-nsq-content-type", "")
+    if is_old and told.data is not msgspec.UNSET:
+        status = answer.status if told.status_code is None else told.status_code
+        found, message = (told.data or _Found()).producers, told.status_txt
+    if status != 200:
+        raise DiscoveryError(f"answered {status} {message or ''}")
+    if found is None:
+        raise DiscoveryError("the answer makes no sense: it has no producers")
+    if len(found) > _NSQDS_MAX:
+        raise DiscoveryError(f"the answer makes no sense: it has {len(found)} nsqds")
+    return [_address(producer) for producer in found]
+
+
+def topics_of(answer: httpget.Answer) -> list[str]:
+    """The names in the answer to /topics, as they are; the old, wrapped form is read too.
+
+    Raises:
+        DiscoveryError: an error was answered, or nonsense, or more than any cluster has.
+    """
+    if answer.status != 200:
+        raise DiscoveryError(f"answered {answer.status}")
+    told = _decoded(answer, _TOPICS)
+    topics = told.topics if told.topics is not None else (told.data or _Topics()).topics
+    if topics is None:
+        raise DiscoveryError("the answer makes no sense: it has no topics")
+    return topics
+
+
+def _decoded(answer: httpget.Answer, decoder: msgspec.json.Decoder[T]) -> T:
+    if len(answer.body) > _ANSWER_NBYTES_MAX:
+        raise DiscoveryError(f"answered more than {_ANSWER_NBYTES_MAX >> 20} MiB")
     try:
-        found: Any = json.loads(answer.body)
-    except ValueError as error:
+        return decoder.decode(answer.body)
+    except msgspec.ValidationError as error:
+        raise DiscoveryError(f"the answer makes no sense: {error}") from error
+    # UnicodeError: in a text; RecursionError: too deep.
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DiscoveryError(f"answered {answer.status} without JSON") from error
-    try:
-        status = answer.status
-        if "nsq" not in answer.headers.get("x-nsq-content-type", "") and "data" in found:
-            status = found.get("status_code", status)
-            found = {"message": found.get("status_txt"), **(found["data"] or {})}
-        if status != 200:
-            raise DiscoveryError(f"answered {status} {found.get('message', '')}")
-        return [_address(producer) for producer in found["producers"]]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DiscoveryError(f"the answer makes no sense: {error!r}") from error
 
 
-def _address(producer: Mapping[str, Any]) -> str:
-    host, port = producer["broadcast_address"], producer["tcp_port"]
-    if not isinstance(host, str) or not isinstance(port, int) or not host:
-        raise ValueError(f"no address: {host!r}, {port!r}")
+def _address(producer: _Producer) -> str:
+    host, port = producer.broadcast_address, producer.tcp_port
+    if not host:
+        raise DiscoveryError(f"the answer makes no sense: an nsqd without an address, port {port}")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -125,6 +125,7 @@ class Keeper:
 
     async def leave(self, patience_s: float) -> None:
         """Give back what is not answered, and stop."""
-        if self.subscription is not None:
-            self.subscription.leave()
+        if (subscription := self.subscription) is not None:
+            self._host.flow.retire(subscription)
+            await subscription.leave()
         await self.stop(patience_s)

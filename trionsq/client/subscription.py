@@ -156,11 +156,12 @@ class Subscription:
         """See `trionsq.client.message.Source`."""
         return self._owner.requeue_delay_s(attempts)
 
-    def leave(self) -> None:
-        """Give back all that has no answer, and what still comes."""
+    async def leave(self) -> None:
+        """Give back all that has no answer, and what still comes. A turn for each batch."""
         self.is_leaving = True
         for batch in list(self.batches):
             batch.requeue(0, backoff=False)
+            await trio.lowlevel.checkpoint()
 
     async def close(self, patience_s: float) -> None:
         """CLS, wait until all is answered, close. After ``patience_s`` seconds close anyway.

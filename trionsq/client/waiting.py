@@ -37,6 +37,8 @@ class Token:
         assert self._task is None, "two tasks wait for one token"
         self._task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._abort)
+        # Set again between the wake-up and now: this is the time it wakes for that, too.
+        self._is_set = False
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None

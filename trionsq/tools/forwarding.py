@@ -73,11 +73,12 @@ class _Unanswered:
         if len(self._batches) > self._count_max:
             self._drop()
 
-    def touch(self) -> None:
-        """Start the time-outs of their messages anew."""
+    async def touch(self) -> None:
+        """Start the time-outs of their messages anew. A turn for each batch."""
         self._drop()
-        for batch in self._batches:
+        for batch in list(self._batches):
             batch.touch()
+            await trio.lowlevel.checkpoint()
 
     def _drop(self) -> None:
         self._batches = [b for b in self._batches if b.open_count and b.is_answerable]
@@ -125,7 +126,7 @@ class _Intake:
             await trio.sleep_until(min(due_s, trio.current_time() + _LOOK_S))
             if trio.current_time() >= due_s:
                 touched_s = trio.current_time()
-                self._unanswered.touch()
+                await self._unanswered.touch()
 
 
 async def forward(consumers: Sequence[Consumer], take: Take, under_way: UnderWay) -> None:

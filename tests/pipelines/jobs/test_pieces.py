@@ -205,6 +205,33 @@ def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
     assert local_folder(f"file://{tmp_path}/new", "--output").is_dir()
 
 
+@pytest.mark.parametrize("name", ["archive", "counts", "deadletter", "enrich", "mirror"])
+@pytest.mark.parametrize(
+    "flag", ["--wal=s3a://bucket/wal", "--wal=file://host/wal", "--wal=hdfs:/wal"]
+)
+def test_a_log_in_an_object_store_is_a_wrong_flag(
+    name: str,
+    flag: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2 and the reason, and no folder is made, least of all one of that name."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--checkpoint=state", flag]
+    flags += {
+        "archive": ["--output=table"],
+        "deadletter": ["--output=table"],
+        "enrich": ["--table=t.csv", "--output=table", "--sql=SELECT 1"],
+        "mirror": ["--destination-topic=copy"],
+    }.get(name, [])
+    with pytest.raises(SystemExit) as ended:
+        main([name, *flags])
+    assert ended.value.code == 2
+    assert "argument --wal: " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # A rate
 
 

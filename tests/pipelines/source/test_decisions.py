@@ -186,7 +186,15 @@ def test_a_topic_may_be_a_pattern() -> None:
         ({"client.max_in_flight": "3"}, "decided by the source"),
         ({"client.nothing": "3"}, "there is no option 'nothing'"),
         ({"client.tls_root_ca_file": "/no/such/file", "client.tls_v1": "1"}, "/no/such/file"),
+        ({"nsqd.tcp.addresses": "localhost"}, "'localhost' is not host:port"),
+        ({"nsqd.tcp.addresses": "h:4150,foo:bar"}, "'foo:bar' is not host:port"),
+        ({"nsqd.tcp.addresses": "tcp://foo:4150"}, "'tcp://foo:4150' is not host:port"),
+        ({"lookupd.http.addresses": "foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"startingOffsets": "middle"}, "none of earliest, committed, latest"),
+        (
+            {"walPath": "s3a://bucket/wal"},
+            r"walPath: s3a://bucket/wal is a URL; it must be a folder",
+        ),
     ],
 )
 def test_wrong_options_are_refused_with_the_valid_ones(wrong: dict[str, str], told: str) -> None:
@@ -201,6 +209,16 @@ def test_an_unknown_option_is_refused_at_load() -> None:
     check_names(NEEDED | {"endingOffsets": "latest"})
     with pytest.raises(OptionsError, match="is maxInFlight meant"):
         check_names(NEEDED | {"maxinflights": "1"})
+
+
+def test_the_log_s_folder_is_checked_at_load() -> None:
+    """Both the stream and the batch read need one; neither takes a URL for it."""
+    with pytest.raises(OptionsError, match="walPath is required"):
+        check_names({"topic": "orders"})
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+        check_names({"walpath": "hdfs://name/wal"})
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+        BatchOptions.read({"walpath": "hdfs://name/wal"})
 
 
 def test_a_batch_read_begins_at_the_log_s_begin(tmp_path: Path) -> None:

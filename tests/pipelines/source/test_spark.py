@@ -103,6 +103,18 @@ def test_a_wrong_option_is_refused_with_the_valid_ones(
         query.awaitTermination(LIMIT_S)
 
 
+def test_a_url_for_the_log_is_refused_at_load(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message is taken, and no folder of that name is made."""
+    monkeypatch.chdir(tmp_path)
+    for reader in (spark.readStream, spark.read):
+        source = reader.format("nsq").option("walPath", "s3a://bucket/wal")
+        with pytest.raises(PySparkException, match="walPath: s3a://bucket/wal is a URL"):
+            source.load()
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_nsqd_that_is_not_there_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """With the receiver's reason, not by silence."""
     options = {"connectTimeout": "500ms"}

@@ -146,6 +146,21 @@ def test_a_trimmed_segment_is_named_as_such(tmp_path: Path) -> None:
             list(read_segment(ref, 0, 1))
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_who_does_not_see_the_log_is_told_so(tmp_path: Path, there: bool) -> None:
+    """On a machine without the folder, or with another one there, nothing was trimmed."""
+    with Wal.open(tmp_path / "log") as log:
+        log.append([block(1)])
+        (ref,) = log.segments(0, 1)
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    if there:
+        (tmp_path / "log").mkdir()
+    with pytest.raises(WalError, match=r"does not see the log in .*/log: walPath must") as caught:
+        list(read_segment(ref, 0, 1))
+    # A batch read with failOnDataLoss=false passes over this one.
+    assert not isinstance(caught.value, WalRangeError)
+
+
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "renamed", "foreign"])
 def test_a_damaged_newest_segment_is_an_error_that_says_what_to_do(
     how: str, tmp_path: Path

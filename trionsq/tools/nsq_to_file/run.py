@@ -8,7 +8,6 @@ Spec: tools, nsq_to_file.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
@@ -20,7 +19,16 @@ from typing import Any, Final, TypeVar
 import trio
 
 from trionsq import durations, httpget
-from trionsq.client import Batch, ClientError, Config, Consumer, ProtocolError
+from trionsq.client import (
+    Batch,
+    ClientError,
+    Config,
+    ConfigError,
+    Consumer,
+    DiscoveryError,
+    ProtocolError,
+)
+from trionsq.client.discovery import topics_of
 from trionsq.tools.common import Progress, on_signal
 from trionsq.tools.nsq_to_file.options import Options, settings_of
 from trionsq.tools.nsq_to_file.topic_log import Now, TopicLog
@@ -31,6 +39,10 @@ T = TypeVar("T")
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
+# Of one turn of the event loop
+_BATCHES_MAX: Final = 64
+_TOPICS_MAX: Final = 16
+_NAMES_MAX: Final = 512
 # So often within nsqd's time-out.
 _TOUCHES: Final = 3
 
@@ -112,8 +124,9 @@ class TopicTask:
         """Keep nsqd from delivering again what waits for a sync, or for a slow disk."""
         while True:
             await trio.sleep(self._consumer.msg_timeout_s / _TOUCHES)
-            for batch in self._pending:
+            for batch in list(self._pending):
                 batch.touch()
+                await trio.lowlevel.checkpoint()
 
     # Each under the lock `_turn`, or taking it
 
@@ -128,7 +141,7 @@ class TopicTask:
             or self._consumer.is_starved
         )
         await self._in_thread(_write, self._log, batch.bodies, _now(), is_due)
-        self._finish()
+        await self._finish()
 
     async def _tick(self) -> None:
         while True:
@@ -146,19 +159,21 @@ class TopicTask:
     async def _close(self) -> None:
         async with self._turn:
             await self._in_thread(self._log.close)
-            self._finish()
+            await self._finish()
 
     async def _sync(self) -> None:
         await self._in_thread(self._log.sync)
-        self._finish()
+        await self._finish()
 
-    def _finish(self) -> None:
-        """Answer for all that is written, if all of it is durable."""
+    async def _finish(self) -> None:
+        """Answer for all that is written, if all of it is durable; all of it also if cancelled."""
         if self._log.unsynced or not self._pending:
             return
         log.debug("%s: %d messages are on disk", self._topic, self._pending_count)
-        for batch in self._pending:
+        for finished, batch in enumerate(self._pending, 1):
             batch.finish()
+            if finished % _BATCHES_MAX == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
         self._progress.count += self._pending_count
         self._pending.clear()
         self._pending_count = 0
@@ -258,10 +273,14 @@ class Tool:
         wanted = re.compile(self._options.topic_pattern)
         while True:
             await trio.sleep(self._options.topic_refresh_ns / durations.SECOND_NS)
-            for topic in sorted(await self._known_topics()):
+            begun = 0
+            for looked_at, topic in enumerate(sorted(await self._known_topics()), 1):
                 is_new = topic not in self._topics and wanted.search(topic)
                 if is_new and not self._is_stopping:
                     self._begin(topic, nursery)
+                    begun += 1
+                if looked_at % _NAMES_MAX == 0 or (is_new and begun % _TOPICS_MAX == 0):
+                    await trio.lowlevel.checkpoint()
 
     async def _known_topics(self) -> set[str]:
         """Those of every nsqlookupd that answers."""
@@ -276,18 +295,7 @@ class Tool:
                     self._options.http_client_request_timeout_ns / durations.SECOND_NS,
                     ssl_context=self._config.ssl_context() if base.startswith("https:") else None,
                 )
-                found.update(_topics_of(answer))
-            except (httpget.GetError, ValueError) as error:
+                found.update(topics_of(answer))
+            except (httpget.GetError, DiscoveryError, ConfigError) as error:
                 log.error("could not retrieve topic list from %s: %s", address, error)
         return found
-
-
-def _topics_of(answer: httpget.Answer) -> list[str]:
-    """The answer's topics. Raises ValueError if it makes no sense."""
-    if answer.status != 200:
-        raise ValueError(f"answered {answer.status}")
-    try:
-        topics = json.loads(answer.body)["topics"]
-        return [topic for topic in topics if isinstance(topic, str)]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the answer makes no sense: {error!r}") from error

@@ -1,0 +1,244 @@
+"""No step of the client's tasks grows with connections, nsqds or messages: counted, not timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.network import ADDRESS, Network
+from tests.client.test_consumer import consumer_of, subscribed
+from tests.steps import counted_steps
+from trionsq import httpget
+from trionsq.client import Config, Consumer, rdy
+from trionsq.client.backoff import Outcome
+from trionsq.client.connection import Connection
+from trionsq.client.flow import Flow
+from trionsq.client.handshake import Handshake
+from trionsq.client.message import Message
+from trionsq.client.subscription import Subscription
+from trionsq.wire import frames
+from trionsq.wire.columns import ColumnDecoder, Columns
+
+STEP_MAX = 256
+
+
+class Told:
+    """A subscription as `Flow` knows it."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.share = rdy.Share(2500)
+        self.lowered_s = 0.0
+        self._told = told
+
+    def tell(self, rdy: int) -> None:
+        self._told.append(rdy)
+        self.share.tell(rdy, trio.current_time())
+
+
+class Planned:
+    """A `Flow` of so many connections; how many of them its plans looked at, and told."""
+
+    def __init__(self, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.flow = Flow(Config(max_in_flight=connections // 2), Random(1))
+        self.looked_at = 0
+        self.told: list[int] = []
+        self.subscriptions = [cast(Subscription, Told(self.told)) for _ in range(connections)]
+        plan = rdy.plan
+
+        def counted(shares: Sequence[rdy.Share], max_in_flight: int) -> rdy.Plan:
+            self.looked_at += len(shares)
+            return plan(shares, max_in_flight)
+
+        monkeypatch.setattr("trionsq.client.flow.rdy.plan", counted)
+
+    async def settle(self) -> int:
+        """Wait until there is nothing to do; how many connections were looked at since."""
+        await wait_all_tasks_blocked()
+        looked_at, self.looked_at = self.looked_at, 0
+        return looked_at
+
+
+@pytest.mark.parametrize("messages", [10, 10_000])
+async def test_answers_cost_one_plan_however_many_they_are(
+    messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may make room for others, but the connections are looked at once, not for each."""
+    planned = Planned(100, monkeypatch)
+    async with trio.open_nursery() as nursery:
+        planned.flow.start(nursery)
+        for subscription in planned.subscriptions:
+            planned.flow.add(subscription)
+        await planned.settle()
+        for _ in range(messages):
+            planned.flow.answered(Outcome.SUCCESS, has_made_room=True)
+        assert await planned.settle() == 100
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_that_come_and_go_together_cost_one_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The network comes back, or nsqds are stopped: 10,000 plans of 10,000 would be minutes."""
+    planned = Planned(10_000, monkeypatch)
+    async with trio.open_nursery() as nursery:
+        planned.flow.start(nursery)
+        with counted_steps(lambda: len(planned.told)) as steps:
+            for subscription in planned.subscriptions:
+                planned.flow.add(subscription)
+            assert await planned.settle() == 10_000
+        assert len(planned.told) == 10_000
+        assert steps.most <= STEP_MAX
+        for subscription in planned.subscriptions[10:]:
+            planned.flow.remove(subscription)
+        assert await planned.settle() == 10
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("batches", [10, 10_000])
+async def test_a_step_gives_back_one_batch(batches: int) -> None:
+    """However much is in flight at the end, heartbeats are answered meanwhile."""
+    sent: list[bytes] = []
+    connection = SimpleNamespace(address=ADDRESS, max_rdy_count=2500, is_open=True, put=sent.append)
+    owner = SimpleNamespace(max_attempts=0, take=lambda _: None, answered=lambda *_: None)
+    subscription = Subscription(cast(Any, owner), cast(Any, connection))
+    for number in range(batches):
+        subscription._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
+    with counted_steps(lambda: len(sent)) as steps:
+        await subscription.leave()
+    assert len(sent) == batches
+    assert steps.most == 1
+
+
+async def test_a_step_gives_up_a_bounded_number_of_messages(autojump_clock: MockClock) -> None:
+    """Each is a line of the log."""
+    network = Network().held()
+    given_up = 0
+
+    async def give_up(_message: Message) -> None:
+        nonlocal given_up
+        given_up += 1
+
+    async with trio.open_nursery() as nursery:
+
+        async def deliver() -> None:
+            peer = await subscribed(network)
+            one = [frames.message_frame(1, 9, b"%016x" % number, b"x") for number in range(1000)]
+            await peer.say(*one)
+            while await peer.line() != b"FIN %016x" % 999:
+                pass
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(deliver)
+        config = Config(max_in_flight=1000, max_attempts=3)
+        async with consumer_of(network, config=config, on_give_up=give_up) as consumer:
+            with counted_steps(lambda: given_up) as steps:
+                await consumer.next_batch()
+    assert given_up == 1000
+    assert steps.most <= STEP_MAX
+
+
+class Directory:
+    """An nsqlookupd that knows so many nsqds, and a network in which none of them answers."""
+
+    def __init__(self, nsqds: int) -> None:
+        producers = [
+            {"broadcast_address": f"nsqd{number}.test", "tcp_port": 4150} for number in range(nsqds)
+        ]
+        self.body = json.dumps({"producers": producers}).encode()
+
+    async def get(self, *_: object, **__: object) -> httpget.Answer:
+        await trio.lowlevel.checkpoint()
+        return httpget.Answer(200, {"x-nsq-content-type": "nsq; version=1.0"}, self.body)
+
+    async def dial(self, *_: object) -> Any:
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("nsqds", [10, 5000])
+async def test_a_step_begins_to_connect_to_a_bounded_number_of_nsqds(
+    nsqds: int, mock_clock: MockClock
+) -> None:
+    """An answer may name thousands; they are connected to in turns, and left in turns."""
+    directory = Directory(nsqds)
+    consumer = Consumer(
+        "t",
+        "c",
+        lookupd_http_addresses=["lookupd.test:4161"],
+        get=directory.get,
+        dial=directory.dial,
+    )
+    begun = 0
+    async with consumer:
+        with counted_steps(lambda: len(consumer._keepers)) as steps:
+            await wait_all_tasks_blocked()
+            begun = len(consumer._keepers)
+        consumer.stop()
+        with counted_steps(
+            lambda: sum(keeper._is_stopping for keeper in consumer._keepers.values())
+        ) as stops:
+            await trio.lowlevel.checkpoint()
+    assert begun == nsqds
+    assert 0 < steps.most <= STEP_MAX
+    assert stops.most <= 1
+
+
+@pytest.mark.parametrize("refusals", [10, 4000])
+async def test_a_step_looks_at_a_bounded_number_of_refusals(
+    refusals: int, autojump_clock: MockClock
+) -> None:
+    """An nsqd that was restarted refuses all that was in flight, and each is a line of the log."""
+    network = Network().held()
+    frame = b"\x00\x00\x00\x14\x00\x00\x00\x01E_FIN_FAILED FIN"
+    async with trio.open_nursery() as nursery:
+        is_counting = trio.Event()
+
+        async def refuse() -> None:
+            peer = await subscribed(network)
+            await is_counting.wait()
+            await peer.say(frame * refusals)
+
+        nursery.start_soon(refuse)
+        async with consumer_of(network) as consumer:
+            with counted_steps(lambda: consumer.stats().refused) as steps:
+                is_counting.set()
+                await wait_all_tasks_blocked()
+            assert consumer.stats().refused == refusals
+    assert 0 < steps.most <= STEP_MAX
+
+
+class Socket:
+    """A transport that takes all, and remembers how much at a time."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def send_nowait(self, data: bytes) -> int:
+        self.taken.append(len(data))
+        return len(data)
+
+
+@pytest.mark.parametrize("commands", [10, 1000])
+async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
+    """What is joined, and encrypted, in one go is 1 MiB, or a single command that is larger."""
+    socket = Socket()
+    handshake = SimpleNamespace(address=ADDRESS, features={}, tls=None, transport=socket)
+    connection = Connection(cast(Handshake, handshake), Config(), ColumnDecoder())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection._write)
+        await wait_all_tasks_blocked()
+        for _ in range(commands):
+            connection.put(b"x" * 100_000)
+        connection.put(b"x" * 5_000_000)
+        connection.put(b"x")
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert sum(socket.taken) == 100_000 * commands + 5_000_001
+    assert max(nbytes for nbytes in socket.taken if nbytes < 5_000_000) <= 1 << 20
+    assert connection._pending_nbytes == 0
