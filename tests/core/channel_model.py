@@ -117,6 +117,7 @@ class Model:
     def _new_channel(self) -> Channel:
         channel = Channel("c", self.mem_queue_size, self.backend, self.random)
         channel.carry = self._carry
+        channel.wake = self._wake
         return channel
 
     def restart(self) -> None:
@@ -157,6 +158,9 @@ class Model:
             return False
         self.inbox.append(segment)
         return True
+
+    def _wake(self) -> None:
+        self.task_runs = True
 
     def absorb(self) -> None:
         for segment in self.inbox:
@@ -234,6 +238,7 @@ class Model:
     # Comparison
 
     def check(self) -> None:
+        assert self.channel.check() is None
         self._note_deferrals_read()
         self._check_queued()
         self._check_in_flight()

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from tests.core.channel_model import SIZES, Model, Peer
-from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids
+from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids, reasons, run_out
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import AT_ONCE_MESSAGES_MAX
@@ -146,8 +146,8 @@ class ChannelMachine(RuleBasedStateMachine):
         model, peer = self.model, self.holder(number)
         ids = [self.an_id(peer, one) for one in numbers]
         failed = model.finish(peer, ids)
-        refused = model.channel.finish(peer.consumer, ids, model.now_s)
-        assert [id_ for id_, _ in refused] == failed
+        missed = model.channel.finish(peer.consumer, ids, model.now_s)
+        assert [id_ for id_, _ in reasons(missed)] == failed
         model.counts["failed FINs"] += len(failed)
 
     @precondition(lambda self: self.model.peers)
@@ -210,7 +210,7 @@ class ChannelMachine(RuleBasedStateMachine):
     @rule()
     def empty(self) -> None:
         self.model.empty()
-        self.model.channel.empty(self.model.now_s)
+        run_out(self.model.channel.empty())
 
     @precondition(lambda self: self.next_id % 3 == 2)
     @rule(takes=st.none() | st.integers(0, 3))
