@@ -15,6 +15,7 @@ from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
 from trionsq.broker.auth_commands import handlers_with_auth
 from trionsq.broker.channel import Channel
+from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
@@ -84,6 +85,7 @@ class Broker:
         features, limits: what the protocol needs of the options.
         client_failures: connections that ended by a defect of ours.
         chores: what takes more than one turn of the event loop.
+        checks: whether what queues count adds up.
         loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tls: its side of TLS, None without certificate.
@@ -133,6 +135,7 @@ class Broker:
         self.http_port = 0
         self.https_port = 0
         self.chores = Chores()
+        self.checks = Checks(self.topics)
         self._scan = ScanQueue()
         # Topics under deletion that still have channels, by name.
         self._closing: dict[str, list[Topic]] = {}
@@ -181,6 +184,7 @@ class Broker:
     def _start_timers(self, tasks: trio.Nursery) -> None:
         options = self.options
         tasks.start_soon(self.chores.run)
+        tasks.start_soon(self.checks.run)
         tasks.start_soon(run_queue_scan, self._scan, self.clock, options)
         tasks.start_soon(run_heartbeats, self.clients, self.clock)
         tasks.start_soon(run_disk_syncs, self.folder, options.sync_timeout_ns / SECOND_NS)

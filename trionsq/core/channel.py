@@ -14,7 +14,7 @@ Spec: nsqd-internals, section 2; tcp-protocol, sections 10 and 11.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from random import Random
@@ -91,7 +91,7 @@ class Channel:
         alarm_s: the time that it was told last.
         made_room: is called when messages have left the memory queue.
         consumers: the clients subscribed now.
-        waiting: those with credit, the next to be served in front.
+        waiting: those with credit, the next to be served in front; at most half are gone.
         deferred: messages that wait for their due time.
         dropped: messages given up on purpose, by reason.
         latencies: of the messages finished of late; None if nobody wants to know them.
@@ -102,7 +102,8 @@ class Channel:
         self.store = Store(mem_queue_size, backend)
         self.paused = False
         self.consumers: Roster[Consumer] = Roster()
-        self.waiting: OrderedDict[Consumer, None] = OrderedDict()
+        self.waiting: deque[Consumer] = deque()
+        self._gone_waiting = 0
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
@@ -225,9 +226,11 @@ class Channel:
         consumer.gone = True
         consumer.rdy = 0
         if consumer.waiting:
-            # An idle channel whose clients come and go would gather them here.
-            del self.waiting[consumer]
-            consumer.waiting = False
+            self._gone_waiting += 1
+            if 2 * self._gone_waiting > len(self.waiting):
+                # An idle channel whose clients come and go would gather them here.
+                self.waiting = deque(one for one in self.waiting if not one.gone)
+                self._gone_waiting = 0
         if consumer.epoch != self._epoch:
             self._forget(consumer)
         for delivery in reversed(unwritten):
@@ -259,7 +262,7 @@ class Channel:
             if consumer.rdy <= len(consumer.in_flight) or consumer.blocked or consumer.gone:
                 return
             consumer.waiting = True
-            self.waiting[consumer] = None
+            self.waiting.append(consumer)
         if self.store.memory.depth or self.store.backend.depth:
             self.dispatch(now_s)
 
@@ -272,7 +275,7 @@ class Channel:
             or consumer.gone
         ):
             consumer.waiting = True
-            self.waiting[consumer] = None
+            self.waiting.append(consumer)
 
     def dispatch(self, now_s: float) -> None:
         """Hand messages to waiting clients, one delivery each in turn.
@@ -283,22 +286,20 @@ class Channel:
         if self.paused:
             return
         left_queue = False
-        left = DISPATCH_MAX
-        while waiting and (store.memory.depth or store.backend.depth):
-            if not left:
-                self.wake()
+        for _ in range(DISPATCH_MAX):
+            if not waiting or not (store.memory.depth or store.backend.depth):
                 break
-            left -= 1
-            consumer, _ = waiting.popitem(last=False)
+            consumer = waiting.popleft()
             if consumer.epoch != self._epoch:
                 self._forget(consumer)
             credit = consumer.rdy - len(consumer.in_flight)
             if credit <= 0:
                 consumer.waiting = False
+                self._gone_waiting -= consumer.gone
                 continue
             taken = self._take(min(credit, DELIVERY_MESSAGES_MAX))
             if taken is None or taken.batch.defer_ms:
-                self._wait_in_front(consumer)
+                waiting.appendleft(consumer)
                 if taken is None:
                     break
                 self.deferred.add_stored(taken)
@@ -316,17 +317,15 @@ class Channel:
             if kept is not taken:
                 self._drop("sampled", taken.count - delivered)
             if not delivered:
-                self._wait_in_front(consumer)
+                waiting.appendleft(consumer)
             elif credit > delivered:
-                waiting[consumer] = None
+                waiting.append(consumer)
             else:
                 consumer.waiting = False
+        else:
+            self._serve_later()
         if left_queue:
             self.made_room()
-
-    def _wait_in_front(self, consumer: Consumer) -> None:
-        self.waiting[consumer] = None
-        self.waiting.move_to_end(consumer, last=False)
 
     def _take(self, count_max: int) -> Segment | None:
         """The next messages; None if the backend says it has some and gives none.

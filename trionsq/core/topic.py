@@ -190,7 +190,8 @@ class Topic:
             cost += nbytes_cost
             fan_out.some_got_it = True
             channel = fan_out.next = next(fan_out.behind, None)
-        self._end_fan_out(fan_out)
+        self._fan_out = None
+        self.fanned_out_count += last - first
         return cost
 
     def _end_fan_out(self, fan_out: _FanOut) -> None:
@@ -202,6 +203,10 @@ class Topic:
         stuck = self.error is not None
         self.error = None
         return stuck
+
+    def walk_channels(self) -> Iterator[Channel]:
+        """Yield the channels of now, but for those that are deleted before their turn comes."""
+        return self._roster.walk()
 
     def add_channel(self, channel: Channel) -> None:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
