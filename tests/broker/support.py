@@ -33,9 +33,11 @@ def check_balances(broker: Broker) -> None:
     """Every message of every channel is finished, waiting, in flight, deferred or dropped."""
     for topic in broker.topics.values():
         assert topic.core.store.carried >= 0
+        assert topic.check() is None
         for channel in topic.channels.values():
             assert accounted(channel) == channel.core.message_count, channel
             assert channel.core.store.carried >= 0
+            assert channel.check() is None
             assert set(channel.core.consumers) == {client.consumer for client in channel.clients}
 
 
@@ -48,7 +50,7 @@ def check_nobody_left(broker: Broker) -> None:
         for channel in topic.channels.values():
             assert not channel.clients
             assert not channel.core.consumers
-            assert all(consumer.gone is False for consumer in channel.core.waiting)
+            assert not channel.core.waiting
 
 
 def publish(broker: Broker, topic: str, *bodies: bytes, defer_ms: int = 0) -> None:

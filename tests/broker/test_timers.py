@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_balances, connect, finish, numbered, publish
 from trionsq.broker.timers import ScanQueue
 from trionsq.core.channel import Channel
+from trionsq.core.timerqueue import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.storage.none import DroppingBackend
 from trionsq.testing.conversation import Conversation
@@ -29,9 +30,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     original = Channel.scan
 
-    def counted(self: Channel, now_s: float, now_ns: int) -> None:
+    def counted(self: Channel, now_s: float, now_ns: int) -> int:
         counts[self.name] += 1
-        original(self, now_s, now_ns)
+        return original(self, now_s, now_ns)
 
     monkeypatch.setattr(Channel, "scan", counted)
     return counts
@@ -42,32 +43,50 @@ def a_channel(name: str = "c") -> Channel:
     return Channel(name, 10, DroppingBackend(), Random(0))
 
 
-@given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100), st.integers(1, 10))
-def test_what_is_due_comes_out_in_order(times: list[float], now_s: float, most: int) -> None:
-    """Each channel whose time has come, the earliest first, a few at a time; no other."""
+@given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100))
+def test_what_is_due_comes_out_in_order(times: list[float], now_s: float) -> None:
+    """Each channel whose time has come, the earliest first; no other."""
     queue = ScanQueue()
-    for number, at_s in enumerate(times):
-        channel = a_channel(str(number))
-        channel.alarm_s = at_s
-        queue.add(at_s, channel)
+    at_s_of = {a_channel(str(number)): at_s for number, at_s in enumerate(times)}
+    for channel, at_s in at_s_of.items():
+        queue.set(channel, at_s)
     found: list[float] = []
-    while channels := queue.due(now_s, most):
-        assert len(channels) <= most
-        found += [channel.alarm_s for channel in channels]
+    while (due := queue.pop_due(now_s)) is not None:
+        found.append(at_s_of[due])
     assert found == sorted(at_s for at_s in times if at_s <= now_s)
     assert len(queue) == len(times) - len(found)
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=10, unique=True))
-def test_an_earlier_alarm_takes_the_place_of_a_later_one(times: list[float]) -> None:
-    """However often a channel brings its alarm forward, it is scanned once for it."""
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=10))
+def test_a_later_word_takes_the_place_of_an_earlier_one(times: list[float]) -> None:
+    """However often a channel changes its mind, it is there once, with the last time it said."""
     queue = ScanQueue()
-    channel = a_channel()
-    for at_s in sorted(times, reverse=True):
-        channel.alarm_s = at_s
-        queue.add(at_s, channel)
-    assert queue.due(100, 20) == [channel]
-    assert len(queue) == 0
+    channel, other = a_channel(), a_channel("other")
+    queue.set(other, 200.0)
+    for at_s in times:
+        queue.set(channel, at_s)
+        assert len(queue) == 2
+    assert queue.pop_due(times[-1] - 0.001) is None
+    assert queue.pop_due(times[-1]) is channel
+    queue.set(other, NEVER)
+    assert (len(queue), queue.pop_due(1000.0)) == (0, None)
+
+
+@pytest.mark.parametrize("channels", [1, 100])
+async def test_the_timer_queue_does_not_grow(channels: int, autojump_clock: MockClock) -> None:
+    """A message deferred for an hour beside a trickle: one entry for each channel, at any time."""
+    async with nsqd_in_memory() as broker:
+        topic = broker.topic("t")
+        consumers = [Conversation.begin(broker) for _ in range(channels)]
+        for number, consumer in enumerate(consumers):
+            await consumer.subscribe("t", f"c{number}", ready=1)
+        publish(broker, "t", b"late", defer_ms=3_600_000)
+        for _ in range(20):
+            publish(broker, "t", b"x")
+            for consumer in consumers:
+                await finish(consumer, await consumer.message())
+            await trio.sleep(3)
+        assert len(broker._scan) <= len(topic.channels) == channels
 
 
 async def test_idle_channels_cost_nothing(scans: Counter[str], autojump_clock: MockClock) -> None:

@@ -9,6 +9,7 @@ All times are whole quarters of a second, so that they are exact as floats.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -117,6 +118,7 @@ class Model:
     def _new_channel(self) -> Channel:
         channel = Channel("c", self.mem_queue_size, self.backend, self.random)
         channel.carry = self._carry
+        channel.wake = self._wake
         return channel
 
     def restart(self) -> None:
@@ -157,6 +159,9 @@ class Model:
             return False
         self.inbox.append(segment)
         return True
+
+    def _wake(self) -> None:
+        self.task_runs = True
 
     def absorb(self) -> None:
         for segment in self.inbox:
@@ -225,15 +230,20 @@ class Model:
                 message.queue()
                 self.counts["came due"] += 1
 
-    def empty(self) -> None:
+    def begin_empty(self) -> Iterator[None]:
         """As the broker does it: with what is in the inbox."""
         self.absorb()
         self.counts["emptied"] += len(self.messages)
+        return self.channel.empty()
+
+    def end_empty(self) -> None:
+        """It is done: nothing is left."""
         self.messages.clear()
 
     # Comparison
 
     def check(self) -> None:
+        assert self.channel.check() is None
         self._note_deferrals_read()
         self._check_queued()
         self._check_in_flight()
@@ -297,7 +307,8 @@ class Model:
 
     def _check_progress(self) -> None:
         channel = self.channel
-        waiting = list(channel.waiting)
+        waiting = [one for one in channel.waiting if not one.gone]
+        assert 2 * len(waiting) >= len(channel.waiting), "who is gone is not forgotten"
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) == {one for one in channel.consumers if one.waiting}
         readable = channel.store.memory.depth or (
@@ -307,6 +318,6 @@ class Model:
             assert not [peer for peer in self.peers if peer.credit], "a client starves"
         for message in self.messages.values():
             if message.due_s is not None:
-                assert channel.alarm_s <= message.due_s
+                assert channel.alarm_s <= max(message.due_s, self.now_s)
             elif message.owner is not None:
-                assert channel.alarm_s <= message.deadline_s
+                assert channel.alarm_s <= max(message.deadline_s, self.now_s)

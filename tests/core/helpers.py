@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Batch, Segment
 from trionsq.core.column import ListColumn
+from trionsq.core.missed import Missed
 from trionsq.core.peek import Page, show_segments
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
@@ -49,6 +50,20 @@ def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
     """Id, body and attempts of each message."""
     bodies = one.batch.bodies.cut(one.first, one.last)
     return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
+
+
+def run_out(steps: Iterator[None]) -> int:
+    """Do all steps; how many turns that took."""
+    return 1 + sum(1 for _ in steps)
+
+
+def reasons(missed: Missed | None) -> list[tuple[bytes, str]]:
+    """The answers to ids that were missed, however long it takes to find them out."""
+    if missed is None:
+        return []
+    while not missed.is_known:
+        missed.look(1)
+    return missed.reasons()
 
 
 class MemoryView:
@@ -120,6 +135,9 @@ class MemoryBackend:
 
     def oldest_ns(self) -> int | None:
         return self.segments[0].first_ns if self.segments else None
+
+    def check(self) -> str | None:
+        return None
 
     def empty(self) -> int:
         dropped = self.depth

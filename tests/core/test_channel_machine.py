@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,14 +21,25 @@ from hypothesis.stateful import (
 )
 
 from tests.core.channel_model import SIZES, Model, Peer
-from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids
+from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids, reasons, run_out
 from tests.soak import by_level, more_in_soak
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import AT_ONCE_MESSAGES_MAX
+from trionsq.core.channel import AT_ONCE_MESSAGES_MAX, SCAN_MAX
 
 SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""
+
+EVENTS = (
+    "deliveries", "finished", "failed FINs", "requeued", "touched", "timeouts", "came due",
+    "sampled", "emptied", "unwritten put back", "refused offers", "full inboxes",
+    "backend refusals", "saved deferred", "saved in flight", "saved in part", "read deferred",
+    "acts amid an empty",
+)  # fmt: skip
+EVENTS_IN_TURNS = (
+    "deliveries", "finished", "timeouts", "came due", "emptied",
+    "acts amid an empty", "scans in turns",
+)  # fmt: skip
 
 steps_s = st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0, 12.0])
 which = st.integers(0, 10**6)
@@ -121,6 +133,8 @@ class ChannelMachine(RuleBasedStateMachine):
         model, peer = self.model, self.peer(number)
         model.leave(peer, requeue_now)
         model.channel.remove_consumer(peer.consumer, peer.unwritten, requeue_now, model.now_s)
+        if requeue_now and model.channel.alarm_s <= model.now_s:
+            self.scan()
 
     @precondition(lambda self: self.model.peers)
     @rule(number=which, rdy=st.sampled_from([0, 1, 2, 5, 40, 40]))
@@ -147,8 +161,8 @@ class ChannelMachine(RuleBasedStateMachine):
         model, peer = self.model, self.holder(number)
         ids = [self.an_id(peer, one) for one in numbers]
         failed = model.finish(peer, ids)
-        refused = model.channel.finish(peer.consumer, ids, model.now_s)
-        assert [id_ for id_, _ in refused] == failed
+        missed = model.channel.finish(peer.consumer, ids, model.now_s)
+        assert [id_ for id_, _ in reasons(missed)] == failed
         model.counts["failed FINs"] += len(failed)
 
     @precondition(lambda self: self.model.peers)
@@ -197,8 +211,16 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule()
     def scan(self) -> None:
-        self.model.scan()
-        self.model.channel.scan(self.model.now_s, self.model.now_ns)
+        """As the timer does it: again as long as there is more to do."""
+        model = self.model
+        model.scan()
+        scans = 0
+        while scans == 0 or model.channel.alarm_s <= model.now_s:
+            looked = model.channel.scan(model.now_s, model.now_ns)
+            assert looked <= 2 * SCAN_MAX + 2
+            scans += 1
+            assert scans < 1000, "it asks to be called again, and does nothing"
+        model.counts["scans in turns"] += scans - 1
 
     @rule(kind=st.integers(0, 4))
     def pause(self, kind: int) -> None:
@@ -208,10 +230,35 @@ class ChannelMachine(RuleBasedStateMachine):
             self.model.channel.unpause(self.model.now_s)
 
     @precondition(lambda self: self.next_id % 5 == 4)
-    @rule()
-    def empty(self) -> None:
-        self.model.empty()
-        self.model.channel.empty(self.model.now_s)
+    @rule(numbers=st.lists(which, max_size=3))
+    def empty(self, numbers: list[int]) -> None:
+        """With clients that finish, give back or leave while it is under way."""
+        model = self.model
+        steps = model.begin_empty()
+        for number in numbers:
+            next(steps, None)
+            if model.peers:
+                self.act_amid_empty(self.peer(number), number)
+        run_out(steps)
+        model.end_empty()
+
+    def act_amid_empty(self, peer: Peer, number: int) -> None:
+        model, channel, consumer = self.model, self.model.channel, peer.consumer
+        model.counts["acts amid an empty"] += 1
+        held = list(consumer.in_flight)
+        if number % 3 == 0:
+            before = channel.finish_count
+            channel.finish(consumer, held[:1], model.now_s)
+            done = channel.finish_count - before
+            model.counts["finished"] += done
+            model.counts["emptied"] -= done
+        elif number % 3 == 1 and held:
+            assert not channel.requeue(consumer, held[0], 0, model.now_s, model.now_ns)
+        else:
+            model.peers.remove(peer)
+            channel.remove_consumer(consumer, peer.unwritten, number % 2 == 0, model.now_s)
+        assert channel.depth == 0, "what was emptied came back"
+        assert channel.check() is None
 
     @precondition(lambda self: self.next_id % 3 == 2)
     @rule(takes=st.none() | st.integers(0, 3))
@@ -247,20 +294,27 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 @more_in_soak
-def test_any_sequence_of_events_keeps_the_balance() -> None:
-    """And every kind of fault did happen on the way."""
+@pytest.mark.parametrize("budget", [None, 2])
+def test_any_sequence_of_events_keeps_the_balance(
+    budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every kind of fault did happen on the way; also if a turn is over after two messages."""
+    if budget is not None:
+        monkeypatch.setattr("trionsq.core.channel.DISPATCH_MAX", budget)
+        monkeypatch.setattr("trionsq.core.channel.SCAN_MAX", budget)
+        monkeypatch.setattr("trionsq.core.channel.AT_ONCE_LOOKUPS_MAX", 1)
+        monkeypatch.setattr("trionsq.core.channel._FORGET_MAX", 1)
+        monkeypatch.setattr("trionsq.core.store._FREE_COUNT_MAX", 1)
     SEEN.clear()
     run_state_machine_as_test(
         ChannelMachine,
         settings=settings(
-            max_examples=by_level(test=80, short=400, full=4_000),
+            max_examples=by_level(test=200, short=400, full=4_000)
+            if budget is None
+            else by_level(test=80, short=150, full=1_500),
             stateful_step_count=60,
             deadline=None,
         ),
     )
-    for what in (
-        "deliveries", "finished", "failed FINs", "requeued", "touched", "timeouts", "came due",
-        "sampled", "emptied", "unwritten put back", "refused offers", "full inboxes",
-        "backend refusals", "saved deferred", "saved in flight", "saved in part", "read deferred",
-    ):  # fmt: skip
-        assert SEEN[what], what
+    expected = EVENTS if budget is None else EVENTS_IN_TURNS
+    assert not [what for what in expected if not SEEN[what]]

@@ -46,7 +46,8 @@ def test_the_queue_is_a_fifo_of_messages(plan: list[tuple[str, int, object]]) ->
             taken = queue.take(3, 1000)
             queue.put_back(taken)
         elif name == "clear":
-            assert queue.clear() == len(model)
+            while queue.drop(2, 10**6):
+                pass
             model.clear()
         assert queue.depth == len(model)
         assert bool(queue) == bool(model)

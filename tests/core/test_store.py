@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.helpers import MemoryBackend, contents, message_ids, segment
+from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
 from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.store import Store
+from trionsq.core.store import Store, free
 
 
 def stored(store: Store) -> list[bytes]:
@@ -80,7 +80,10 @@ def test_empty_drops_both_parts() -> None:
     store.memory.append(segment(0, 2))
     store.carried = 1
     assert store.admit(segment(2, 4)) is None
-    assert (store.empty(), store.depth) == (6, 1)
+    memory, backend_dropped = store.empty()
+    assert (len(memory), backend_dropped, store.depth) == (2, 4, 1)
+    assert run_out(free(memory)) == 1
+    assert len(memory) == 0
 
 
 def test_a_backend_that_is_behind_is_left_alone() -> None:

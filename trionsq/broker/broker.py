@@ -15,6 +15,8 @@ from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
 from trionsq.broker.auth_commands import handlers_with_auth
 from trionsq.broker.channel import Channel
+from trionsq.broker.checks import Checks
+from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.commands import HANDLERS
@@ -85,6 +87,8 @@ class Broker:
         started_s: start time, in whole seconds since the epoch.
         features, limits: what the protocol needs of the options.
         defects: exceptions that nobody expected, and what they cost.
+        chores: what takes more than one turn of the event loop.
+        checks: whether what queues count adds up.
         loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
         tls: its side of TLS, None without certificate.
@@ -134,7 +138,11 @@ class Broker:
         self.tcp_port = 0
         self.http_port = 0
         self.https_port = 0
+        self.chores = Chores()
+        self.checks = Checks(self.topics)
         self._scan = ScanQueue()
+        # Topics under deletion that still have channels, by name.
+        self._closing: dict[str, list[Topic]] = {}
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
@@ -200,6 +208,8 @@ class Broker:
         options, folder, defects = self.options, self.folder, self.defects
         sync_s = options.sync_timeout_ns / SECOND_NS
         timers: dict[str, Callable[[], Awaitable[None]]] = {
+            "chores": self.chores.run,
+            "checks": self.checks.run,
             "scan": partial(run_queue_scan, self._scan, self.clock, options, defects),
             "heartbeat": partial(run_heartbeats, self.looks, self.clock, defects),
             "disk_sync": partial(run_disk_syncs, folder, sync_s),
@@ -266,6 +276,9 @@ class Broker:
 
     async def _save(self) -> None:
         """Move everything to disk, in bounded time."""
+        for topic in [topic for topics in self._closing.values() for topic in topics]:
+            for name in list(topic.channels):
+                topic.delete_channel(name)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._save_metadata_at_last)
             self.unsaved += await save_all(self.topics.values(), self.folder)
@@ -373,7 +386,12 @@ class Broker:
             ids = IdSource(self.options.node_id, self._ids_after_ns)
             core = TopicCore(name, self._memory_limit(name), self._backend(name, name), ids)
             topic = self.topics[name] = Topic(
-                core, self.clock, self._new_channel, self._delete_topic, self._channel_gone
+                core,
+                self.clock,
+                self.chores,
+                self._new_channel,
+                self._delete_topic,
+                self._channel_gone,
             )
             if isinstance(core.store.backend, DroppingBackend):
                 core.store.backend.dropped = core.dropped
@@ -386,24 +404,30 @@ class Broker:
                 self._tasks.start_soon(topic.run, self.defects)
         return topic
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str) -> Chore:
         """Delete a topic with its channels: their clients are closed, messages dropped.
+
+        It has no effect any more on what happens under its name; the chore does the work.
 
         Raises:
             KeyError: there is no such topic.
         """
-        self._delete_topic(self.topics[name])
+        return self._delete_topic(self.topics[name])
 
-    def _delete_topic(self, topic: Topic) -> None:
+    def _delete_topic(self, topic: Topic) -> Chore:
         log.info("TOPIC(%s): deleting", topic.name)
         del self.topics[topic.name]
         # A topic of that name may be made again, and its ids must not be these.
         self._ids_after_ns = max(self._ids_after_ns, topic.core.ids.until_ns)
-        topic.close()
+        chore = topic.close()
+        if topic.channels:
+            self._closing.setdefault(topic.name, []).append(topic)
         self._changed(topic.is_ephemeral, topic.name, gone=True)
+        return chore
 
     def _new_channel(self, topic: Topic, name: str) -> Channel:
         assert self._tasks is not None, "the broker does not run"
+        self._delete_old_channel(topic.name, name)
         backend = self._backend(name, f"{topic.name}:{name}")
         core = ChannelCore(name, self._memory_limit(name), backend, self._random)
         if isinstance(core.store.backend, DroppingBackend):
@@ -411,18 +435,29 @@ class Broker:
         if isinstance(backend, DiskQueue) and backend.is_recovering():
             core.is_recovering = backend.is_recovering
         core.failed = partial(self.defects.note, "channel", f"CHANNEL({topic.name}:{name})")
-        core.alarm = lambda at_s: self._scan.add(at_s, core)
+        core.alarm = partial(self._scan.set, core)
         if self.options.e2e_processing_latency_percentile:
             window_s = self.options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self.clock.now_ns, self.clock.now_s())
-        channel = Channel(topic, core, self.clock)
+        channel = Channel(topic, core, self.clock, self.chores)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)
         self._tasks.start_soon(channel.run, self.defects)
         return channel
 
+    def _delete_old_channel(self, topic_name: str, name: str) -> None:
+        """Of a deleted topic of that name: its files must be gone before there are new ones."""
+        closing = self._closing.get(topic_name, [])
+        for topic in list(closing):
+            if name in topic.channels:
+                topic.delete_channel(name)
+
     def _channel_gone(self, channel: Channel) -> None:
         topic = channel.topic
+        if not topic.channels and topic in (closing := self._closing.get(topic.name, [])):
+            closing.remove(topic)
+            if not closing:
+                del self._closing[topic.name]
         is_ephemeral = topic.is_ephemeral or channel.is_ephemeral
         self._changed(is_ephemeral, topic.name, channel.name, gone=True)
 

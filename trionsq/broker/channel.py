@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 import trio
 
+from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import SegmentInbox
 from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.roster import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from trionsq.broker.topic import Topic
 
 __all__ = ["Channel"]
+
+# Connections that a turn closes: each has two tasks, which then have their last turn.
+_CLOSE_MAX: Final = 32
 
 
 class Channel:
@@ -32,14 +39,15 @@ class Channel:
         exiting: it is being deleted; no client may subscribe any more.
     """
 
-    def __init__(self, topic: Topic, core: ChannelCore, clock: Clock) -> None:
+    def __init__(self, topic: Topic, core: ChannelCore, clock: Clock, chores: Chores) -> None:
         self.name = core.name
         self.topic = topic
         self.core = core
-        self.clients: dict[Client, None] = {}
+        self.clients: Roster[Client] = Roster()
         self.exiting = False
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
+        self._chores = chores
         self._inbox = SegmentInbox(core)
         core.carry = self._inbox.carry
         core.wake = self._inbox.wake
@@ -91,12 +99,12 @@ class Channel:
                 f"SUB failed consumers for {self.topic.name}:{self.name} "
                 f"exceeds limit of {max_consumers}",
             )
-        self.clients[client] = None
+        self.clients.add(client)
         self.core.add_consumer(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:
         """End a subscription; an ephemeral channel goes with its last client."""
-        del self.clients[client]
+        self.clients.discard(client)
         self.core.remove_consumer(
             client.consumer, client.unwritten(), requeue_now, self._clock.now_s()
         )
@@ -110,11 +118,17 @@ class Channel:
     def unpause(self) -> None:
         self.core.unpause(self._clock.now_s())
 
-    def empty(self) -> None:
-        """Drop all messages: waiting, in flight, deferred, and those handed over just now."""
+    def empty(self) -> Chore:
+        """Drop all messages: waiting, in flight, deferred, and those handed over just now.
+
+        No message of before is delivered when the chore is done, which it mostly is at once.
+        """
+        return self._chores.add(self._empty())
+
+    def _empty(self) -> Iterator[None]:
         self._inbox.absorb()
-        self.core.dropped["emptied"] += self._inbox.void()
-        self.core.empty(self._clock.now_s())
+        self.core.drop_carried(self._inbox.void())
+        return self.core.empty()
 
     def wake(self) -> None:
         """Make the task look whether there is something to deliver."""
@@ -125,11 +139,24 @@ class Channel:
         self.exiting = True
         self._inbox.absorb()
 
-    def close(self) -> None:
-        """End the task and the connections of all clients; what waits is dropped."""
+    def check(self) -> str | None:
+        """What is wrong with its account of its messages, None if nothing is. Cheap."""
+        return self.core.check() or self._inbox.check()
+
+    def close(self) -> Chore:
+        """End the task and the connections of all clients; what waits is dropped.
+
+        Nobody subscribes any more, and nothing is delivered. The chore closes the clients.
+        """
         self.exiting = True
-        self.empty()
-        self.core.store.backend.delete()
-        for client in self.clients:
-            client.close()
         self.cancel_scope.cancel()
+        self.core.close()
+        emptying = self._empty()
+        self.core.store.backend.delete()
+        return self._chores.add(chain(self._close_clients(), emptying))
+
+    def _close_clients(self) -> Iterator[None]:
+        for number, client in enumerate(self.clients.walk(), 1):
+            client.close()
+            if number % _CLOSE_MAX == 0:
+                yield

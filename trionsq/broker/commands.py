@@ -8,13 +8,14 @@ Spec: tcp-protocol, sections 8 to 13.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.broker.upgrade import check_upgrade, is_upgrade, upgrade
+from trionsq.core.missed import LOOKUPS_MAX, Missed
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
@@ -105,8 +106,8 @@ def _start_close(client: Client, event: events.StartClose) -> Reply:
 
 def _finish(client: Client, event: events.Finish) -> Reply:
     assert client.channel is not None
-    refused = client.channel.core.finish(client.consumer, event.ids, client.broker.clock.now_s())
-    return b"".join([_failure("FIN", id_, why) for id_, why in refused]) if refused else None
+    missed = client.channel.core.finish(client.consumer, event.ids, client.broker.clock.now_s())
+    return None if missed is None else _failed(client, "FIN", missed)
 
 
 def _requeue(client: Client, event: events.Requeue) -> Reply:
@@ -115,7 +116,7 @@ def _requeue(client: Client, event: events.Requeue) -> Reply:
     done = client.channel.core.requeue(
         client.consumer, event.id, event.delay_ms, clock.now_s(), clock.now_ns()
     )
-    return None if done else _failure("REQ", event.id, _why(client, event.id))
+    return None if done else _failed(client, "REQ", _missed(client, event.id))
 
 
 def _touch(client: Client, event: events.Touch) -> Reply:
@@ -124,12 +125,38 @@ def _touch(client: Client, event: events.Touch) -> Reply:
     done = client.channel.core.touch(
         client.consumer, event.id, broker.clock.now_s(), broker.max_msg_timeout_s
     )
-    return None if done else _failure("TOUCH", event.id, _why(client, event.id))
+    return None if done else _failed(client, "TOUCH", _missed(client, event.id))
 
 
-def _why(client: Client, id_: bytes) -> str:
+def _missed(client: Client, id_: bytes) -> Missed:
     assert client.channel is not None
-    return client.channel.core.why_not_in_flight(id_)
+    return client.channel.core.missed(client.consumer, [id_])
+
+
+def _failed(client: Client, command: str, missed: Missed) -> Reply:
+    """The answers to a command that named messages which are not in flight at the client."""
+    if missed.is_known:
+        return _failures(command, missed)
+    return _failures_later(client, command, missed)
+
+
+async def _failures_later(client: Client, command: str, missed: Missed) -> bytes:
+    """To look at all other consumers takes its time; meanwhile the client is not read."""
+    chore = client.broker.chores.add_later(_looks(missed))
+    try:
+        await chore.wait()
+    finally:
+        chore.end()
+    return _failures(command, missed)
+
+
+def _looks(missed: Missed) -> Iterator[None]:
+    while not missed.look(LOOKUPS_MAX):
+        yield
+
+
+def _failures(command: str, missed: Missed) -> bytes:
+    return b"".join([_failure(command, id_, why) for id_, why in missed.reasons()])
 
 
 def _failure(command: str, id_: bytes, why: str) -> bytes:

@@ -104,11 +104,17 @@ class SegmentInbox:
     async def wait(self) -> None:
         """Wait until there is something; afterwards it is in the queue."""
         generation, segment = await self._inbox.receive()
-        if segment is not None and segment.count and generation == self._generation:
+        if segment is not None and generation == self._generation:
             # The task waited, so the queue was empty when it was handed this: it comes before all
             # that has been absorbed meanwhile.
             self._core.store.carried -= segment.count
             self._core.store.memory.put_back(segment)
+
+    def check(self) -> str | None:
+        """What is wrong with what is carried, None if nothing is. Cheap."""
+        if self._core.store.carried and not self._inbox:
+            return f"{self._core.store.carried} messages are carried by nobody"
+        return None
 
     def void(self) -> int:
         """Drop what is on its way and not in the queue after `absorb`; the number of messages."""

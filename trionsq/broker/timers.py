@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heappop, heappush
-from itertools import count
 from typing import Final, Protocol, TypeVar
 
 import trio
@@ -13,7 +11,8 @@ from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import LOOK_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
-from trionsq.core.channel import Channel
+from trionsq.core.channel import SCAN_MAX, Channel
+from trionsq.core.timerqueue import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
 __all__ = [
@@ -41,26 +40,22 @@ class ScanQueue:
     """Which channel wants to be scanned when. Idle channels cost nothing."""
 
     def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, Channel]] = []
-        self._order = count()
+        self._alarms: TimerQueue[Channel] = TimerQueue()
 
     def __len__(self) -> int:
+        """Channels that want to be scanned: each is there once."""
         return len(self._alarms)
 
-    def add(self, at_s: float, channel: Channel) -> None:
-        """Scan ``channel`` at the monotonic time ``at_s``."""
-        heappush(self._alarms, (at_s, next(self._order), channel))
+    def set(self, channel: Channel, at_s: float) -> None:
+        """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
+        if at_s == NEVER:
+            self._alarms.discard(channel)
+        else:
+            self._alarms.set(channel, at_s)
 
-    def due(self, now_s: float, count_max: int) -> list[Channel]:
-        """Take up to ``count_max`` channels whose time has come."""
-        channels: list[Channel] = []
-        alarms = self._alarms
-        while alarms and alarms[0][0] <= now_s and len(channels) < count_max:
-            at_s, _, channel = heappop(alarms)
-            # An earlier alarm takes the place of a later one, which then rings in vain.
-            if at_s == channel.alarm_s:
-                channels.append(channel)
-        return channels
+    def pop_due(self, now_s: float) -> Channel | None:
+        """Take the next channel if its time has come, else None."""
+        return self._alarms.pop_due(now_s)
 
 
 async def run_queue_scan(
@@ -68,21 +63,29 @@ async def run_queue_scan(
 ) -> None:
     """Scan the channels that are due, for ever.
 
-    --queue-scan-selection-count channels at a time; then other tasks get their turn. A channel
+    Other tasks get their turn after --queue-scan-selection-count channels, or as many as have
+    `SCAN_MAX` messages to be looked at. A channel that has more waits for its next turn. A channel
     whose scan fails is scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
     while True:
         await trio.sleep(_SCAN_INTERVAL_S)
-        while channels := queue.due(clock.now_s(), selection):
+        while True:
             now_s, now_ns = clock.now_s(), clock.now_ns()
-            for channel in channels:
+            channels = looks = 0
+            while channels < selection and looks < SCAN_MAX:
+                channel = queue.pop_due(now_s)
+                if channel is None:
+                    break
                 try:
-                    channel.scan(now_s, now_ns)
+                    looks += channel.scan(now_s, now_ns)
                 except Exception as error:
                     defects.note("scan", f"CHANNEL({channel.name}): scan", error)
                     channel.alarm_s = now_s + _SCAN_RETRY_S
-                    queue.add(channel.alarm_s, channel)
+                    queue.set(channel, channel.alarm_s)
+                channels += 1
+            if not channels:
+                break
             await trio.lowlevel.checkpoint()
 
 

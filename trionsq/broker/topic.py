@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from trionsq.broker.channel import Channel
+from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import SegmentInbox
 from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.topic import Topic as TopicCore
@@ -23,8 +25,14 @@ __all__ = ["PublishRefused", "Topic"]
 
 # Channels that are made before other tasks get their turn: each has a task and maybe files.
 _MADE_MAX: Final = 16
-# Segments that are fanned out before other tasks get their turn.
-_PUMP_MAX: Final = 16
+# What the task does before others get their turn: so many segments, or so much work in units of
+# `core.Channel.put`, which is about a millisecond.
+_SEGMENTS_MAX: Final = 16
+_COST_MAX: Final = 1024
+# Publishers that look for room in each turn; others stand in line behind them.
+_SEEKERS_MAX: Final = 16
+# Channels that a turn deletes.
+_DELETE_MAX: Final = 16
 
 
 class PublishRefused(Exception):
@@ -45,8 +53,9 @@ class Topic:
         self,
         core: TopicCore,
         clock: Clock,
+        chores: Chores,
         new_channel: Callable[[Topic, str], Channel],
-        deleted: Callable[[Topic], None],
+        deleted: Callable[[Topic], Chore],
         channel_gone: Callable[[Channel], None],
     ) -> None:
         """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
@@ -56,6 +65,7 @@ class Topic:
         self.exiting = False
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
+        self._chores = chores
         self._new_channel = new_channel
         self._deleted = deleted
         self._channel_gone = channel_gone
@@ -64,7 +74,9 @@ class Topic:
         self._creator_waits: trio.Event | None = None
         self._inbox = SegmentInbox(core)
         self._may_go_on = trio.Event()
+        self._seekers: trio.Semaphore | None = None
         core.carry = self._inbox.carry
+        core.wake = self._inbox.wake
         core.store.backend.caught_up = self._go_on
 
     def __repr__(self) -> str:
@@ -107,11 +119,13 @@ class Topic:
         while True:
             # Before it waits: `carry` may have absorbed all that would wake a new task.
             inbox.absorb()
-            pumped = 0
-            while core.pump(clock.now_s(), clock.now_ns()):
-                pumped += 1
-                if pumped % _PUMP_MAX == 0:
+            segments = cost = 0
+            while done := core.pump(clock.now_s(), clock.now_ns()):
+                segments += 1
+                cost += done
+                if segments == _SEGMENTS_MAX or cost >= _COST_MAX:
                     await trio.lowlevel.checkpoint()
+                    segments = cost = 0
                     inbox.absorb()
             if defects.stopped:
                 defects.runs(what)
@@ -152,7 +166,8 @@ class Topic:
         if self._preparing is not None:
             return False
         if core.error is not None and not core.paused:
-            return any(channel.will_make_room for channel in self.channels.values())
+            stuck_at = core.stuck_at
+            return stuck_at is not None and self.channels[stuck_at.name].will_make_room
         return core.can_pump and core.store.in_memory > 0
 
     def should_wait(self, count: int) -> bool:
@@ -174,11 +189,14 @@ class Topic:
 
     async def wait_for_room(self, count: int) -> None:
         """Wait as long as `should_wait` says so; `publish` is the next step."""
-        while self.should_wait(count):
-            if self.core.store.backend.behind or self._waits_for_disk:
-                await self._may_go_on.wait()
-            else:
-                await trio.lowlevel.checkpoint()
+        if self._seekers is None:
+            self._seekers = trio.Semaphore(_SEEKERS_MAX)
+        async with self._seekers:
+            while self.should_wait(count):
+                if self.core.store.backend.behind or self._waits_for_disk:
+                    await self._may_go_on.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
 
     def _go_on(self) -> None:
         """What held up the fan-out or publishers may be over: all of them look again."""
@@ -207,16 +225,20 @@ class Topic:
         if self.core.error is not None:
             self._go_on()
 
-    def delete_channel(self, name: str) -> None:
-        """Delete a channel; an ephemeral topic goes with its last one."""
+    def delete_channel(self, name: str) -> Chore:
+        """Delete a channel; an ephemeral topic goes with its last one.
+
+        The chore closes the clients.
+        """
         channel = self.channels.pop(name)
         self.core.remove_channel(name)
-        channel.close()
+        chore = channel.close()
         if is_ephemeral(self.name) and not self.channels and not self.exiting:
             self._deleted(self)
         else:
             self._go_on()
         self._channel_gone(channel)
+        return chore
 
     def pause(self) -> None:
         self._inbox.absorb()  # what is published from now on queues behind it
@@ -226,12 +248,20 @@ class Topic:
         self.core.paused = False
         self._inbox.wake()
 
-    def empty(self) -> None:
+    def empty(self) -> Chore:
         """Drop what waits at the topic, not at its channels."""
-        self._inbox.absorb()
-        self.core.dropped["emptied"] += self._inbox.void()
-        self.core.empty()
+        chore = self._chores.add(self._empty())
         self._go_on()
+        return chore
+
+    def _empty(self) -> Iterator[None]:
+        self._inbox.absorb()
+        self.core.drop_carried(self._inbox.void())
+        return self.core.empty()
+
+    def check(self) -> str | None:
+        """What is wrong with its account of its messages, None if nothing is. Cheap."""
+        return self.core.check() or self._inbox.check()
 
     def end(self) -> None:
         """The task has ended: nothing is published any more, all messages are in the queues."""
@@ -241,11 +271,26 @@ class Topic:
         for channel in self.channels.values():
             channel.end()
 
-    def close(self) -> None:
-        """End the task, and delete all channels; what waits is dropped."""
+    def close(self) -> Chore:
+        """End the task, and delete all channels; what waits is dropped.
+
+        Nothing is published or fanned out any more. The chore deletes the channels.
+        """
         self.exiting = True
-        for name in list(self.channels):
-            self.delete_channel(name)
-        self.empty()
-        self.core.store.backend.delete()
         self.cancel_scope.cancel()
+        emptying = self._empty()
+        self._go_on()
+        self.core.store.backend.delete()
+        return self._chores.add(chain(self._delete_channels(), emptying))
+
+    def _delete_channels(self) -> Iterator[None]:
+        closing: list[Chore] = []
+        while names := list(islice(self.channels, _DELETE_MAX)):
+            closing += map(self.delete_channel, names)
+            if self.channels:
+                yield
+        while closing:
+            if closing[-1].is_done:
+                closing.pop()
+            else:
+                yield

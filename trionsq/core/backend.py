@@ -65,6 +65,9 @@ class Backend(Protocol):
         None if there is none or that is not known. Cheap: nothing is read for it twice.
         """
 
+    def check(self) -> str | None:
+        """What is wrong with its own account of itself, None if nothing is. Cheap."""
+
     def empty(self) -> int:
         """Drop everything; the number of messages dropped."""
 

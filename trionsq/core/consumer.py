@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
+from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.delivery import Delivery
+from trionsq.core.timerqueue import NEVER
 
 __all__ = ["Consumer"]
+
+# Bodies that are taken back at once: they may have to be written to disk.
+_TAKE_NBYTES_MAX: Final = 1024 * 1024
+# The oldest messages in flight that one `compact` looks at: more than the RDY that
+# --max-rdy-count allows by default.
+_COMPACT_LOOKS_MAX: Final = 4096
 
 
 class Consumer:
@@ -26,12 +34,15 @@ class Consumer:
         waiting: whether the channel has it in its queue of clients with credit.
         blocked: whether its hand-over queue was full; `Channel.unblock` ends that.
         gone: whether the connection has ended.
+        gives_back: whether what is in flight goes back to the queue before its deadline.
+        look_s: monotonic time at which the channel looks for time-outs, `NEVER` if it does not.
+        epoch: how often the channel had been emptied when this consumer's part in that was done.
         message_count, finish_count, requeue_count: for /stats.
     """
 
-    __slots__ = ("_capped", "blocked", "finish_count", "gone", "in_flight", "message_count",
-                 "msg_timeout_s", "offer", "rdy", "requeue_count", "sample_rate",
-                 "waiting")  # fmt: skip
+    __slots__ = ("_capped", "_compacted", "blocked", "epoch", "finish_count", "gives_back", "gone",
+                 "in_flight", "look_s", "message_count", "msg_timeout_s", "offer", "rdy",
+                 "requeue_count", "sample_rate", "waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -47,10 +58,15 @@ class Consumer:
         self.waiting = False
         self.blocked = False
         self.gone = False
+        self.gives_back = False
+        self.look_s = NEVER
+        self.epoch = 0
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
         self._capped: list[tuple[float, bytes]] = []
+        # What the counters were when all in flight was old and compact, None if it was not.
+        self._compacted: tuple[int, int, int, int] | None = None
 
     def __repr__(self) -> str:
         flags = "".join(
@@ -94,19 +110,55 @@ class Consumer:
             return min(first_s, self._capped[0][0]) if self._capped else first_s
         return float("inf")
 
-    def expired(self, now_s: float) -> list[Segment]:
-        """Take out the messages whose deadline has passed, as segments of their own."""
+    def expired(self, now_s: float, count_max: int) -> list[Segment]:
+        """Take out messages whose deadline has passed, as segments of their own.
+
+        They are ``count_max`` at most, and few if they are large; `next_deadline_s` tells whether
+        there are more.
+        """
         due: dict[bytes, Delivery] = {}
+        nbytes = 0
         for id_, delivery in self.in_flight.items():
-            if delivery.deadline_s > now_s:
+            if delivery.deadline_s > now_s or len(due) == count_max or nbytes > _TAKE_NBYTES_MAX:
                 break
             due[id_] = delivery
-        while self._capped and self._capped[0][0] <= now_s:
-            id_ = heappop(self._capped)[1]
-            capped = self.in_flight.get(id_)
-            if capped is not None and capped.deadline_s <= now_s:
-                due[id_] = capped
-        return self.take(list(due.items()))
+            nbytes += delivery.batch.bodies.nbytes // delivery.batch.count
+        capped = self._capped
+        for _ in range(count_max - len(due)):
+            if not capped or capped[0][0] > now_s:
+                break
+            id_ = heappop(capped)[1]
+            found = self.in_flight.get(id_)
+            if found is not None and found.deadline_s <= now_s:
+                due[id_] = found
+        segments = self.take(list(due.items()))
+        if not self.in_flight:
+            capped.clear()
+        return segments
+
+    def take_first(self, count_max: int) -> list[Segment]:
+        """Take out the first messages in flight, whatever their deadline."""
+        entries: list[tuple[bytes, Delivery]] = []
+        nbytes = 0
+        for entry in islice(self.in_flight.items(), count_max):
+            if nbytes > _TAKE_NBYTES_MAX:
+                break
+            entries.append(entry)
+            nbytes += entry[1].batch.bodies.nbytes // entry[1].batch.count
+        return self.take(entries)
+
+    def take_unwritten(self, delivery: Delivery) -> list[Segment]:
+        """Take out what is left of a delivery that never reached the client: it does not count."""
+        present = self.present(delivery)
+        if len(present) < len(delivery.ids):
+            segments = self.take([(id_, delivery) for id_ in present])
+            for segment in segments:
+                segment.attempts -= 1
+            return segments
+        # All of it: nothing need be copied.
+        for id_ in present:
+            del self.in_flight[id_]
+        return [Segment(delivery.batch, delivery.first, delivery.last, delivery.attempts - 1)]
 
     def take(self, entries: list[tuple[bytes, Delivery]]) -> list[Segment]:
         """Take out these in-flight entries, as segments of their own."""
@@ -133,16 +185,28 @@ class Consumer:
         get = self.in_flight.get
         return [id_ for id_ in delivery.ids if get(id_) is delivery]
 
-    def compact(self, older_than_s: float) -> None:
+    def compact(self, older_than_s: float) -> int:
         """Copy out what is left of old deliveries that hold less than a quarter of their batch.
 
-        Otherwise a few slow messages would keep whole batches in memory.
+        Otherwise a few slow messages would keep whole batches in memory. Returns how many messages
+        were looked at: none, if nothing has changed since all of them were.
         """
+        counts = (self.message_count, self.finish_count, self.requeue_count, len(self.in_flight))
+        if counts == self._compacted:
+            return 0
         left: dict[Delivery, list[bytes]] = {}
-        for id_, delivery in self.in_flight.items():
+        looks = 0
+        all_is_old = True
+        for id_, delivery in islice(self.in_flight.items(), _COMPACT_LOOKS_MAX):
+            looks += 1
             if delivery.started_s > older_than_s:
+                all_is_old = False
                 break
             left.setdefault(delivery, []).append(id_)
         for delivery, ids in left.items():
-            if delivery.written and len(ids) * 4 < delivery.batch.count:
+            if not delivery.written:
+                all_is_old = False
+            elif len(ids) * 4 < delivery.batch.count:
                 delivery.keep_only(ids)
+        self._compacted = counts if all_is_old else None
+        return looks

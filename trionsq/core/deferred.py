@@ -60,15 +60,19 @@ class Deferred:
         heappush(self._heap, (due_ns, next(self._order), one))
 
     def due(self, now_ns: int) -> Iterator[Segment]:
-        """Take those that are due."""
+        """Take those that are due, one by one, as they are asked for."""
         heap = self._heap
         while heap and heap[0][0] <= now_ns:
             yield heappop(heap)[2]
 
-    def clear(self) -> int:
-        """Forget all; how many there were."""
-        dropped = len(self._heap)
-        self._heap.clear()
+    def drop(self, count_max: int, nbytes_max: int) -> int:
+        """Forget some, no matter which, within about these limits; how many."""
+        heap = self._heap
+        dropped = nbytes = 0
+        # The end of a heap can go: the rest is one.
+        while heap and dropped < count_max and nbytes < nbytes_max:
+            nbytes += heap.pop()[2].batch.bodies.nbytes
+            dropped += 1
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None]) -> None:
@@ -77,14 +81,20 @@ class Deferred:
         Raises:
             BackendError: of ``append``; the rest is still here.
         """
-        self._heap.sort()
-        while self._heap:
-            attempts, alike = next(groupby(self._heap[:_SAVE_MAX], _attempts))
-            taken = list(alike)
-            batch = joined([segment for _, _, segment in taken])
-            append(Segment(batch, 0, len(taken), attempts), [due_ns for due_ns, _, _ in taken])
-            # What is left of a sorted list is a heap.
-            del self._heap[: len(taken)]
+        heap = self._heap
+        # The next due at the end, where a list is cut at no cost.
+        heap.sort(reverse=True)
+        try:
+            while heap:
+                next_ones = heap[: -_SAVE_MAX - 1 : -1]
+                attempts, alike = next(groupby(next_ones, _attempts))
+                taken = list(alike)
+                batch = joined([segment for _, _, segment in taken])
+                append(Segment(batch, 0, len(taken), attempts), [due_ns for due_ns, _, _ in taken])
+                del heap[-len(taken) :]
+        finally:
+            # What is left is in order, which makes it a heap.
+            heap.reverse()
 
 
 def _attempts(entry: tuple[int, int, Segment]) -> int:

@@ -26,8 +26,9 @@ class MessageQueue:
     def __repr__(self) -> str:
         return f"<MessageQueue depth={self.depth} segments={len(self._segments)}>"
 
-    def __bool__(self) -> bool:
-        return self.depth > 0
+    def __len__(self) -> int:
+        """Messages in the queue, as `depth`."""
+        return self.depth
 
     def append(self, segment: Segment) -> None:
         """Add at the tail. The segment belongs to the queue from now on."""
@@ -76,9 +77,13 @@ class MessageQueue:
         """The segments in order, to be looked at only. Nothing may change meanwhile."""
         return iter(self._segments)
 
-    def clear(self) -> int:
-        """Drop everything; the number of messages dropped."""
-        dropped = self.depth
-        self._segments.clear()
-        self.depth = 0
+    def drop(self, count_max: int, nbytes_max: int) -> int:
+        """Forget segments from the head, within about these limits; how many."""
+        segments = self._segments
+        dropped = nbytes = 0
+        while segments and dropped < count_max and nbytes < nbytes_max:
+            one = segments.popleft()
+            self.depth -= one.last - one.first
+            nbytes += one.batch.bodies.nbytes
+            dropped += 1
         return dropped

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 from weakref import ref
 
@@ -16,22 +15,38 @@ from trionsq.core.batch import Batch, Segment
 from trionsq.core.channel import Channel
 from trionsq.core.ids import IdSource
 from trionsq.core.recovered import Recovered
-from trionsq.core.store import Store
+from trionsq.core.roster import Roster
+from trionsq.core.store import Store, free
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["Topic"]
 
 # No limit of its own: a batch moves whole, whatever was published together.
 _ANY: Final = 2**63
+# What one `pump` may cost, in units of what `Channel.put` says it costs: half a millisecond.
+_PUMP_MAX: Final = 512
+# Of large batches so many bytes count as one unit more for each channel: they may go to disk.
+_PUMP_NBYTES: Final = 16 * 1024
 
 
-@dataclass(slots=True)
-class _Stuck:
-    """A segment, and the channels that still lack it."""
+class _FanOut:
+    """A segment, and the channels that still lack it.
 
-    segment: Segment
-    channels: list[Channel]
-    some_got_it: bool = False
+    Attributes:
+        segment: the messages.
+        next: the channel that gets them next.
+        behind: the channels behind that one. A channel that is made meanwhile is not among them,
+            nor one that was deleted.
+        some_got_it: whether a channel has got them.
+    """
+
+    __slots__ = ("behind", "next", "segment", "some_got_it")
+
+    def __init__(self, segment: Segment, channels: Iterator[Channel]) -> None:
+        self.segment = segment
+        self.next = next(channels, None)
+        self.behind = channels
+        self.some_got_it = False
 
 
 class Topic:
@@ -39,9 +54,10 @@ class Topic:
 
     Attributes:
         carry: takes a segment to the topic's task, False if it can't; the task calls `arrived`.
-            It may be empty: a mere wake-up.
+        wake: makes the topic's task call `pump` in a turn to come.
         channels: by name.
         message_count, message_bytes: published since the start.
+        fanned_out_count: messages that every channel has got, since the start.
         ids: of its messages.
         error: why the last fan-out could not go on, None if nothing is stuck.
         dropped: messages given up on purpose, by reason.
@@ -57,8 +73,14 @@ class Topic:
         self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
         self.carry: Callable[[Segment], bool] = lambda segment: False
+        self.wake: Callable[[], None] = lambda: None
         self.ids = ids
-        self._stuck: _Stuck | None = None
+        self.fanned_out_count = 0
+        # The channels in the order in which they were made.
+        self._roster: Roster[Channel] = Roster()
+        self._fan_out: _FanOut | None = None
+        # Dropped, but for what the backend dropped.
+        self._dropped_here = 0
         self._backend_next = False
         # What channels must know that an unclean end left twice; theirs, as long as they need it.
         self._recovered: ref[Recovered] | None = None
@@ -69,25 +91,30 @@ class Topic:
     @property
     def depth(self) -> int:
         """Messages that no channel, or not yet every channel, has got."""
-        return self.store.depth + (self._stuck.segment.count if self._stuck else 0)
+        return self.store.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     @property
     def held(self) -> int:
         """Messages in memory that no channel, or not yet every channel, has got."""
-        return self.store.in_memory + (self._stuck.segment.count if self._stuck else 0)
+        return self.store.in_memory + (self._fan_out.segment.count if self._fan_out else 0)
 
     def oldest_ns(self) -> int | None:
         """As `Store.oldest_ns`, with what not every channel has got yet."""
         waiting_ns = self.store.oldest_ns()
-        if self._stuck is None:
+        if self._fan_out is None:
             return waiting_ns
-        stuck_ns = self._stuck.segment.first_ns
-        return stuck_ns if waiting_ns is None else min(stuck_ns, waiting_ns)
+        begun_ns = self._fan_out.segment.first_ns
+        return begun_ns if waiting_ns is None else min(begun_ns, waiting_ns)
 
     @property
     def can_pump(self) -> bool:
         """Whether messages can go on to the channels now."""
         return bool(self.channels) and not self.paused and self.error is None
+
+    @property
+    def stuck_at(self) -> Channel | None:
+        """The channel that had no room for what the topic hands on."""
+        return self._fan_out.next if self._fan_out and self.error is not None else None
 
     def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> None:
         """Admit messages: all of them, or none.
@@ -101,8 +128,8 @@ class Topic:
         self.message_bytes += bodies.nbytes
         if kept is None:
             if self.can_pump:
-                # The backend has all of it. An empty segment makes the task look there.
-                self.carry(Segment(batch, batch.count, batch.count))
+                # The backend has all of it.
+                self.wake()
         elif self.can_pump and self.carry(kept):
             self.store.carried += kept.count
         else:
@@ -110,31 +137,31 @@ class Topic:
 
     def arrived(self, segment: Segment) -> None:
         """Queue what was carried; `pump` is the caller's next step."""
-        if segment.count:
-            self.store.carried -= segment.count
-            self.store.memory.append(segment)
+        self.store.carried -= segment.count
+        self.store.memory.append(segment)
 
     def pump(self, now_s: float, now_ns: int) -> int:
-        """Hand one segment to every channel; the number of messages, 0 if there is nothing to do.
+        """Hand a segment to the channels: to so many as one turn can serve, then to the next ones.
 
-        If a channel has no room, the segment is kept with the channels that still lack it,
+        If a channel has no room, the segment stays with it and with the channels behind it,
         `error` says why, and the topic does not pump until `retry`.
+
+        Returns what it cost, in units of `Channel.put`; 0 if there was nothing that could be done.
         """
         if not self.can_pump:
             return 0
-        stuck = self._stuck
-        if stuck is None:
+        fan_out = self._fan_out
+        if fan_out is None:
             segment = self._take()
             if segment is None:
                 return 0
-            stuck = _Stuck(segment, list(self.channels.values()))
-        self._stuck = None
-        return self._fan_out(stuck, now_s, now_ns)
+            fan_out = self._fan_out = _FanOut(segment, self._roster.walk())
+        return self._hand_on(fan_out, now_s, now_ns)
 
     def peek(self) -> Iterator[Segment]:
         """What waits in memory, to be looked at only. Nothing may change meanwhile."""
-        if self._stuck is not None:
-            yield self._stuck.segment
+        if self._fan_out is not None:
+            yield self._fan_out.segment
         yield from self.store.memory.peek()
 
     def _take(self) -> Segment | None:
@@ -142,7 +169,7 @@ class Topic:
         # In turn, so that a steady stream through memory does not leave the backlog where it is.
         if store.backend.depth and (self._backend_next or not store.memory.depth):
             self._backend_next = False
-            segment = store.backend.read(_ANY, _ANY)
+            segment = store.read_backend(_ANY, _ANY)
             if segment is not None:
                 if self._recovered is not None:
                     self._note_recovered(segment)
@@ -159,19 +186,30 @@ class Topic:
         else:
             recovered.note(segment)
 
-    def _fan_out(self, what: _Stuck, now_s: float, now_ns: int) -> int:
-        segment = what.segment
+    def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
+        segment = fan_out.segment
         batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
-        for place, channel in enumerate(what.channels):
+        nbytes_cost = batch.bodies.nbytes // _PUMP_NBYTES
+        cost = 0
+        channel = fan_out.next
+        while channel is not None:
+            if cost >= _PUMP_MAX:
+                return cost
             try:
-                channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
-            except Exception as error:
-                self._stuck = _Stuck(segment, what.channels[place:], what.some_got_it or place > 0)
-                if not isinstance(error, BackendError):
-                    raise  # a defect: the next `pump` goes on with this channel
+                cost += channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
+            except BackendError as error:
                 self.error = error
                 return 0
-        return last - first
+            cost += nbytes_cost
+            fan_out.some_got_it = True
+            channel = fan_out.next = next(fan_out.behind, None)
+        self._fan_out = None
+        self.fanned_out_count += last - first
+        return cost
+
+    def _end_fan_out(self, fan_out: _FanOut) -> None:
+        self._fan_out = None
+        self.fanned_out_count += fan_out.segment.count
 
     def retry(self) -> bool:
         """Let a fan-out that was stuck be tried again; whether it was stuck."""
@@ -179,9 +217,14 @@ class Topic:
         self.error = None
         return stuck
 
+    def walk_channels(self) -> Iterator[Channel]:
+        """Yield the channels of now, but for those that are deleted before their turn comes."""
+        return self._roster.walk()
+
     def add_channel(self, channel: Channel) -> None:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
+        self._roster.add(channel)
         if channel.is_recovering is not None:
             recovered = self._recovered() if self._recovered is not None else None
             channel.recovered = Recovered() if recovered is None else recovered
@@ -190,14 +233,18 @@ class Topic:
     def remove_channel(self, name: str) -> None:
         """End the fan-out to a channel. What no other channel got goes back to the queue."""
         channel = self.channels.pop(name)
-        stuck = self._stuck
-        if stuck is None:
+        self._roster.discard(channel)
+        fan_out = self._fan_out
+        if fan_out is None:
             return
-        stuck.channels = [other for other in stuck.channels if other is not channel]
-        if not stuck.channels:
-            self._stuck = None
-            if not stuck.some_got_it:
-                self.store.memory.put_back(stuck.segment)
+        if fan_out.next is channel:
+            fan_out.next = next(fan_out.behind, None)
+            if fan_out.next is None:
+                if fan_out.some_got_it:
+                    self._end_fan_out(fan_out)
+                else:
+                    self._fan_out = None
+                    self.store.memory.put_back(fan_out.segment)
         self.retry()
 
     def save(self) -> None:
@@ -206,23 +253,55 @@ class Topic:
         Raises:
             BackendError: the rest is still in memory.
         """
-        stuck = self._stuck
-        while stuck is not None and stuck.channels:
-            one = stuck.segment
-            stuck.channels[0].save_published(Segment(one.batch, one.first, one.last, one.attempts))
-            stuck.some_got_it = True
-            del stuck.channels[0]
-        self._stuck = None
+        fan_out = self._fan_out
+        if fan_out is not None:
+            one = fan_out.segment
+            while fan_out.next is not None:
+                fan_out.next.save_published(Segment(one.batch, one.first, one.last, one.attempts))
+                fan_out.some_got_it = True
+                fan_out.next = next(fan_out.behind, None)
+            self._end_fan_out(fan_out)
         self.store.save_memory()
 
-    def empty(self) -> None:
-        """Drop what waits at the topic. What is being carried is the caller's part."""
-        self.dropped["emptied"] += self.store.empty()
+    def empty(self) -> Iterator[None]:
+        """Drop what waits at the topic. What is being carried is the caller's part.
+
+        It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
+        of the memory.
+        """
+        memory, backend_dropped = self.store.empty()
+        self._drop("emptied", memory.depth)
+        self.dropped["emptied"] += backend_dropped
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is not None:
             recovered.clear()
-        if self._stuck is not None:
-            if not self._stuck.some_got_it:
-                self.dropped["emptied"] += self._stuck.segment.count
-            self._stuck = None
+        fan_out, self._fan_out = self._fan_out, None
+        if fan_out is not None:
+            if fan_out.some_got_it:
+                self._end_fan_out(fan_out)
+            else:
+                self._drop("emptied", fan_out.segment.count)
             self.retry()
+        return free(memory)
+
+    def drop_carried(self, count: int) -> None:
+        """Messages that were being carried are dropped, as `empty` does it."""
+        self._drop("emptied", count)
+
+    def _drop(self, reason: str, count: int) -> None:
+        self.dropped[reason] += count
+        self._dropped_here += count
+
+    def check(self) -> str | None:
+        """What is wrong with the topic's account of its messages, None if nothing is.
+
+        It costs the same whatever the topic holds. What a backend held at the start is no part.
+        """
+        store = self.store
+        came = self.message_count + store.backend_out_count
+        went = self.fanned_out_count + self._dropped_here + store.backend_in_count
+        if came != went + self.held:
+            return f"{came} messages came, {went} went, {self.held} are held"
+        if len(self._roster) != len(self.channels):
+            return f"{len(self._roster)} channels are served, {len(self.channels)} are known"
+        return store.check()

@@ -60,12 +60,12 @@ class Administration:
 
     async def delete_topic(self) -> Response:
         """POST /topic/delete, with its channels; their consumers are closed."""
-        self._broker.delete_topic(self._existing_topic().name)
+        await self._broker.delete_topic(self._existing_topic().name).wait()
         return empty()
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: what waits at the topic, not at its channels."""
-        self.topic_named(valid_topic_name(query())).empty()
+        await self.topic_named(valid_topic_name(query())).empty().wait()
         return empty()
 
     async def pause_topic(self) -> Response:
@@ -89,12 +89,13 @@ class Administration:
     async def delete_channel(self) -> Response:
         """POST /channel/delete; its consumers are closed."""
         channel = self.existing_channel()
-        channel.topic.delete_channel(channel.name)
+        await channel.topic.delete_channel(channel.name).wait()
         return empty()
 
     async def empty_channel(self) -> Response:
         """POST /channel/empty: what waits, is in flight or deferred."""
-        return self._to_channel(Channel.empty)
+        await self.existing_channel().empty().wait()
+        return empty()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""

@@ -22,6 +22,7 @@ from trionsq.debug.tasks import task_tree
 from trionsq.http.debug_figures import (
     allocations_document,
     broker_figures,
+    checks_document,
     limits_document,
     loop_document,
     trio_figures,
@@ -47,6 +48,7 @@ _TOP_MAX: Final = 1_000
 _PAGES: Final = (
     ("/debug/tasks", "the tree of tasks: what each does or waits for", "limit=2000 stacks=0|1"),
     ("/debug/loop", "event loop, process and queued output, after a look of", "seconds=1 top=10"),
+    ("/debug/checks", "whether what topics and channels count adds up", ""),
     (
         "/debug/heap",
         "what is in memory; with seconds, who allocated it",
@@ -74,6 +76,7 @@ class Debugging:
             ("GET", "/debug", self.index),
             ("GET", "/debug/tasks", self.tasks),
             ("GET", "/debug/loop", self.loop),
+            ("GET", "/debug/checks", self.checks),
             ("GET", "/debug/heap", self.heap),
             ("GET", "/debug/profile", self.profile),
             *pprof.endpoints(),
@@ -134,6 +137,12 @@ class Debugging:
             },
             as_json,
         )
+
+    async def checks(self) -> Response:
+        """GET /debug/checks."""
+        as_json = wants_json(query())
+        await self._broker.checks.check_all()
+        return _shown(checks_document(self._broker), as_json)
 
     async def heap(self) -> Response:
         """GET /debug/heap."""

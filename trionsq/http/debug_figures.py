@@ -17,6 +17,7 @@ from trionsq.optionspec import table
 __all__ = [
     "allocations_document",
     "broker_figures",
+    "checks_document",
     "limits_document",
     "loop_document",
     "trio_figures",
@@ -169,6 +170,17 @@ async def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, An
         "output_queued_bytes": sums.queued_nbytes,
         "connections_with_queued_output": sums.behind,
         "most_queued_output": [_behind(client, now_s) for client in most],
+    }
+
+
+def checks_document(broker: Broker) -> dict[str, Any]:
+    """Whether what topics and channels count adds up: the first find of each that does not."""
+    checks = broker.checks
+    return {
+        "queues_checked_since_start": checks.checks_count,
+        "queues_that_do_not_add_up": checks.broken_count,
+        "defects_while_checking": checks.failures,
+        "finds": [{"queue": queue, "find": find} for queue, find in checks.broken.items()],
     }
 
 

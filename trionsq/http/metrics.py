@@ -77,6 +77,8 @@ _PROCESS: Final = (
     counter("nsqd_client_failures", "Connections ended by a defect of nsqd's."),
     gauge("nsqd_queued_output_bytes", "Bytes for clients that their sockets have not taken."),
     gauge("nsqd_topics", "Topics."),
+    counter("nsqd_broken_invariants", "Finds that what a queue counts does not add up: a defect."),
+    counter("nsqd_chore_failures", "Pieces of long work ended by a defect of nsqd's."),
     gauge("nsqd_disk_faults", "Queues and files with which something is wrong; 0 is healthy."),
 )
 _DEFECTS: Final = counter(
@@ -204,6 +206,8 @@ def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
         broker.client_failures,
         queued_output_nbytes,
         len(broker.topics),
+        broker.checks.broken_count,
+        broker.chores.failures,
         len(broker.folder.faults),
     ]
     peers = broker.lookups.peers.values()

@@ -189,6 +189,9 @@ class DiskQueue:
     def oldest_ns(self) -> int | None:
         return self._reader.oldest_ns()
 
+    def check(self) -> str | None:
+        return None
+
     def empty(self) -> int:
         dropped = self.depth
         positions = self._positions

@@ -37,6 +37,9 @@ class DroppingBackend:
     def oldest_ns(self) -> int | None:
         return None
 
+    def check(self) -> str | None:
+        return None
+
     def empty(self) -> int:
         return 0
 

@@ -1,0 +1,86 @@
+"""Invariants, looked at while nsqd runs: what a queue counts must add up.
+
+Each check costs the same whatever a queue holds. One that fails is a defect of ours; nsqd goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+if TYPE_CHECKING:
+    from trionsq.broker.topic import Topic
+
+__all__ = ["Checks"]
+
+log = logging.getLogger("trionsq")
+
+# All queues are checked that often.
+_INTERVAL_S: Final = 10.0
+# Queues that are checked in one turn: a fraction of a millisecond.
+_CHECKS_MAX: Final = 100
+# Queues whose broken invariants are kept to be shown.
+_SHOWN_MAX: Final = 100
+
+
+class Checks:
+    """The invariants of all topics and channels.
+
+    Attributes:
+        broken: what does not add up, by the name of the queue; the first find of each.
+        broken_count: queues of which something was found that does not add up, since the start.
+        checks_count: queues that were looked at, since the start.
+        failures: defects of ours in checking; it goes on after each.
+    """
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self.broken: dict[str, str] = {}
+        self.broken_count = 0
+        self.checks_count = 0
+        self.failures = 0
+        self._topics = topics
+
+    def __repr__(self) -> str:
+        return f"<Checks {self.checks_count} made, {self.broken_count} failed>"
+
+    async def run(self) -> None:
+        """Check all queues now and then, for ever."""
+        while True:
+            await trio.sleep(_INTERVAL_S)
+            try:
+                await self.check_all()
+            except Exception:
+                log.exception("NSQ: the invariants could not be checked")
+                self.failures += 1
+
+    async def check_all(self) -> None:
+        """Check all queues now, some in each turn of the event loop."""
+        for _ in self._steps():
+            await trio.lowlevel.checkpoint()
+
+    def _steps(self) -> Iterator[None]:
+        """Yield where a turn ends."""
+        checks = 0
+        for topic in list(self._topics.values()):
+            self._check(topic.name, topic.check())
+            for core in topic.core.walk_channels():
+                channel = topic.channels[core.name]
+                self._check(f"{topic.name}:{channel.name}", channel.check())
+                checks += 1
+                if checks % _CHECKS_MAX == 0:
+                    yield
+            checks += 1
+            if checks % _CHECKS_MAX == 0:
+                yield
+
+    def _check(self, queue: str, text: str | None) -> None:
+        self.checks_count += 1
+        if text is None or queue in self.broken:
+            return
+        self.broken_count += 1
+        if len(self.broken) < _SHOWN_MAX:
+            self.broken[queue] = text
+            log.error("NSQ: what %s counts does not add up: %s", queue, text)

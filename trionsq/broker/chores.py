@@ -1,0 +1,108 @@
+"""Work that is too long for one turn of the event loop, done a step at a time.
+
+All chores of a broker share one task: in each turn one of them does one step, in rotation. So
+however many there are, they never hold up the loop for longer than one step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+
+import trio
+
+__all__ = ["Chore", "Chores"]
+
+log = logging.getLogger("trionsq")
+
+
+class Chore:
+    """Work under way.
+
+    Attributes:
+        steps: yields where a step ends.
+        is_done: whether it has ended, by itself, by a defect or by `cancel`.
+    """
+
+    __slots__ = ("_done", "is_done", "steps")
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self.steps = steps
+        self.is_done = False
+        self._done: trio.Event | None = None
+
+    def end(self) -> None:
+        """Do no more of it."""
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
+
+    async def wait(self) -> None:
+        """Wait until it is done. A cancellation ends the waiting, not the work."""
+        if not self.is_done:
+            if self._done is None:
+                self._done = trio.Event()
+            await self._done.wait()
+
+
+class Chores:
+    """The chores of a broker.
+
+    Attributes:
+        failures: chores that ended by a defect of ours.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._chores: deque[Chore] = deque()
+        self._wake = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._chores)
+
+    def add(self, steps: Iterator[None]) -> Chore:
+        """Begin with the first step here and now; most chores have no second one."""
+        chore = Chore(steps)
+        self._step(chore)
+        return chore
+
+    def add_later(self, steps: Iterator[None]) -> Chore:
+        """Begin in a turn to come: for what a client can ask for often."""
+        chore = Chore(steps)
+        self._queue(chore)
+        return chore
+
+    def _queue(self, chore: Chore) -> None:
+        self._chores.append(chore)
+        self._wake.set()
+
+    def _step(self, chore: Chore) -> None:
+        """One step of a chore, which is queued again if there is more to do."""
+        try:
+            next(chore.steps)
+        except StopIteration:
+            chore.end()
+        except Exception:
+            # A defect of ours: it costs this chore, with a trace in the log, and nothing else.
+            log.exception("NSQ: a chore failed")
+            self.failures += 1
+            chore.end()
+        else:
+            self._queue(chore)
+
+    async def run(self) -> None:
+        """Work, for ever. When it is cancelled nobody is left waiting for the rest."""
+        try:
+            while True:
+                while self._chores:
+                    chore = self._chores.popleft()
+                    if not chore.is_done:
+                        self._step(chore)
+                        await trio.lowlevel.checkpoint()
+                self._wake = trio.Event()
+                await self._wake.wait()
+        finally:
+            for chore in self._chores:
+                chore.end()
+            self._chores.clear()
