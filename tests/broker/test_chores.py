@@ -82,3 +82,6 @@ async def test_nobody_waits_for_what_is_not_done_any_more() -> None:
         await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     assert chore.is_done
+    late = chores.add(steps("b", 5, log))
+    await late.wait()
+    assert log[-1] == "b0"
