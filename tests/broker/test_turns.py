@@ -72,7 +72,7 @@ class Steps(trio.abc.Instrument):
 
 
 @pytest.fixture
-async def steps(autojump_clock: MockClock) -> Any:
+async def steps() -> Any:
     instrument = Steps()
     trio.lowlevel.add_instrument(instrument)
     yield instrument
@@ -102,7 +102,7 @@ class CountedTable(dict[bytes, Delivery]):
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
 @pytest.mark.parametrize("idle", [10, 1000])
 async def test_a_late_fin_looks_at_few_consumers_in_a_turn(
-    idle: int, command: str, steps: Steps
+    idle: int, command: str, steps: Steps, autojump_clock: MockClock
 ) -> None:
     """Of thousands on a channel. Each is answered as ever, and others go on meanwhile."""
     async with nsqd_in_memory() as broker:
@@ -138,7 +138,7 @@ async def test_a_late_fin_looks_at_few_consumers_in_a_turn(
 
 @pytest.mark.parametrize("count", [10, 3000])
 async def test_messages_time_out_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many at the same moment: the last one comes back as soon as the first."""
     steps.watch(monkeypatch, Store, "restore", lambda store, segment: segment.count)
@@ -159,7 +159,7 @@ async def test_messages_time_out_in_turns(
 
 @pytest.mark.parametrize("count", [10, 3000])
 async def test_deferred_messages_come_due_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many at the same moment."""
     steps.watch(monkeypatch, Store, "restore", lambda store, segment: segment.count)
@@ -177,7 +177,7 @@ async def test_deferred_messages_come_due_in_turns(
 
 @pytest.mark.parametrize("count", [10, 1000])
 async def test_deferred_messages_are_read_from_disk_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the first RDY reads a few at a time, and what is behind them comes."""
     disk, clock = SimulatedDisk(), Clock.from_trio()
@@ -204,7 +204,7 @@ async def test_deferred_messages_are_read_from_disk_in_turns(
 
 @pytest.mark.parametrize("count", [10, 3000])
 async def test_a_backlog_is_handed_out_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a channel is unpaused, as many as wait for it."""
     steps.watch(monkeypatch, ChannelCore, "_deliver")
@@ -232,7 +232,7 @@ async def test_a_backlog_is_handed_out_in_turns(
 
 @pytest.mark.parametrize("count", [10, 1500])
 async def test_a_batch_fans_out_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To any number of channels; each gets all of it, in order."""
     steps.watch(monkeypatch, ChannelCore, "put")
@@ -283,7 +283,7 @@ async def test_channels_come_and_go_amid_a_fan_out(
 
 @pytest.mark.parametrize("what", ["channel", "topic"])
 async def test_clients_of_what_is_deleted_are_closed_in_turns(
-    what: str, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    what: str, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are; all of them are closed when the answer is given."""
     steps.watch(monkeypatch, Client, "close")
@@ -306,7 +306,7 @@ async def test_clients_of_what_is_deleted_are_closed_in_turns(
 
 @pytest.mark.parametrize("count", [10, 300])
 async def test_a_topic_is_deleted_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With any number of channels. Its name is free at once, and nothing of before comes back."""
     steps.watch(monkeypatch, Channel, "close")
@@ -351,7 +351,7 @@ async def test_a_stop_amid_a_deletion_deletes_the_rest(autojump_clock: MockClock
 
 @pytest.mark.parametrize("count", [10, 5000])
 async def test_a_channel_is_emptied_in_turns(
-    count: int, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting, in flight and deferred messages, of any number of clients."""
     steps.watch(monkeypatch, ChannelCore, "_forget")
@@ -383,7 +383,7 @@ async def test_a_channel_is_emptied_in_turns(
 
 
 async def test_few_of_many_waiting_publishers_look_for_room(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
+    steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those behind them stand in line; when there is room all publish."""
     async with nsqd_in_memory(mem_queue_size=1) as broker:

@@ -66,7 +66,7 @@ def pages(app: QuartTrio) -> list[tuple[str, str]]:
 
 async def test_nobody_else_is_let_in(app: QuartTrio) -> None:
     """Each page answers 403, with a reason, to whoever does not ask from this machine."""
-    assert len(pages(app)) == 16
+    assert len(pages(app)) == 17
     for method, path in pages(app):
         response = await send(app, path, method, peer="10.1.2.3")
         assert response.status_code == 403, path
@@ -142,6 +142,19 @@ async def test_the_loop_and_the_queued_output(app: QuartTrio) -> None:
     assert document["limits"]["max-msg-timeout"] == "15m0s"
     text = (await get(app, "/debug/loop?seconds=0.05")).decode()
     assert "  output_queued_bytes: 0\n" in text
+
+
+async def test_the_checks_are_made_and_shown(app: QuartTrio, broker: Broker) -> None:
+    """Whether what queues count adds up, now; a find is told with its queue."""
+    topic = broker.topic("t")
+    topic.channel("c")
+    text = (await get(app, "/debug/checks")).decode()
+    assert "queues_that_do_not_add_up: 0\n" in text
+    topic.core.message_count += 1
+    document = json.loads(await get(app, "/debug/checks?format=json"))
+    topic.core.message_count -= 1
+    assert document["queues_that_do_not_add_up"] == 1
+    assert document["finds"] == [{"queue": "t", "find": "1 messages came, 0 went, 0 are held"}]
 
 
 async def test_who_takes_no_data_is_found() -> None:

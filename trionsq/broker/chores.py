@@ -57,6 +57,7 @@ class Chores:
         self.failures = 0
         self._chores: deque[Chore] = deque()
         self._wake = trio.Event()
+        self._has_ended = False
 
     def __len__(self) -> int:
         return len(self._chores)
@@ -74,6 +75,9 @@ class Chores:
         return chore
 
     def _queue(self, chore: Chore) -> None:
+        if self._has_ended:
+            chore.end()
+            return
         self._chores.append(chore)
         self._wake.set()
 
@@ -103,6 +107,7 @@ class Chores:
                 self._wake = trio.Event()
                 await self._wake.wait()
         finally:
+            self._has_ended = True
             for chore in self._chores:
                 chore.end()
             self._chores.clear()

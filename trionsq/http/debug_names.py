@@ -58,6 +58,8 @@ NAMED: Final[Names] = {
     "trionsq.broker.background.ThreadBackground._run": always("disk job"),
     "trionsq.broker.metadata.MetadataKeeper.run": always("metadata"),
     "trionsq.broker.metadata.MetadataKeeper.run_id_reserve": always("message id reserve"),
+    "trionsq.broker.checks.Checks.run": always("checks"),
+    "trionsq.broker.chores.Chores.run": always("long work, in turns"),
     "trionsq.broker.timers.run_queue_scan": always("queue scan"),
     "trionsq.broker.timers.run_heartbeats": always("heartbeats"),
     "trionsq.broker.timers.run_disk_syncs": always("disk syncs"),

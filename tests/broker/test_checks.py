@@ -1,0 +1,76 @@
+"""What queues count is checked while nsqd runs, and a find costs nothing but a line in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.broker.support import connect, finish, numbered, publish
+from trionsq.broker.inbox import SegmentInbox
+from trionsq.testing.memory import nsqd_in_memory
+
+
+async def test_all_adds_up_after_some_life(autojump_clock: MockClock) -> None:
+    """Publishing, delivery, FIN, time-outs, delays, overflow to disk, restarts of consumers."""
+    async with nsqd_in_memory(mem_queue_size=5, msg_timeout_ns=10**9) as broker:
+        for _ in range(3):
+            consumer, _, _ = connect(broker)
+            await consumer.subscribe("t", "c", ready=7)
+            for body in numbered(20):
+                publish(broker, "t", body)
+            publish(broker, "t", b"later", defer_ms=700)
+            await finish(consumer, *(await consumer.messages(5)))
+            await trio.sleep(11)
+            consumer.close()
+        assert broker.checks.checks_count >= 6
+        assert (broker.checks.broken, broker.checks.failures) == ({}, 0)
+
+
+@pytest.mark.parametrize("what", ["topic", "channel", "inbox", "disk"])
+async def test_what_does_not_add_up_is_told_once(
+    what: str,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For each queue, in the log and on the debug page; nsqd goes on."""
+    async with nsqd_in_memory() as broker:
+        topic = broker.topic("t")
+        channel = topic.channel("c")
+        publish(broker, "t", b"1", b"2")
+        await trio.sleep(1)
+        if what == "topic":
+            topic.core.message_count += 1
+        elif what == "channel":
+            channel.core.finish_count += 1
+        elif what == "inbox":
+            monkeypatch.setattr(SegmentInbox, "check", lambda self: "carried by nobody")
+        else:
+            monkeypatch.setattr(
+                type(channel.core.store.backend), "check", lambda self: "read past its end"
+            )
+        with caplog.at_level(logging.ERROR):
+            await trio.sleep(60)
+        lines = [line for line in caplog.messages if "does not add up" in line]
+        assert len(lines) == len(broker.checks.broken) == broker.checks.broken_count >= 1
+        assert ("t" if what == "topic" else "t:c") in broker.checks.broken
+        consumer, _, _ = connect(broker)
+        await consumer.subscribe("t", "c", ready=5)
+        assert len(await consumer.messages(2)) == 2
+        # It is put right again, so that the end of the test finds nothing.
+        if what == "topic":
+            topic.core.message_count -= 1
+
+
+async def test_a_check_that_fails_itself_costs_that_check(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted, and the next one is made in its time."""
+    async with nsqd_in_memory() as broker:
+        broker.topic("t")
+        monkeypatch.setattr(type(broker.topics["t"]), "check", lambda self: 1 / 0)
+        await trio.sleep(35)
+        assert broker.checks.failures == 3
