@@ -336,8 +336,9 @@ class Broker:
     def health(self) -> str:
         """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
         fault = self.folder.fault
-        for what, reason in self.defects.stopped.items():
-            fault = fault or f"{what} is stopped by a defect of nsqd: {reason}"
+        if fault is None and self.defects.stopped:
+            what, reason = next(iter(self.defects.stopped.items()))
+            fault = f"{what} is stopped by a defect of nsqd: {reason}"
         return "OK" if fault is None else f"NOK - {fault}"
 
     def _say_what_is_lost(self) -> None:

@@ -160,7 +160,7 @@ class Store:
             segment = self.memory.take(_SAVE_MESSAGES_MAX, _SAVE_NBYTES_MAX)
             try:
                 self.overflow(segment)
-            except BackendError:
+            except Exception:  # a defect loses no message either
                 self.memory.put_back(segment)
                 raise
 
