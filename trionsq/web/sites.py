@@ -35,8 +35,7 @@ _DEFAULT_PORT: Final = {"http": ":80", "https": ":443"}
 # What a proxy adds to what it forwards.
 _FORWARDED: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
 _FROM_ELSEWHERE: Final = (
-    "a web page of another site sent this request; "
-    "--http-allow-origin allows the pages of an origin"
+    "a web page of another site sent this request; --http-allow-origin allows an origin's pages"
 )
 _FROM_ORIGIN: Final = (
     "a web page of {0} sent this request; --http-allow-origin={0} allows all pages from there"
