@@ -32,7 +32,7 @@ class Dashboard:
         options: as started, `admin.options.validated`.
         upstream: asks nodes.
         cluster: asks all of them.
-        poller: looks at all of them, while somebody looks at it.
+        poller: asks all of them for figures, seldom while nobody looks.
         access: who may do what.
         observers: are told of each thing that a user did; they must not wait.
         operations: what users do.

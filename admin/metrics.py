@@ -23,7 +23,7 @@ from trionsq.web.metrics import (
 __all__ = ["endpoints"]
 
 _PROCESS: Final = (
-    counter("nsqadmin_polls", "Looks at the whole cluster, taken while somebody watches."),
+    counter("nsqadmin_polls", "Polls of the whole cluster."),
     gauge("nsqadmin_poll_duration_seconds", "How long the last of these took."),
     gauge("nsqadmin_viewers", "Streams of events to browsers, and pages that wait for a poll."),
     counter("nsqadmin_upstream_requests", "Requests to nodes."),

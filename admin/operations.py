@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -68,18 +69,26 @@ class Operations:
             self.tell("create_channel", warnings, topic=topic, channel=channel)
         return warnings
 
-    async def delete(self, topic: str, channel: str = "") -> list[str]:
-        """Delete a topic, or a channel of it. Raises AllFailed: it can't be known who has it."""
-        warnings = await actions.delete(self._dashboard.cluster, topic, channel)
+    async def delete(self, topic: str, channel: str = "", known: Collection[str] = ()) -> list[str]:
+        """Delete a topic, or a channel of it; ``known`` nodes had it lately.
+
+        Raises:
+            AllFailed: it can't be known who has it.
+        """
+        warnings = await actions.delete(self._dashboard.cluster, topic, channel, known)
         action = "delete_channel" if channel else "delete_topic"
         self.tell(action, warnings, topic=topic, channel=channel)
         return warnings
 
-    async def apply(self, verb: Verb, topic: str, channel: str = "") -> actions.Reached:
-        """Pause, unpause or empty; told also if it failed. Raises as `delete`."""
+    async def apply(
+        self, verb: Verb, topic: str, channel: str = "", known: Collection[str] = ()
+    ) -> actions.Reached:
+        """Pause, unpause or empty; told also if it failed. ``known`` and errors as of `delete`."""
         action = f"{verb}_channel" if channel else f"{verb}_topic"
         try:
-            reached = await actions.on_producers(self._dashboard.cluster, verb, topic, channel)
+            reached = await actions.on_producers(
+                self._dashboard.cluster, verb, topic, channel, known
+            )
         except AllFailed as failure:
             self.tell(action, (), topic=topic, channel=channel, error=str(failure))
             raise

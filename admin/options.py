@@ -163,7 +163,10 @@ class NsqadminOptions(DaemonOptions):
         "http-client-max-requests", 16, INT, "requests to nodes under way at once, at most"
     )
     poll_interval_ns: int = option(
-        "poll-interval", 5 * SECOND_NS, DURATION, "between two polls while somebody looks"
+        "poll-interval",
+        5 * SECOND_NS,
+        DURATION,
+        "between two polls while somebody looks (else at least 30s)",
     )
     history_ns: int = option(
         "history", 60 * MINUTE_NS, DURATION, "of rates and depths that charts show"

@@ -205,7 +205,7 @@ class Forms:
         if typed != (channel or topic):
             return self._mistyped(path)
         try:
-            warnings = await self._operations.delete(topic, channel)
+            warnings = await self._operations.delete(topic, channel, self._known(topic))
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was deleted: {failure}"], "bad")
         back = self._site.url("topics", topic) if channel else self._site.url("topics")
@@ -233,13 +233,17 @@ class Forms:
         if typed and given != (channel or topic):
             return self._mistyped(path)
         try:
-            reached = await self._operations.apply(verb, topic, channel)
+            reached = await self._operations.apply(verb, topic, channel, self._known(topic))
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
         if not reached.nodes:
             lines = ["Nothing was done: no node has it.", *reached.warnings]
             return self._site.done(path, lines, "bad")
         return self._told(path, text.format(_named(topic, channel)), reached.warnings)
+
+    def _known(self, topic: str) -> list[str]:
+        """The nodes that had the topic when they were last polled."""
+        return [producer.node for producer in self._site.dashboard.poller.producers(topic)]
 
     def _told(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:

@@ -184,3 +184,16 @@ async def test_deleting_what_a_dead_node_has_is_not_offered_without_a_word(
         assert "Delete topic orders" not in page
         page = await found.page("/confirm/delete?topic=legacy")
         assert "How many messages are at stake is not known" in page
+
+
+@pytest.mark.parametrize("verb", ["pause", "delete"])
+async def test_an_action_reaches_nodes_that_nsqlookupd_does_not_know(
+    verb: str, autojump_clock: MockClock
+) -> None:
+    """A restarted nsqlookupd knows nobody: what the confirmation counted is what is acted on."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        found.nodes.restarted = True
+        await found.send(f"/do/{verb}", topic="orders", typed="orders")
+        told = [url for url, _ in found.nodes.posted if "lookupd" not in url]
+        assert told == [f"http://{node}/topic/{verb}?topic=orders" for node in ("one:4151", DEAD)]
