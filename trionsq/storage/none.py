@@ -45,3 +45,6 @@ class DroppingBackend:
 
     def close(self) -> None:
         return None
+
+    def check(self) -> str | None:
+        return None
