@@ -44,7 +44,8 @@ from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
-from trionsq.storage.metadata import ChannelRecord, TopicRecord, load_metadata
+from trionsq.storage.leftover import finish_removals
+from trionsq.storage.metadata import TopicRecord, load_metadata
 from trionsq.storage.none import DroppingBackend
 from trionsq.transport import Transport
 from trionsq.wire.identify import ServerFeatures
@@ -134,7 +135,7 @@ class Broker:
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
         self._metadata = MetadataKeeper(
-            folder, self._records, self._ids_until_ns, self.clock.now_ns
+            folder, self.topics, lambda: self._ids_after_ns, self.clock.now_ns
         )
         self._loading = False
         self._ids_after_ns = 0
@@ -204,29 +205,13 @@ class Broker:
             for topic in self.topics.values()
             for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
         }
-        if strangers := self.folder.strangers(known):
+        if strangers := finish_removals(self.folder, self.folder.strangers(known)):
             log.warning(
                 "NSQ: messages on disk of %d topics or channels that there are not come back if "
                 "one of that name is made: %s",
                 len(strangers),
                 ", ".join(strangers[:_STRANGERS_MAX]),
             )
-
-    def _records(self) -> list[TopicRecord]:
-        """What the metadata are now: all that is not ephemeral."""
-        return [
-            TopicRecord(
-                topic.name,
-                topic.core.paused,
-                tuple(
-                    ChannelRecord(channel.name, channel.core.paused)
-                    for channel in topic.channels.values()
-                    if not channel.is_ephemeral
-                ),
-            )
-            for topic in self.topics.values()
-            if not topic.is_ephemeral
-        ]
 
     async def save_metadata(self) -> None:
         """Write down which topics and channels there are and which are paused.
@@ -247,11 +232,6 @@ class Broker:
     async def _save_metadata_at_last(self) -> None:
         if not await keep_trying(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
-
-    def _ids_until_ns(self) -> int:
-        """The time whose message ids, and those before, may have been given out."""
-        of_topics = [topic.core.ids.until_ns for topic in self.topics.values()]
-        return max([self._ids_after_ns, *of_topics])
 
     def change_log_level(self, level: str) -> None:
         """Log from ``level`` on: debug, info, warn, error or fatal."""
