@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from quart import Response
 
-from trionsq.web.answers import SlicedBody, json_bytes
+from trionsq.web.answers import encoded_document, json_bytes
 
 __all__ = ["encoded", "html", "json_answer", "json_response"]
 
@@ -39,11 +39,7 @@ def json_answer(value: Mapping[str, object]) -> Response:
 
 def json_response(document: bytes) -> Response:
     """A JSON document that is encoded already."""
-    response = Response(SlicedBody(document), 200)
-    response.content_length = len(document)
-    response.headers["Content-Type"] = "application/json; charset=utf-8"
-    response.headers["X-Nsq-Content-Type"] = "nsq; version=1.0"
-    return response
+    return encoded_document(document)
 
 
 def encoded(value: Mapping[str, object]) -> bytes:

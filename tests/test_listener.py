@@ -16,12 +16,12 @@ import pytest
 import trio
 
 from trionsq import listener
+from trionsq.hostport import split_address
 from trionsq.listener import (
     ListenError,
     accept_forever,
     bound_address,
     open_sockets,
-    split_address,
 )
 
 LIMIT_S = 10.0

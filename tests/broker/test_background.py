@@ -24,7 +24,7 @@ async def test_a_job_runs_elsewhere_and_its_end_is_told_here(background: ThreadB
     """``done`` is called in the thread of trio, with the error of the job or None."""
     here = threading.get_ident()
     ran_in: list[int] = []
-    told: list[tuple[int, OSError | None]] = []
+    told: list[tuple[int, Exception | None]] = []
 
     def job() -> None:
         ran_in.append(threading.get_ident())
@@ -38,15 +38,16 @@ async def test_a_job_runs_elsewhere_and_its_end_is_told_here(background: ThreadB
     assert here not in ran_in
     assert [thread for thread, _ in told] == [here, here]
     assert told[0][1] is None
-    assert told[1][1] is not None
+    assert isinstance(told[1][1], OSError)
     assert told[1][1].errno == errno.EIO
+    assert background.defects.count == 0
 
 
 async def test_idle_means_that_what_followed_is_done_too(background: ThreadBackground) -> None:
     """A job that is submitted by the ``done`` of another one is waited for."""
     left = 5
 
-    def again(error: OSError | None) -> None:
+    def again(error: Exception | None) -> None:
         nonlocal left
         left -= 1
         if left:
@@ -68,7 +69,7 @@ async def test_idle_without_jobs(background: ThreadBackground) -> None:
 async def test_a_job_that_hangs_does_not_hold_up_the_end(jobs: int) -> None:
     """A cancellation leaves the thread to itself; ``done`` is not called any more."""
     release, began = threading.Event(), threading.Event()
-    told: list[OSError | None] = []
+    told: list[Exception | None] = []
 
     def hang() -> None:
         began.set()
@@ -90,3 +91,44 @@ async def test_a_job_that_hangs_does_not_hold_up_the_end(jobs: int) -> None:
     finally:
         release.set()
     assert told == []
+
+
+async def test_no_defect_ends_it(
+    background: ThreadBackground, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception that nobody expected, of a job or of what hears of its end, is counted, and
+    logged once with its trace; the job's end is told, and the next job runs."""
+    told: list[Exception | None] = []
+
+    def job() -> None:
+        raise TypeError("a defect")
+
+    def done(error: Exception | None) -> None:
+        told.append(error)
+        raise KeyError("another")
+
+    for _ in range(3):
+        background.submit(job, done)
+    background.submit(lambda: None, told.append)
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert [type(error) for error in told].count(TypeError) == 3
+    assert None in told
+    assert background.defects.count == 6
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "a disk job failed by a defect of nsqd: KeyError('another')",
+        "a disk job failed by a defect of nsqd: TypeError('a defect')",
+    ]
+    assert all(record.exc_info for record in caplog.records)
+
+
+async def test_few_threads_do_many_jobs(background: ThreadBackground) -> None:
+    """However many jobs are submitted at once, each is run; no task is made for each of them."""
+    assert background._nursery is not None
+    told: list[Exception | None] = []
+    for _ in range(1_000):
+        background.submit(lambda: None, told.append)
+    assert len(background._nursery.child_tasks) <= 4
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert told == [None] * 1_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
 from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.topic import Topic as TopicCore
+from trionsq.storage.background import Done, Job, JobDefects
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -30,15 +31,16 @@ class LateBackground:
     """Does each job some time after it was submitted."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
+        self.defects = JobDefects()
         self._nursery = nursery
         self._under_way = 0
         self._idle = trio.Event()
 
-    def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
+    def submit(self, job: Job, done: Done) -> None:
         self._under_way += 1
         self._nursery.start_soon(self._run, job, done)
 
-    async def _run(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
+    async def _run(self, job: Job, done: Done) -> None:
         await trio.sleep(DISK_DELAY_S)
         job()
         await trio.sleep(DISK_DELAY_S)

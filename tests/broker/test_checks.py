@@ -26,7 +26,7 @@ async def test_all_adds_up_after_some_life(autojump_clock: MockClock) -> None:
             await trio.sleep(11)
             consumer.close()
         assert broker.checks.checks_count >= 6
-        assert (broker.checks.broken, broker.checks.failures) == ({}, 0)
+        assert (broker.checks.broken, broker.defects.counts["check"]) == ({}, 0)
 
 
 @pytest.mark.parametrize("what", ["topic", "channel", "inbox", "disk"])
@@ -73,4 +73,4 @@ async def test_a_check_that_fails_itself_costs_that_check(
         broker.topic("t")
         monkeypatch.setattr(type(broker.topics["t"]), "check", lambda self: 1 / 0)
         await trio.sleep(35)
-        assert broker.checks.failures == 3
+        assert broker.defects.counts["check"] == 3

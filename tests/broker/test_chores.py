@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from trionsq.broker.chores import Chores
+from trionsq.broker.defects import Defects
 
 
 def steps(name: str, count: int, log: list[str]) -> Iterator[None]:
@@ -19,7 +20,7 @@ def steps(name: str, count: int, log: list[str]) -> Iterator[None]:
 
 async def test_chores_take_turns() -> None:
     """A long one does not hold up a short one, and each waiter hears of its own."""
-    chores, log = Chores(), list[str]()
+    chores, log = Chores(Defects()), list[str]()
     async with trio.open_nursery() as nursery:
         long = chores.add_later(steps("long", 100, log))
         short = chores.add_later(steps("short", 2, log))
@@ -33,7 +34,7 @@ async def test_chores_take_turns() -> None:
 
 async def test_a_chore_of_one_step_is_done_at_once() -> None:
     """Without a task; so most of what could be long costs no wait."""
-    chores = Chores()
+    chores = Chores(Defects())
     chore = chores.add(iter(()))
     assert chore.is_done
     await chore.wait()
@@ -41,7 +42,7 @@ async def test_a_chore_of_one_step_is_done_at_once() -> None:
 
 async def test_a_chore_that_is_ended_does_no_more() -> None:
     """As when the client for which it looks has gone."""
-    chores, log = Chores(), list[str]()
+    chores, log = Chores(Defects()), list[str]()
     async with trio.open_nursery() as nursery:
         chore = chores.add(steps("a", 100, log))
         nursery.start_soon(chores.run)
@@ -61,20 +62,21 @@ async def test_a_defect_costs_one_chore(caplog: pytest.LogCaptureFixture) -> Non
         yield
         raise TypeError("a defect")
 
-    chores, log = Chores(), list[str]()
+    defects, log = Defects(), list[str]()
+    chores = Chores(defects)
     async with trio.open_nursery() as nursery:
         first, second = chores.add(broken()), chores.add(steps("b", 5, log))
         nursery.start_soon(chores.run)
         await first.wait()
         await second.wait()
         nursery.cancel_scope.cancel()
-    assert (chores.failures, len(log)) == (1, 5)
+    assert (defects.counts["chore"], len(log)) == (1, 5)
     assert "a defect" in caplog.text
 
 
 async def test_nobody_waits_for_what_is_not_done_any_more() -> None:
     """When the broker ends, whoever waits for a chore goes on."""
-    chores, log = Chores(), list[str]()
+    chores, log = Chores(Defects()), list[str]()
     chore = chores.add(steps("a", 10**9, log))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(chores.run)

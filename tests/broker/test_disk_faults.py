@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,8 @@ from tests.broker.support import (
 )
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused
+from trionsq.storage.metadata import load_metadata, save_metadata
+from trionsq.storage.sync import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -254,6 +257,55 @@ async def test_publishers_that_wait_hear_of_a_sync_that_failed(autojump_clock: M
         assert sorted(m.body for m in messages) == sorted([*taken, b"y"])
 
 
+# Defects
+
+
+async def test_a_message_that_is_due_in_centuries(autojump_clock: MockClock) -> None:
+    """The longest delay that options allow is stored: after a restart it is still waited for."""
+    disk, delay_ms = SimulatedDisk(), 8_999_999_999_999
+    options: dict[str, Any] = {"mem_queue_size": 0, "max_req_timeout_ns": 2_500_000 * 3600 * 10**9}
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        publisher = Conversation.begin(broker)
+        await publisher.say(b"DPUB t %d\n\x00\x00\x00\x05later" % delay_ms)
+        await publisher.response()
+        await trio.sleep(5)
+        assert broker.health == "OK"
+    assert broker.unsaved == []
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=10)
+        await consumer.silence(5)
+        core = broker.topics["t"].channels["c"].core
+        assert (core.depth, core.deferred_count) == (0, 1)
+
+
+async def test_a_defect_in_a_disk_job_costs_its_queue(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishers to that queue are refused with the reason, /ping shows it, all else goes on; and
+    so does the queue when the defect has gone."""
+
+    def broken(job: SyncJob) -> None:
+        raise TypeError("a defect")
+
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0, sync_every=1) as broker:
+        with monkeypatch.context() as patch:
+            patch.setattr(SyncJob, "run", broken)
+            publish(broker, "t", b"a")
+            await trio.sleep(5)
+            assert broker.health.startswith("NOK - a defect of nsqd")
+            with pytest.raises(PublishRefused, match="a defect of nsqd"):
+                publish(broker, "t", b"b")
+            assert broker.folder.background.defects.count
+        await trio.sleep(5)
+        assert broker.health == "OK"
+        publish(broker, "t", b"c")
+        _, messages = await consume(broker, "t", "c", 2)
+        assert [message.body for message in messages] == [b"a", b"c"]
+    assert broker.unsaved == []
+
+
 # Metadata
 
 
@@ -374,12 +426,32 @@ async def test_files_that_no_topic_owns_are_told_at_the_start(
     """They come back if their topic is made, as in nsqd: a warning names it."""
     disk = SimulatedDisk()
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
-        publish(broker, "deleted", *numbered(4))
+        publish(broker, "forgotten", *numbered(4))
         publish(broker, "kept", *numbered(4))
-        disk.fail(errno.EIO, forever=True, only=["unlink"])
-        broker.delete_topic("deleted")
-    assert disk.faults["unlink"]
+    records = [one for one in load_metadata(disk) if one.name == "kept"]
+    save_metadata(disk, records)
     caplog.clear()
     async with nsqd_in_memory(disk=disk):
         [warning] = [line for line in caplog.messages if "come back" in line]
-    assert warning.endswith("of that name is made: deleted")
+    assert warning.endswith("of that name is made: forgotten")
+
+
+async def test_files_of_a_deleted_topic_go_at_the_next_start(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a kill before they were removed none of its messages comes back, and none is kept."""
+    disk, gate = SimulatedDisk(), Gate()
+    async with nsqd_in_memory(disk=disk, background=gate, mem_queue_size=0) as broker:
+        publish(broker, "deleted", *numbered(4))
+        await trio.sleep(10)
+        gate.shut()
+        broker.delete_topic("deleted")
+        assert gate.held_up
+        killed = disk.after_kill()
+        gate.open()
+    assert "deleted.diskqueue.000000.dat" in killed.files()
+    save_metadata(killed, [])
+    async with nsqd_in_memory(disk=killed):
+        pass
+    assert not [line for line in caplog.messages if "come back" in line]
+    assert not [name for name in killed.files() if name.startswith("deleted")]

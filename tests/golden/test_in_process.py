@@ -119,7 +119,7 @@ def _publish_lines(broker: Broker, query: Query, body: bytes) -> None:
     broker.topic(query["topic"]).publish(ListBodies(lines))
 
 
-ACTIONS: Mapping[str, Callable[[Broker, Query, bytes], None]] = {
+ACTIONS: Mapping[str, Callable[[Broker, Query, bytes], object]] = {
     "/pub": _publish,
     "/mpub": _publish_lines,
     "/topic/pause": lambda broker, query, _: broker.topics[query["topic"]].pause(),

@@ -33,7 +33,7 @@ class Scenario:
     Attributes:
         accepted: messages whose append returned, since the queue was emptied.
         trying: those of an append that did not return, or was refused.
-        emptied: those that an `empty` drops that did not return.
+        emptied: those that an `empty` or `delete` drops that did not return.
         handed: how many of ``accepted`` were read, or were being read.
         read: those that were.
         durable: how many of ``accepted`` the last sync that was completed made durable.
@@ -84,6 +84,14 @@ class Scenario:
         self.sync()
         self.take(8)
         self.put(5)
+        self.put(2, due_ns=DUE_NS)
+        self.delete()
+        self.put(3)
+        self.take(1)
+        self.run_jobs()
+        self.sync()
+        self.put(2)
+        self.take(2)
 
     def put(self, count: int, sizes: tuple[int, ...] = (10,), due_ns: int | None = None) -> None:
         wanted = messages(self.next_number, count, sizes, due_ns=due_ns)
@@ -119,11 +127,21 @@ class Scenario:
             self.background.run_all()
 
     def empty(self) -> None:
+        self._drop_all()
+        self.queue.empty()
+        self.emptied = []
+
+    def delete(self) -> None:
+        """And make it anew at once."""
+        self._drop_all()
+        self.queue.delete()
+        self.start()
+        self.emptied = []
+
+    def _drop_all(self) -> None:
         self.emptied, self.accepted, self.trying = self.accepted + self.trying, [], []
         self.dropped += self.emptied
         self.read, self.handed, self.durable = [], 0, 0
-        self.queue.empty()
-        self.emptied = []
 
     def reopen(self) -> None:
         """A clean stop and start."""

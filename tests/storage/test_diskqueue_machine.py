@@ -62,10 +62,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.next_number = 0
         self.log: list[Message] = []  # accepted since the queue was last empty for certain
         self.known: set[bytes] = set()
+        self.dropped: set[bytes] = set()  # emptied or deleted
         self.read_count = 0  # of the log
         self.healthy = True
         self.caught_up = 0
         self.torn = False
+        self.void_failed = False
         self.open(SimulatedDisk(random=Random(seed)))
 
     def open(self, disk: SimulatedDisk) -> None:
@@ -135,7 +137,10 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def empty(self) -> None:
         depth = self.queue.depth
+        faults = self.disk.faults.total()
         assert self.queue.empty() == depth
+        self.void_failed |= self.disk.faults.total() > faults
+        self.dropped.update(message.id for message in self.log)
         assert depth == len(self.waiting) or (not self.healthy and not self.waiting)
         self.log.clear()
         self.read_count = 0
@@ -204,7 +209,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.background.run_all()
         assert self.folder.fault is None
         assert not self.queue.behind
-        self.healthy, self.torn = True, False
+        self.healthy, self.torn, self.void_failed = True, False, False
         self.read(1, 1)  # one fault after another must not add up to five in a row
         SEEN["healed"] += 1
 
@@ -225,14 +230,15 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.healthy)
     @rule()
     def delete_and_make_anew(self) -> None:
-        """A job of the deleted queue may be under way."""
-        self.queue.delete()
-        assert self.disk_is_clean()
-        self.anew()
+        """Jobs of the deleted queue may be under way, and its files still be there."""
         SEEN["deleted with a job under way"] += len(self.background) > 0
+        self.queue.delete()
+        SEEN["made anew before all was removed"] += not self.disk_is_clean()
+        self.anew()
         SEEN["deleted"] += 1
 
     def anew(self) -> None:
+        self.dropped.update(message.id for message in self.log)
         self.make_queue()
         assert self.queue.depth == 0
         self.log.clear()
@@ -245,6 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.disk.fail(errno.EIO, at, True, {"unlink"})
         self.healthy = False
         self.queue.delete()
+        self.background.run_all()
         told = self.folder.fault is not None
         assert told or self.disk_is_clean()
         SEEN["deleted, but some stays"] += told
@@ -257,7 +264,6 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """What was accepted and not read comes again, after what was read last; no due times."""
-        empty_failed = self.disk.faults["unlink"]
         self.count_faults()
         self.open(self.disk.after_kill())
         self.disk.capacity = None
@@ -267,13 +273,13 @@ class QueueMachine(RuleBasedStateMachine):
         accepted = [message for message in got if message in wanted]
         assert accepted == wanted[len(wanted) - len(accepted) :]
         assert len(accepted) >= len(self.waiting)
-        if not self.torn and not empty_failed:
-            # The disk never failed to remove what was refused or emptied.
-            assert {message.id for message in got} <= self.known
+        if not self.torn and not self.void_failed:
+            # The disk took it that what was refused or emptied is not there any more.
+            assert {message.id for message in got} <= self.known - self.dropped
         self.known.update(message.id for message in got)
         self.log.clear()
         self.read_count = 0
-        self.healthy, self.torn = True, False
+        self.healthy, self.torn, self.void_failed = True, False, False
         SEEN["killed"] += 1
 
     @invariant()
@@ -282,6 +288,11 @@ class QueueMachine(RuleBasedStateMachine):
             depth = self.queue.depth
             assert depth == len(self.waiting) or (not self.waiting and depth <= 1)
             assert self.healthy <= (depth == len(self.waiting))
+
+    @invariant()
+    def nothing_contradicts_itself(self) -> None:
+        if hasattr(self, "queue"):
+            assert self.queue.check() is None
 
     def teardown(self) -> None:
         if hasattr(self, "queue"):
@@ -316,6 +327,7 @@ def test_a_queue_is_a_list() -> None:
         "healed",
         "reopened",
         "deleted with a job under way",
+        "made anew before all was removed",
         "deleted, but some stays",
         "killed",
     }

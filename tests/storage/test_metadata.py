@@ -5,6 +5,7 @@ import json
 import stat
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -261,3 +262,38 @@ def test_a_draft_that_stays_is_a_warning(caplog: pytest.LogCaptureFixture) -> No
     assert disk.faults["unlink"] == 1
     assert len(disk.names()) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_many_topics_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the encoder is given more than one topic or channel: it holds up all threads. The
+    text is the same as that of one call, however many topics or channels there are."""
+    channels = tuple(ChannelRecord(f"channel_{number}", number % 2 == 0) for number in range(9_000))
+    topics = [TopicRecord(f"topic_{number}") for number in range(5_000)]
+    topics.append(TopicRecord("large", True, channels))
+    expected = {
+        "topics": [
+            {
+                "name": topic.name,
+                "paused": topic.paused,
+                "channels": [{"name": one.name, "paused": one.paused} for one in topic.channels]
+                or None,
+            }
+            for topic in topics
+        ],
+        "version": "1.3.0",
+    }
+    longest = 0
+    dumps = json.dumps
+
+    def noting(value: object, **options: Any) -> str:
+        nonlocal longest
+        text = dumps(value, **options)
+        longest = max(longest, len(text))
+        return text
+
+    disk = SimulatedDisk(logged=True)
+    monkeypatch.setattr(json, "dumps", noting)
+    save_metadata(disk, topics)
+    assert disk.files()[FILE_NAME].decode() == dumps(expected, separators=(",", ":"))
+    assert longest < 200
+    assert [operation for operation, _ in disk.log].count("write") > 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from random import Random
 from typing import Final
@@ -49,7 +49,8 @@ from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
-from trionsq.storage.metadata import ChannelRecord, TopicRecord, load_metadata
+from trionsq.storage.leftover import finish_removals
+from trionsq.storage.metadata import TopicRecord, load_metadata
 from trionsq.storage.none import DroppingBackend
 from trionsq.transport import Transport
 from trionsq.wire.identify import ServerFeatures
@@ -138,7 +139,7 @@ class Broker:
         self.tcp_port = 0
         self.http_port = 0
         self.https_port = 0
-        self.chores = Chores()
+        self.chores = Chores(self.defects)
         self.checks = Checks(self.topics)
         self._scan = ScanQueue()
         # Topics under deletion that still have channels, by name.
@@ -148,7 +149,7 @@ class Broker:
         self._stop = trio.Event()
         self._ended = trio.Event()
         self._metadata = MetadataKeeper(
-            folder, self._records, self._ids_until_ns, self.clock.now_ns
+            folder, self.topics, lambda: self._ids_after_ns, self.clock.now_ns
         )
         self._loading = False
         self._ids_after_ns = 0
@@ -208,8 +209,8 @@ class Broker:
         options, folder, defects = self.options, self.folder, self.defects
         sync_s = options.sync_timeout_ns / SECOND_NS
         timers: dict[str, Callable[[], Awaitable[None]]] = {
-            "chores": self.chores.run,
-            "checks": self.checks.run,
+            "chore": self.chores.run,
+            "check": self.checks.run,
             "scan": partial(run_queue_scan, self._scan, self.clock, options, defects),
             "heartbeat": partial(run_heartbeats, self.looks, self.clock, defects),
             "disk_sync": partial(run_disk_syncs, folder, sync_s),
@@ -243,29 +244,13 @@ class Broker:
             for topic in self.topics.values()
             for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
         }
-        if strangers := self.folder.strangers(known):
+        if strangers := finish_removals(self.folder, self.folder.strangers(known)):
             log.warning(
                 "NSQ: messages on disk of %d topics or channels that there are not come back if "
                 "one of that name is made: %s",
                 len(strangers),
                 ", ".join(strangers[:_STRANGERS_MAX]),
             )
-
-    def _records(self) -> list[TopicRecord]:
-        """What the metadata are now: all that is not ephemeral."""
-        return [
-            TopicRecord(
-                topic.name,
-                topic.core.paused,
-                tuple(
-                    ChannelRecord(channel.name, channel.core.paused)
-                    for channel in topic.channels.values()
-                    if not channel.is_ephemeral
-                ),
-            )
-            for topic in self.topics.values()
-            if not topic.is_ephemeral
-        ]
 
     async def save_metadata(self) -> None:
         """Write down which topics and channels there are and which are paused.
@@ -289,11 +274,6 @@ class Broker:
     async def _save_metadata_at_last(self) -> None:
         if not await keep_trying(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
-
-    def _ids_until_ns(self) -> int:
-        """The time whose message ids, and those before, may have been given out."""
-        of_topics = [topic.core.ids.until_ns for topic in self.topics.values()]
-        return max([self._ids_after_ns, *of_topics])
 
     def change_log_level(self, level: str) -> None:
         """Log from ``level`` on: debug, info, warn, error or fatal."""
@@ -340,6 +320,11 @@ class Broker:
             what, reason = next(iter(self.defects.stopped.items()))
             fault = f"{what} is stopped by a defect of nsqd: {reason}"
         return "OK" if fault is None else f"NOK - {fault}"
+
+    @property
+    def defect_counts(self) -> Mapping[str, int]:
+        """Exceptions that nobody expected, by the part of nsqd, the disk jobs among them."""
+        return {**self.defects.counts, "disk_job": self.folder.background.defects.count}
 
     def _say_what_is_lost(self) -> None:
         kept = sum(

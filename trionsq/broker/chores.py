@@ -6,15 +6,14 @@ however many there are, they never hold up the loop for longer than one step.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 
 import trio
 
-__all__ = ["Chore", "Chores"]
+from trionsq.broker.defects import Defects
 
-log = logging.getLogger("trionsq")
+__all__ = ["Chore", "Chores"]
 
 
 class Chore:
@@ -47,14 +46,10 @@ class Chore:
 
 
 class Chores:
-    """The chores of a broker.
+    """The chores of a broker. A defect in one of them ends that one only."""
 
-    Attributes:
-        failures: chores that ended by a defect of ours.
-    """
-
-    def __init__(self) -> None:
-        self.failures = 0
+    def __init__(self, defects: Defects) -> None:
+        self._defects = defects
         self._chores: deque[Chore] = deque()
         self._wake = trio.Event()
         self._has_ended = False
@@ -87,10 +82,8 @@ class Chores:
             next(chore.steps)
         except StopIteration:
             chore.end()
-        except Exception:
-            # A defect of ours: it costs this chore, with a trace in the log, and nothing else.
-            log.exception("NSQ: a chore failed")
-            self.failures += 1
+        except Exception as error:
+            self._defects.note("chore", "NSQ: a piece of long work", error)
             chore.end()
         else:
             self._queue(chore)

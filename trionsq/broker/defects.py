@@ -21,6 +21,8 @@ log = logging.getLogger("trionsq")
 
 PARTS: Final = (
     "channel",
+    "check",
+    "chore",
     "client",
     "disk_retry",
     "disk_sync",

@@ -95,6 +95,7 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
     The tasks of topics and channels have ended. Returns a line for each queue that could not be
     saved whole; what could be is.
     """
+    folder.stopping = True
     queues = [queue for topic in topics for queue in _queues(topic)]
     with trio.move_on_after(_LIMIT_S):
         deadline_s = trio.current_time() + _RETRY_FOR_S

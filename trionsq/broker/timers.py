@@ -122,11 +122,13 @@ async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
     """Make durable what was written or read, every --sync-timeout, for ever."""
     while True:
         await trio.sleep(timeout_s)
-        folder.sync_all()
+        for _ in folder.sync_in_steps():
+            await trio.lowlevel.checkpoint()
 
 
 async def run_disk_retries(folder: DataFolder) -> None:
     """Let disk queues that failed see whether they can go on, for ever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
-        folder.try_again()
+        for _ in folder.try_again_in_steps():
+            await trio.lowlevel.checkpoint()

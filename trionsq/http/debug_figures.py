@@ -157,7 +157,7 @@ async def broker_figures(broker: Broker, top: int, now_s: float) -> dict[str, An
         "connections_max": broker.admission.limit or None,
         "connections_refused": broker.admission.refused,
         "connections_failed_by_defects": broker.client_failures,
-        "defects": {part: count for part, count in broker.defects.counts.items() if count},
+        "defects": {part: count for part, count in broker.defect_counts.items() if count},
         "last_defects": dict(broker.defects.last),
         "stopped_by_defects": dict(broker.defects.stopped),
         "topics": len(broker.topics),
@@ -179,7 +179,6 @@ def checks_document(broker: Broker) -> dict[str, Any]:
     return {
         "queues_checked_since_start": checks.checks_count,
         "queues_that_do_not_add_up": checks.broken_count,
-        "defects_while_checking": checks.failures,
         "finds": [{"queue": queue, "find": find} for queue, find in checks.broken.items()],
     }
 

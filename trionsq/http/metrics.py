@@ -78,7 +78,6 @@ _PROCESS: Final = (
     gauge("nsqd_queued_output_bytes", "Bytes for clients that their sockets have not taken."),
     gauge("nsqd_topics", "Topics."),
     counter("nsqd_broken_invariants", "Finds that what a queue counts does not add up: a defect."),
-    counter("nsqd_chore_failures", "Pieces of long work ended by a defect of nsqd's."),
     gauge("nsqd_disk_faults", "Queues and files with which something is wrong; 0 is healthy."),
 )
 _DEFECTS: Final = counter(
@@ -207,7 +206,6 @@ def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
         queued_output_nbytes,
         len(broker.topics),
         broker.checks.broken_count,
-        broker.chores.failures,
         len(broker.folder.faults),
     ]
     peers = broker.lookups.peers.values()
@@ -217,7 +215,7 @@ def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
         asked.append(({}, [servers.asking, servers.waiting]))
     return [
         Table(_PROCESS, [({}, values)]),
-        _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defects.counts.items()]),
+        _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
         Table(_AUTH, asked),
         _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),

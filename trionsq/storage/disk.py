@@ -8,14 +8,16 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Disk", "DiskFile", "RealDisk", "replace_file"]
+__all__ = ["Disk", "DiskFile", "RealDisk", "pieces_of", "replace_file"]
 
 _MODE: Final = 0o600
+# A file is copied in pieces of this size: large enough that the system calls do not count.
+_PIECE_NBYTES: Final = 1 << 20
 
 
 class DiskFile(Protocol):
@@ -73,12 +75,35 @@ class Disk(Protocol):
         """Bytes that may still be written."""
 
 
+def pieces_of(
+    file: DiskFile, nbytes: int | None = None, piece_nbytes: int = _PIECE_NBYTES
+) -> Iterator[bytes]:
+    """The first ``nbytes`` of a file, or all of it (None), piece by piece; less if it is shorter.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    left = file.size() if nbytes is None else nbytes
+    offset = 0
+    while left > 0:
+        piece = file.read(min(left, piece_nbytes), offset)
+        if not piece:
+            return
+        yield piece
+        offset += len(piece)
+        left -= len(piece)
+
+
 def replace_file(
-    disk: Disk, name: str, data: bytes, rename: Callable[[str, str], None] | None = None
+    disk: Disk,
+    name: str,
+    data: bytes | Iterable[bytes],
+    rename: Callable[[str, str], None] | None = None,
 ) -> None:
     """Give a file a new content so that a crash leaves either the old or the new one.
 
-    ``rename`` may stand in for the disk's, to decide at the last moment.
+    ``data`` may come in pieces, of which one at a time is in memory. ``rename`` may stand in for
+    the disk's, to decide at the last moment.
 
     Raises:
         OSError: the old content stands; or the new one, but it may not survive a power failure.
@@ -87,14 +112,19 @@ def replace_file(
     try:
         file = disk.create(draft)
         try:
-            file.write(data, 0)
+            offset = 0
+            for piece in (data,) if isinstance(data, bytes) else data:
+                file.write(piece, offset)
+                offset += len(piece)
             file.sync()
         finally:
             file.close()
         (rename or disk.rename)(draft, name)
-    except OSError as error:
+    except Exception as error:
         with suppress(OSError):  # the first error is the one that matters
             disk.unlink(draft)
+        if not isinstance(error, OSError):
+            raise
         # By the name that means something; it also makes the same fault read the same.
         raise OSError(error.errno, error.strerror, os.path.join(disk.path, name)) from error
     disk.sync_folder()
@@ -125,7 +155,15 @@ class RealFile:
 
     def read(self, nbytes: int, offset: int) -> bytes:
         try:
-            return os.pread(self._fd, nbytes, offset)
+            data = os.pread(self._fd, nbytes, offset)
+            if len(data) == nbytes or not data:
+                return data
+            # One call gives 2,147,479,552 bytes at most, and may give fewer for other reasons.
+            parts, count = [data], len(data)
+            while count < nbytes and (data := os.pread(self._fd, nbytes - count, offset + count)):
+                parts.append(data)
+                count += len(data)
+            return b"".join(parts)
         except OSError as error:
             raise self._named(error) from None
 

@@ -1,7 +1,10 @@
 """The disk queue: the overflow of a topic or channel, in the very files of the original nsqd.
 
 Records are written and read here and now: that is a copy to or from the page cache. What may
-block for long (fsync, renames, removals) is done by a background job, one at a time.
+block for long (fsync, removals, large sidecars) is done by a background job, one at a time.
+
+Nothing here waits for a job, and no call does more than its messages ask for: `empty` and `delete`
+leave all files behind, with a positions file that says so, and a job removes them.
 
 Spec: nsqd-internals, section 7.
 """
@@ -11,20 +14,20 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.storage.deferrals import DeferralFile
+from trionsq.storage.disk import DiskFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes
 from trionsq.storage.folder import DataFolder, error_text, let_go
-from trionsq.storage.leftover import Leftover, Remains, leftover_of, remove_files
+from trionsq.storage.leftover import Removal, removal_of
 from trionsq.storage.peek import QueueView
-from trionsq.storage.positions import QueueFiles, begin_file, find_start
+from trionsq.storage.positions import FileNumbers, QueueFiles, begin_file, find_start
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
-from trionsq.storage.sync import Generation, SyncJob
+from trionsq.storage.sync import REMOVED_AT_ONCE, Generation, SyncJob
 from trionsq.storage.writer import SEALED_MAX, QueueWriter
 
 __all__ = ["DiskQueue"]
@@ -37,6 +40,11 @@ _BEHIND_SYNCS: Final = 2
 # speaks of what it holds. With any other one, such as too many open files, it is tried for ever.
 _READ_ATTEMPTS: Final = 5
 _DAMAGE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+# Files that are removed at the stop, which takes up to 5 s of the minute that nsqd has (50 ms for
+# each of 100 MB). What is left goes at the next start.
+_REMOVED_AT_END: Final = 100
+# A sidecar up to this size (1,200 messages) is loaded at once, in about 1 ms.
+_SIDECAR_NBYTES_AT_ONCE: Final = 64 * 1024
 
 
 class DiskQueue:
@@ -54,19 +62,23 @@ class DiskQueue:
         self._folder = folder
         self._disk = folder.disk
         self._files = QueueFiles(name)
-        left = leftover_of(folder, name)
-        start = find_start(folder, self._files) if left is None else left.start()
+        removal = removal_of(folder, name)
+        start = find_start(folder, self._files) if removal is None else removal.hand_over()
         self._positions = start.positions
         # Files before this one are of before an unclean end.
         self._recovered_end = start.positions.write_file if start.moved else 0
         # The content of the positions file, None if it is not known to be durable.
         self._durable = start.text
-        self._has_positions_file = start.text is not None
+        self._has_positions_file = start.has_file
+        # What it was made to say here and now, None if something else may stand in it.
+        self._said: bytes | None = None
+        self._is_bare = start.is_bare
         self._generation = Generation()
         self._job: SyncJob | None = None
+        self._is_loading = False
         self._sync_again = False
         self._sync_error: str | None = None
-        self._doubtful: list[tuple[str, int | None]] = []
+        self._doubtful: list[tuple[int, int | None]] = []
         self._operations = 0
         # Records read since the positions were last on their way to disk.
         self._reads = 0
@@ -83,11 +95,10 @@ class DiskQueue:
         self._reader.finished = start.finished
         self._sidecar = DeferralFile(folder.disk, name)
         self._due_times = DueTimes()
-        self._due_times.load(self._sidecar)
-        if self._positions.all_read:
-            self._due_times.clear()
         folder.queues[self] = None
-        if start.moved or start.finished or (self._due_times.on_disk and not self._due_times):
+        if removal is None:
+            self._begin_to_load()
+        if start.moved or start.finished or (self._sidecar.lines and not self._due_times):
             folder.changed[self] = None
 
     def __repr__(self) -> str:
@@ -104,11 +115,58 @@ class DiskQueue:
         return self._positions.read_file < self._recovered_end
 
     @property
+    def _is_busy(self) -> bool:
+        """Whether a job is under way."""
+        return self._job is not None or self._is_loading
+
+    @property
     def behind(self) -> bool:
-        if self._job is None:
+        if not self._is_busy:
             return False
         limit = _BEHIND_SYNCS * max(1, self._folder.sync_every)
         return self._operations >= limit or len(self._writer.sealed) >= SEALED_MAX // 2
+
+    # The sidecar at the start
+
+    def _begin_to_load(self) -> None:
+        """Load the due times; nothing can be read before they are there."""
+        try:
+            nbytes = self._sidecar.size()
+        except OSError as error:
+            self._loaded(None, error)
+            return
+        if not nbytes:
+            return
+        self._is_bare = False
+        if nbytes <= _SIDECAR_NBYTES_AT_ONCE:
+            self._load_now()
+            return
+        self._is_loading = True
+        generation, found = self._generation.number, list[dict[bytes, int]]()
+
+        def done(error: Exception | None) -> None:
+            self._is_loading = False
+            if self._generation.number == generation:
+                self._loaded(found[0] if found else None, error)
+            if not self._deleted:
+                self._go_on()
+
+        self._folder.submit(self.name, lambda: found.append(self._sidecar.load()), done)
+
+    def _load_now(self) -> None:
+        try:
+            self._loaded(self._sidecar.load(), None)
+        except OSError as error:
+            self._loaded(None, error)
+
+    def _loaded(self, due_ns: dict[bytes, int] | None, error: Exception | None) -> None:
+        if error is not None:
+            text = error_text(error)
+            log.error("%s: deferred messages lose their delay: %s", self._sidecar.name, text)
+        if due_ns is not None:
+            self._due_times.load(due_ns)
+        if self._positions.all_read:
+            self._due_times.clear()
 
     # Messages
 
@@ -116,10 +174,10 @@ class DiskQueue:
         if self._sync_error is not None:
             raise BackendError(self._sync_error)
         records = encode(segment)
+        self._is_bare = False
         try:
             if not self._has_positions_file:
-                begin_file(self._disk, self._files.positions, self._positions)
-                self._has_positions_file = True
+                self._say_positions()
             began_file = self._writer.append(records)
         except OSError as error:
             self._refused_nbytes = records.nbytes
@@ -135,8 +193,16 @@ class DiskQueue:
             self._reader.leave_finished_file()
         self._operated(records.count, began_file)
 
+    def _say_positions(self) -> None:
+        """Write the positions file so that a kill can't undo what they say. O(1), not durable."""
+        text = self._positions.text()
+        if text != self._said:
+            begin_file(self._disk, self._files.positions, self._positions)
+            self._said = text
+        self._has_positions_file = True
+
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
-        if not self._can_read:
+        if not self._can_read or self._is_loading:
             return None
         try:
             segment = self._reader.peek(count_max, nbytes_max)
@@ -189,63 +255,56 @@ class DiskQueue:
     def oldest_ns(self) -> int | None:
         return self._reader.oldest_ns()
 
-    def check(self) -> str | None:
-        return None
-
     def empty(self) -> int:
         dropped = self.depth
-        positions = self._positions
-        # What can't be removed now goes with the next sync.
-        self._reader.finished = self._remove().records
-        positions.depth = 0
-        positions.write_file += 1
-        positions.write_pos = 0
-        positions.read_file, positions.read_pos = positions.write_file, 0
-        # So that the numbering goes on after a crash, too.
-        self._operated(0, True)
+        if not self._is_bare:
+            self._leave_files()
+            # So that the files go, and the numbering goes on after a power failure, too.
+            self._operated(0, True)
         return dropped
 
     def delete(self) -> None:
-        left = self._remove()
+        if not self._is_bare:
+            self._leave_files()
         self._deleted = True
         self._folder.changed.pop(self, None)
         self._folder.queues.pop(self, None)
-        reason = self._folder.faults.pop(self, "")
-        if left:
-            Leftover(self._folder, self._files, left, self._positions.write_file + 1).tell(reason)
+        self._folder.faults.pop(self, None)
+        if self._is_bare:
+            return
+        numbers = self._reader.finished
+        if self._job is not None:
+            numbers.add_all(self._job.finished)
+        end, is_void = self._positions.write_file, self._has_positions_file
+        Removal(self._folder, self._files, end, numbers, is_void=is_void).begin()
 
-    def _remove(self) -> Remains:
-        """Remove all files, and void what a job under way has still to do; what stays."""
-        positions, files = self._positions, self._files
-        numbers = range(positions.read_file, positions.write_file + 1)
-        names = [*map(files.records, numbers), *self._reader.finished]
-        with suppress(OSError):  # one that stays is set aside when its number comes
-            self._writer.settle()
-        self._reader.release()
-        self._writer.release()
+    def _leave_files(self) -> None:
+        """Leave all records behind, and void what a job under way has still to do.
+
+        The files are among the finished ones then. A kill brings no message back, unless the disk
+        does not take the positions.
+        """
+        positions, reader = self._positions, self._reader
+        first = positions.read_file
+        reader.release()
+        self._writer.leave_all()
+        positions.depth = 0
+        positions.read_file, positions.read_pos = positions.write_file, 0
+        reader.finished.add_range(range(first, positions.write_file))
         self._due_times.clear()
+        self._generation.number += 1
         self._durable = None
-        self._has_positions_file = False
         self._sync_error = None
         self._doubtful.clear()
         self._can_read = True
         self._read_failures = 0
         self._refused_nbytes = 0
         self._clear_fault()
-        with self._generation.lock:
-            self._generation.number += 1
-            if self._job is not None:
-                names += self._job.finished
-            records = remove_files(self._disk, names, self._failed)
-            others = remove_files(self._disk, [files.positions], self._failed)
-            try:
-                self._sidecar.remove()
-            except OSError as error:
-                self._failed(error)
-                others.append(self._sidecar.name)
-            else:
-                self._due_times.forget_file()
-        return Remains(records, others)
+        try:
+            self._say_positions()
+        except OSError as error:
+            self._has_positions_file = False
+            self._failed(error)
 
     # Durability
 
@@ -254,13 +313,13 @@ class DiskQueue:
         self._folder.changed[self] = None
         if moved:
             self.sync()
-        elif self._operations >= self._folder.sync_every and self._job is None:
+        elif self._operations >= self._folder.sync_every and not self._is_busy:
             self._sync_records()
 
     def sync(self) -> None:
         """Begin to make durable all that is not. If that is under way, it is done once more."""
         self._sync_again = True
-        if self._job is None:
+        if not self._is_busy:
             self._sync_records()
 
     def _sync_records(self) -> None:
@@ -289,20 +348,23 @@ class DiskQueue:
             return
         job = self._job = self._make_job(with_positions)
         self._writer.lent = job.current[1] if job.current else None
-        self._folder.background.submit(job.run, self._synced)
+        self._folder.submit(self.name, job.run, self._synced)
 
     def _make_job(self, with_positions: bool, *, at_end: bool = False) -> SyncJob:
         writer, reader = self._writer, self._reader
         positions: bytes | None = None
         due_times = NO_WORK
-        finished: list[str] = []
+        finished = FileNumbers()
         if with_positions:
             self._folder.changed.pop(self, None)
             self._reads = 0
             text = self._positions.text()
-            positions = text if text != self._durable else None
-            due_times = self._due_times.plan(at_end=at_end)
-            finished, reader.finished, reader.moved = reader.finished, [], False
+            if text != self._durable:
+                positions = text
+            if positions != self._said:
+                self._said = None
+            due_times = self._due_times.plan(self._sidecar.lines, at_end=at_end)
+            finished, reader.finished, reader.moved = reader.finished, finished, False
             # What is removed need not be written anew, for which there may be no room.
             self._doubtful = [each for each in self._doubtful if each[0] not in finished]
         current = None
@@ -310,6 +372,7 @@ class DiskQueue:
             current = (self._positions.write_file, writer.file)
         job = SyncJob(
             disk=self._disk,
+            files=self._files,
             generation=self._generation,
             number=self._generation.number,
             sealed=writer.sealed,
@@ -317,61 +380,80 @@ class DiskQueue:
             doubtful=self._doubtful,
             sidecar=self._sidecar,
             due_times=due_times,
-            positions_file=self._files.positions,
             positions=positions,
             finished=finished,
+            removed_max=_REMOVED_AT_END if at_end else REMOVED_AT_ONCE,
         )
         writer.sealed, writer.unsynced = [], False
         self._doubtful = []
         return job
 
-    def _synced(self, error: OSError | None) -> None:
+    def _synced(self, error: Exception | None) -> None:
         job, self._job = self._job, None
         assert job is not None
+        try:
+            self._end_job(job, error)
+        except Exception as defect:
+            if not self._deleted:
+                # What the job did is not known: nothing is taken before a whole sync went well.
+                self._durable = None
+                self._sync_error = error_text(defect)
+                self._failed(defect)
+                self.caught_up()
+            raise
+        if not self._deleted:
+            self._go_on()
+
+    def _end_job(self, job: SyncJob, error: Exception | None) -> None:
         for duration_s in job.fsyncs_s:
             self._folder.fsync_s.observe(duration_s)
         self._writer.take_back()
         if job.number != self._generation.number:
-            for _, file in job.sealed:
-                let_go(file)
-            if self._deleted:
-                return
+            _close_all(job.sealed)
+            if not self._deleted:
+                self._reader.finished.add_all(job.finished)
         elif job.durable:
             self._made_durable(job, error)
         elif error is not None:
             self._sync_failed(job, error)
-        may_sync = self._sync_error is None
-        if may_sync and (self._sync_again or self._operations >= max(1, self._folder.sync_every)):
+
+    def _go_on(self) -> None:
+        """A job has ended: begin the next one, if there is something to do."""
+        enough = self._operations >= max(1, self._folder.sync_every)
+        if self._sync_error is None and (self._sync_again or enough):
             self._begin_sync()
         self.caught_up()
 
-    def _made_durable(self, job: SyncJob, error: OSError | None) -> None:
+    def _made_durable(self, job: SyncJob, error: Exception | None) -> None:
         if job.positions is not None:
             self._durable = job.positions
             self._has_positions_file = True
         self._sync_error = None
+        if job.finished:
+            self._reader.finished.add_all(job.finished)
+            self._folder.changed[self] = None
+            # At once, but for those that can't be removed.
+            self._sync_again |= job.removed > 0 and not self._folder.stopping
         if error is None:
-            self._due_times.done(job.due_times)
             self._clear_fault()
         else:
-            # Files that were left over go next time.
             self._failed(error)
-            self._reader.finished[:0] = job.finished
             self._folder.changed[self] = None
 
-    def _sync_failed(self, job: SyncJob, error: OSError) -> None:
+    def _sync_failed(self, job: SyncJob, error: Exception) -> None:
         """What a sync failed to make durable never is: write it anew, and don't go on in it."""
         self._failed(error)
         self._sync_error = error_text(error)
         self._doubtful += job.doubtful
         if job.sealed:
             number, file = job.sealed.pop(0)
-            let_go(file)
+            if file is not None:
+                let_go(file)
             self._doubt(number)
         elif job.current is not None:
             self._doubt(job.current[0])
         self._writer.sealed[:0] = job.sealed
-        self._reader.finished[:0] = job.finished
+        self._reader.finished.add_all(job.finished)
         self._due_times.failed(job.due_times)
         if job.current is not None and job.current[0] == self._positions.write_file:
             log.error(
@@ -387,7 +469,7 @@ class DiskQueue:
     def _doubt(self, number: int) -> None:
         positions = self._positions
         end = positions.write_pos if number == positions.write_file else None
-        self._doubtful.append((self._files.records(number), self._writer.torn.get(number, end)))
+        self._doubtful.append((number, self._writer.torn.get(number, end)))
 
     def try_again(self) -> None:
         """See whether the disk takes and gives something now; if so, go on."""
@@ -403,7 +485,7 @@ class DiskQueue:
             self.caught_up()  # reading may go on
             return
         self._durable = None
-        if self._job is None:
+        if not self._is_busy:
             self._begin_sync()
         else:
             self._sync_again = True
@@ -424,7 +506,7 @@ class DiskQueue:
             self._failed(error)
             return False
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         text = error_text(error)
         if self._folder.faults.get(self) != text:
             log.error("DISKQUEUE(%s): %s", self.name, text)
@@ -437,7 +519,7 @@ class DiskQueue:
 
     def close(self) -> None:
         """Raises BackendError as the interface says. No job may be under way."""
-        assert self._job is None, "a sync is under way"
+        assert not self._is_busy, "a job is under way"
         error = self._settle_and_sync()
         self._reader.release()
         self._writer.release()
@@ -448,9 +530,9 @@ class DiskQueue:
             raise BackendError(error_text(error)) from error
         self._folder.faults.pop(self, None)
 
-    def _settle_and_sync(self) -> OSError | None:
+    def _settle_and_sync(self) -> Exception | None:
         """Make durable what can be, here and now; what went wrong first."""
-        failure: OSError | None = None
+        failure: Exception | None = None
         try:
             self._writer.settle()
         except OSError as error:
@@ -463,6 +545,33 @@ class DiskQueue:
                 log.error("DISKQUEUE(%s): left over: %s", self.name, error_text(error))
             else:
                 failure = failure or error
-        for _, file in job.sealed:
-            let_go(file)
+        except Exception as defect:
+            self._folder.background.defects.tell(defect)
+            failure = failure or defect
+        _close_all(job.sealed)
         return failure
+
+    def check(self) -> str | None:
+        """What is wrong with the state of the queue, None if nothing is. O(1)."""
+        positions, writer, reader = self._positions, self._writer, self._reader
+        read = (positions.read_file, positions.read_pos)
+        written = (positions.write_file, positions.write_pos)
+        if read > written:
+            return f"it is read at {read}, behind {written}, where it is written"
+        if positions.depth > 0 and self._is_bare:
+            return f"its depth is {positions.depth}, but it has no file"
+        if reader.finished.end > positions.read_file:
+            return f"it is read in file {positions.read_file}, but later ones are to be removed"
+        if writer.sealed and writer.sealed[-1][0] >= positions.write_file:
+            return f"it is written in file {positions.write_file}, which is taken for full"
+        if self._deleted and (writer.file is not None or not positions.all_read):
+            return "it is deleted, but has messages"
+        if self._due_times and positions.all_read:
+            return f"it has no message, but due times of {len(self._due_times)}"
+        return reader.check()
+
+
+def _close_all(files: list[tuple[int, DiskFile | None]]) -> None:
+    for _, file in files:
+        if file is not None:
+            let_go(file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -34,6 +34,9 @@ _QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
 _DRAFT: Final = re.compile(
     rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred|[0-9]{{6,}})\.dat)\.[0-9]+\.tmp"
 )
+
+# What is written at once, in characters.
+_PIECE_LENGTH: Final = 64 * 1024
 
 log = logging.getLogger("trionsq")
 
@@ -96,25 +99,35 @@ def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
     Raises:
         OSError: the new content may not be durable.
     """
-    content = {
-        "topics": [
-            {
-                "name": topic.name,
-                "paused": topic.paused,
-                "channels": [
-                    {"name": channel.name, "paused": channel.paused}
-                    for channel in topic.channels
-                    if not is_ephemeral(channel.name)
-                ]
-                or None,
-            }
-            for topic in topics
-            if not is_ephemeral(topic.name)
-        ]
-        or None,
-        "version": NSQ_VERSION,
-    }
-    replace_file(disk, FILE_NAME, json.dumps(content, separators=(",", ":")).encode())
+    replace_file(disk, FILE_NAME, _encode(topics))
+
+
+def _encode(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
+    """The content of the file in pieces.
+
+    To encode it in one call would keep all other threads from running, the event loop among them.
+    """
+    topics = [topic for topic in topics if not is_ephemeral(topic.name)]
+    text = '{"topics":' + ("[" if topics else "null")
+    for place, topic in enumerate(topics):
+        if len(text) >= _PIECE_LENGTH:
+            yield text.encode()
+            text = ""
+        text += ("," if place else "") + _encode_entry(topic)[:-1] + ',"channels":'
+        channels = [channel for channel in topic.channels if not is_ephemeral(channel.name)]
+        text += "[" if channels else "null"
+        for channel_place, channel in enumerate(channels):
+            text += ("," if channel_place else "") + _encode_entry(channel)
+            if len(text) >= _PIECE_LENGTH:
+                yield text.encode()
+                text = ""
+        text += "]}" if channels else "}"
+    text += ("]" if topics else "") + f',"version":"{NSQ_VERSION}"}}'
+    yield text.encode()
+
+
+def _encode_entry(entry: TopicRecord | ChannelRecord) -> str:
+    return json.dumps({"name": entry.name, "paused": entry.paused}, separators=(",", ":"))
 
 
 def remove_drafts(disk: Disk) -> None:

@@ -37,9 +37,6 @@ class DroppingBackend:
     def oldest_ns(self) -> int | None:
         return None
 
-    def check(self) -> str | None:
-        return None
-
     def empty(self) -> int:
         return 0
 
@@ -47,4 +44,7 @@ class DroppingBackend:
         return None
 
     def close(self) -> None:
+        return None
+
+    def check(self) -> str | None:
         return None

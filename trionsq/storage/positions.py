@@ -8,14 +8,26 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from trionsq.storage.disk import Disk
 from trionsq.storage.folder import DataFolder, let_go
 
-__all__ = ["Positions", "QueueFiles", "Start", "begin_file", "find_start"]
+__all__ = [
+    "FileNumbers",
+    "Positions",
+    "QueueFiles",
+    "Start",
+    "begin_file",
+    "draft_of",
+    "find_start",
+    "read_positions",
+    "remove_files",
+]
 
 log = logging.getLogger("trionsq")
 
@@ -93,30 +105,124 @@ class QueueFiles:
         return self.records(number) + ".bad"
 
 
+class FileNumbers:
+    """Numbers of files with records, as ranges: of a million files in a row one object."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        self._ranges: list[range] = []
+        for number in numbers:
+            self.add(number)
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in each for each in self._ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._ranges)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ranges))
+
+    def __repr__(self) -> str:
+        return f"<FileNumbers {self._ranges}>"
+
+    def add(self, number: int) -> None:
+        """Add one number."""
+        self.add_range(range(number, number + 1))
+
+    def add_range(self, numbers: range) -> None:
+        """Add consecutive numbers, as the last ones."""
+        ranges = self._ranges
+        if ranges and ranges[-1].stop == numbers.start:
+            ranges[-1] = range(ranges[-1].start, numbers.stop)
+        elif numbers:
+            ranges.append(numbers)
+
+    def add_all(self, others: FileNumbers) -> None:
+        """Add those of others. They may be in another thread's hands."""
+        for each in others._ranges.copy():
+            self.add_range(each)
+
+    @property
+    def first(self) -> int:
+        """The one that was added first. There is one."""
+        return self._ranges[0].start
+
+    @property
+    def end(self) -> int:
+        """One more than the highest; 0 if there is none."""
+        return max((each.stop for each in self._ranges), default=0)
+
+    def drop_first(self) -> None:
+        """Forget the one that was added first."""
+        rest = self._ranges[0][1:]
+        if rest:
+            self._ranges[0] = rest
+        else:
+            del self._ranges[0]
+
+
+def remove_files(
+    disk: Disk, files: QueueFiles, numbers: FileNumbers, count_max: int
+) -> OSError | None:
+    """Remove up to ``count_max`` of the files, in any thread, and take off their numbers.
+
+    Those that can't be removed become the last ones; the error of the first is returned.
+    """
+    failure: OSError | None = None
+    for _ in range(min(count_max, len(numbers))):
+        number = numbers.first
+        try:
+            disk.unlink(files.records(number))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            failure = failure or error
+            numbers.add(number)
+        # Not before: a file whose removal is under way counts as being there.
+        numbers.drop_first()
+    return failure
+
+
 @dataclass(slots=True)
 class Start:
     """What a queue begins with.
 
     Attributes:
         text: of the positions file; None if there is none, or none that can be used.
+        has_file: whether there is a positions file that a reader of the queue may go by.
+        is_bare: whether there is certainly no file of the queue at all.
         moved: whether ``positions`` are not those of the file any more.
-        finished: names of files that were read to their end, and outlived that.
+        finished: numbers of files that were read to their end, and outlived that.
     """
 
     positions: Positions = field(default_factory=Positions)
     text: bytes | None = None
+    has_file: bool = False
+    is_bare: bool = False
     moved: bool = False
-    finished: list[str] = field(default_factory=list)
+    finished: FileNumbers = field(default_factory=FileNumbers)
+
+
+def draft_of(name: str) -> str:
+    """A name for a file that is not, or no more, the one of that name; removed at each start."""
+    return f"{name}.{secrets.randbits(31)}.tmp"
 
 
 def begin_file(disk: Disk, name: str, positions: Positions) -> None:
-    """Write the positions file of a new queue: without it nobody would look for the first records,
-    were the process killed now. It is not durable, as they are not: the first sync sees to that.
+    """Write the positions file here and now, but not durably: that is left to the next sync.
+
+    A new queue needs it, or nobody would look for its first records, were the process killed now;
+    an emptied one, or its messages would come back then.
 
     Raises:
         OSError: there is none.
     """
-    draft = f"{name}.{secrets.randbits(31)}.tmp"
+    draft = draft_of(name)
     try:
         file = disk.create(draft)
         try:
@@ -124,10 +230,11 @@ def begin_file(disk: Disk, name: str, positions: Positions) -> None:
         finally:
             let_go(file)
         disk.rename(draft, name)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             disk.unlink(draft)
-        raise
+        # By the name that means something.
+        raise OSError(error.errno, error.strerror, f"{disk.path}/{name}") from error
 
 
 def find_start(folder: DataFolder, files: QueueFiles) -> Start:
@@ -138,11 +245,10 @@ def find_start(folder: DataFolder, files: QueueFiles) -> Start:
     are all read, some perhaps again, if it is the disk that does not give the positions.
     """
     try:
-        text = _read(folder.disk, files.positions)
-        positions = Positions.parse(text)
+        text, positions = read_positions(folder.disk, files)
     except FileNotFoundError:
         _set_aside(folder, files)
-        return Start()
+        return Start(is_bare=True)
     except OSError as error:
         log.error("DISKQUEUE(%s): begins with its first file: %s", files.queue, error)
         return Start(_all_files(folder, files), moved=True)
@@ -151,7 +257,8 @@ def find_start(folder: DataFolder, files: QueueFiles) -> Start:
         _set_aside(folder, files)
         return Start()
     moved = _go_past_end(folder, files, positions)
-    return Start(positions, text, moved, _outlived(folder, files, positions))
+    outlived = _outlived(folder, files, positions)
+    return Start(positions, text, has_file=True, moved=moved, finished=outlived)
 
 
 def _all_files(folder: DataFolder, files: QueueFiles) -> Positions:
@@ -173,12 +280,19 @@ def _set_aside(folder: DataFolder, files: QueueFiles) -> None:
             log.error("DISKQUEUE(%s): nothing tells of %s, set aside as .bad", files.queue, name)
 
 
-def _read(disk: Disk, name: str) -> bytes:
-    file = disk.open(name)
+def read_positions(disk: Disk, files: QueueFiles) -> tuple[bytes, Positions]:
+    """The content of the positions file, and what it says.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is not such a file.
+    """
+    file = disk.open(files.positions)
     try:
-        return file.read(_NBYTES_MAX, 0)
+        text = file.read(_NBYTES_MAX, 0)
     finally:
         let_go(file)
+    return text, Positions.parse(text)
 
 
 def _size(disk: Disk, name: str) -> int:
@@ -230,6 +344,7 @@ def _go_past_end(folder: DataFolder, files: QueueFiles, positions: Positions) ->
     return True
 
 
-def _outlived(folder: DataFolder, files: QueueFiles, positions: Positions) -> list[str]:
+def _outlived(folder: DataFolder, files: QueueFiles, positions: Positions) -> FileNumbers:
     """Files before the one that is read next: a crash, or the disk, kept them from going."""
-    return [name for name in folder.found(files.queue) if files.number(name) < positions.read_file]
+    found = map(files.number, folder.found(files.queue))
+    return FileNumbers(number for number in found if number < positions.read_file)

@@ -1,5 +1,8 @@
 """The head of a disk queue: records come in blocks, finished and damaged files are left behind.
 
+Blocks are read in the event loop: as a rule a copy of some 100 KiB from the page cache. Of a
+backlog that is not in there each block waits for the disk, and everybody with it.
+
 Spec: nsqd-internals, section 7 (reading, recovery).
 """
 
@@ -12,7 +15,7 @@ from typing import Final
 from trionsq.core.batch import Segment
 from trionsq.storage.disk import Disk, DiskFile
 from trionsq.storage.folder import let_go
-from trionsq.storage.positions import Positions, QueueFiles
+from trionsq.storage.positions import FileNumbers, Positions, QueueFiles
 from trionsq.storage.records import Block, parse
 from trionsq.storage.writer import QueueWriter
 
@@ -33,8 +36,8 @@ class QueueReader:
     """Reads records in order.
 
     Attributes:
-        finished: names of the files that were read to their end. They may go when the positions on
-            disk no longer name them.
+        finished: numbers of the files that were read to their end. They may go when the positions
+            on disk no longer name them.
         moved: whether another file was begun since somebody set this to False.
     """
 
@@ -77,7 +80,7 @@ class QueueReader:
         self._demand = 0
         # The last position whose time was read for itself, and that time.
         self._seen = ((-1, -1), 0)
-        self.finished: list[str] = []
+        self.finished = FileNumbers()
         self.moved = False
 
     def peek(self, count_max: int, nbytes_max: int) -> Segment | None:
@@ -201,7 +204,7 @@ class QueueReader:
         return self._file
 
     def _next_file(self) -> None:
-        self.finished.append(self._files.records(self._positions.read_file))
+        self.finished.add(self._positions.read_file)
         self._go_on()
 
     def give_up_file(self, why: str) -> None:
@@ -232,6 +235,18 @@ class QueueReader:
         self._positions.read_pos = 0
         self.moved = True
         self.release()
+
+    def check(self) -> str | None:
+        """What is wrong with the state of the reader, None if nothing is. O(1)."""
+        block = self._block
+        if block is None:
+            return None
+        if not 0 <= self._place < block.count:
+            return f"it is at record {self._place} of a block of {block.count}"
+        pos = self._block_start + block.end(self._place)
+        if pos != self._positions.read_pos:
+            return f"its block goes on at {pos}, but it is read at {self._positions.read_pos}"
+        return None
 
     def release(self) -> None:
         """Let go of the file and of what was read ahead."""

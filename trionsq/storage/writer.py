@@ -18,7 +18,7 @@ __all__ = ["SEALED_MAX", "QueueWriter"]
 
 log = logging.getLogger("trionsq")
 
-# Full files that wait to be made durable. With more, the next one is synced before going on.
+# Full files that stay open until they are durable. More of them are closed, and opened for that.
 SEALED_MAX: Final = 16
 
 
@@ -26,8 +26,8 @@ class QueueWriter:
     """Appends records.
 
     Attributes:
-        sealed: full files that are not durable yet, with their numbers, the oldest first. Whoever
-            takes them from here has to sync and close them.
+        sealed: full files that are not durable yet, with their numbers, the oldest first; None
+            for one that is not open. Whoever takes them from here has to sync and close them.
         unsynced: whether the current file has records that are not durable.
         lent: the file that a background job is using; it is not closed before `take_back`.
         torn: what a refused append left and could not yet be removed: by file number, where the
@@ -58,7 +58,7 @@ class QueueWriter:
         self._file: DiskFile | None = None
         # Files to be closed when the job that uses one of them is done.
         self._left: list[DiskFile] = []
-        self.sealed: list[tuple[int, DiskFile]] = []
+        self.sealed: list[tuple[int, DiskFile | None]] = []
         self.unsynced = False
         self.lent: DiskFile | None = None
         self.torn: dict[int, int] = {}
@@ -98,7 +98,6 @@ class QueueWriter:
             upto = records.fit(start + room)
             if upto <= done:
                 if positions.write_pos:
-                    self._limit_sealed()
                     self.seal()
                     continue
                 upto = done + 1  # a record may exceed the limit in a file of its own
@@ -151,16 +150,14 @@ class QueueWriter:
         self._disk.rename(name, self._files.set_aside(number))
         return self._disk.create(name)
 
-    def _limit_sealed(self) -> None:
-        while len(self.sealed) >= SEALED_MAX:
-            self.sealed[0][1].sync()
-            self._close(self.sealed.pop(0)[1])
-
     def seal(self) -> None:
         """End the current file; what comes goes to the next."""
-        if self._file is not None:
-            self.sealed.append((self._positions.write_file, self._file))
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            if len(self.sealed) >= SEALED_MAX:
+                self._close(file)
+                file = None
+            self.sealed.append((self._positions.write_file, file))
         self._positions.write_file += 1
         self._positions.write_pos = 0
 
@@ -183,7 +180,9 @@ class QueueWriter:
             self._close(self._file)
             self._file = None
         while self.sealed and self.sealed[-1][0] >= file:
-            self._close(self.sealed.pop()[1])
+            _, sealed = self.sealed.pop()
+            if sealed is not None:
+                self._close(sealed)
         self.torn.update(dict.fromkeys(range(file + 1, positions.write_file + 1), 0))
         self.torn[file] = pos
         positions.write_file, positions.write_pos = file, pos
@@ -224,10 +223,18 @@ class QueueWriter:
         finally:
             let_go(file)
 
+    def leave_all(self) -> None:
+        """Go on with a file behind all that there may be; nothing of these is needed any more."""
+        self.release()
+        self._positions.write_file = max([self._positions.write_file, *self.torn]) + 1
+        self._positions.write_pos = 0
+        self.torn.clear()
+
     def release(self) -> None:
         """Let go of all files, durable or not."""
         for _, file in self.sealed:
-            self._close(file)
+            if file is not None:
+                self._close(file)
         self.sealed.clear()
         if self._file is not None:
             self._close(self._file)

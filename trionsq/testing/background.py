@@ -1,14 +1,16 @@
 """Blocking work without threads: at once, or when a test says so.
 
-Both are a `trionsq.storage.background.Background`. An error of a job that is no OSError comes out
-of the call which ran the job; its ``done`` is not called then.
+Both are a `trionsq.storage.background.Background`. What a job raises that is no Exception (such as
+`trionsq.testing.disk.Crashed`) comes out of the call which ran the job, and so does what ``done``
+raises.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
+
+from trionsq.storage.background import Done, Job, JobDefects
 
 __all__ = ["HeldBackground", "InlineBackground"]
 
@@ -16,10 +18,29 @@ _COUNT_MAX: Final = 10_000
 
 
 class InlineBackground:
-    """Runs each job, and what follows it, before `submit` returns."""
+    """Runs each job, and what follows from it, before `submit` returns.
 
-    def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
-        done(_error_of(job))
+    Attributes:
+        defects: exceptions of jobs that are no OSError.
+    """
+
+    def __init__(self) -> None:
+        self.defects = JobDefects()
+        self._waiting: deque[tuple[Job, Done]] = deque()
+        self._runs = False
+
+    def submit(self, job: Job, done: Done) -> None:
+        self._waiting.append((job, done))
+        if self._runs:
+            return  # what follows from a job comes after it, not in it
+        self._runs = True
+        try:
+            while self._waiting:
+                job, done = self._waiting.popleft()
+                done(_error_of(job, self.defects))
+        finally:
+            self._runs = False
+            self._waiting.clear()
 
     async def wait_idle(self) -> None:
         return None
@@ -30,12 +51,14 @@ class HeldBackground:
 
     Attributes:
         submitted: jobs that ever came.
+        defects: exceptions of jobs that are no OSError.
     """
 
     def __init__(self) -> None:
         self.submitted = 0
-        self._waiting: deque[tuple[Callable[[], None], Callable[[OSError | None], None]]] = deque()
-        self._started: deque[tuple[OSError | None, Callable[[OSError | None], None]]] = deque()
+        self.defects = JobDefects()
+        self._waiting: deque[tuple[Job, Done]] = deque()
+        self._started: deque[tuple[Exception | None, Done]] = deque()
 
     def __len__(self) -> int:
         """Jobs whose ``done`` was not called yet."""
@@ -44,7 +67,7 @@ class HeldBackground:
     def __repr__(self) -> str:
         return f"<HeldBackground {len(self._waiting)} waiting, {len(self._started)} started>"
 
-    def submit(self, job: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
+    def submit(self, job: Job, done: Done) -> None:
         self.submitted += 1
         self._waiting.append((job, done))
 
@@ -55,7 +78,7 @@ class HeldBackground:
             IndexError: none waits.
         """
         job, done = self._waiting.popleft()
-        self._started.append((_error_of(job), done))
+        self._started.append((_error_of(job, self.defects), done))
 
     def run_one(self) -> None:
         """Tell of the oldest job that it is done, after running it if that is still to be done.
@@ -84,9 +107,12 @@ class HeldBackground:
         self.run_all()
 
 
-def _error_of(job: Callable[[], None]) -> OSError | None:
+def _error_of(job: Job, defects: JobDefects) -> Exception | None:
     try:
         job()
     except OSError as error:
+        return error
+    except Exception as error:
+        defects.tell(error)
         return error
     return None
