@@ -18,7 +18,6 @@ from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.store import Store
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import DataFolder
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -247,8 +246,6 @@ async def test_a_defect_in_a_look_at_a_client_costs_that_client(
 @pytest.mark.parametrize(
     ("part", "of", "method", "after_s"),
     [
-        ("disk_sync", DataFolder, "sync_all", 5),
-        ("disk_retry", DataFolder, "try_again", 5),
         ("metadata", MetadataKeeper, "save", 5),
         ("id_reserve", MetadataKeeper, "reserve_ids", 130),
     ],
@@ -277,6 +274,30 @@ async def test_a_defect_in_a_timer_costs_a_turn_of_it(
         await trio.sleep(after_s)
         if part == "metadata":
             assert b'"t"' in disk.files()["nsqd.dat"]
+
+
+@pytest.mark.parametrize(("part", "method"), [("disk_sync", "sync"), ("disk_retry", "give_room")])
+async def test_a_defect_in_a_timer_of_the_disk_costs_a_turn_of_it(
+    part: str, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer begins again; messages flow, and what was to be durable gets so."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        publish(broker, "t", *numbered(3))
+        await trio.sleep(5)
+        # Retries look at the queues while anything is wrong.
+        broker.folder.faults["a file"] = "broken by the test"
+        publish(broker, "t", *numbered(3))
+        breakage = Breakage(monkeypatch, DiskQueue, method)
+        breakage.times(1)
+        await trio.sleep(10)
+        assert breakage.fired == 1
+        assert broker.defects.counts[part] == broker.defects.counts.total() == 1
+        broker.folder.faults.clear()
+        assert broker.health == "OK"
+        _, messages = await consume(broker, "t", "c", 6)
+        assert len(messages) == 6
+        assert not breakage.left
 
 
 async def test_a_defect_at_the_end_of_a_connection_ends_no_other(
