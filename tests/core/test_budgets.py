@@ -145,6 +145,22 @@ def test_messages_that_stay_in_flight_are_looked_at_once() -> None:
     assert consumer.compact(6.0) == 0
 
 
+def test_a_look_that_ends_within_a_delivery_loses_none_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of more messages in flight than one look takes, all come back when they time out."""
+    for looks_max in range(1, 25):
+        monkeypatch.setattr("trionsq.core.consumer._COMPACT_LOOKS_MAX", looks_max)
+        channel, (consumer,) = crowd(1, each=20)
+        for delivery in set(consumer.in_flight.values()):
+            delivery.written = True
+        channel.finish(consumer, message_ids(0, 17), 0.0)
+        assert consumer.compact(5.0) == min(3, looks_max)
+        consumer.rdy = 0
+        channel.scan(10.0, wall_ns(10.0))
+        assert (channel.timeout_count, channel.depth, channel.check()) == (3, 3, None)
+
+
 @numbers
 def test_a_disconnect_costs_the_same_in_any_crowd(count: int) -> None:
     """Of clients that wait for messages; what it costs to forget them is spread over all."""
