@@ -305,9 +305,12 @@ class Channel:
         if self.paused:
             return
         left_queue = False
-        for _ in range(DISPATCH_MAX):
-            if not waiting or not (store.memory.depth or store.backend.depth):
+        left = DISPATCH_MAX
+        while waiting and (store.memory.depth or store.backend.depth):
+            if not left:
+                self._serve_later()
                 break
+            left -= 1
             consumer = waiting.popleft()
             if consumer.epoch != self._epoch:
                 self._forget(consumer)
@@ -350,8 +353,6 @@ class Channel:
                 waiting.append(consumer)
             else:
                 consumer.waiting = False
-        else:
-            self._serve_later()
         if left_queue:
             self.made_room()
 
@@ -423,17 +424,18 @@ class Channel:
         if not consumer.offer(delivery):
             consumer.blocked = True
             return False
-        count = segment.last - segment.first
+        count = wanted = segment.last - segment.first
         entries = dict.fromkeys(delivery.ids, delivery)
-        before = len(consumer.in_flight)
-        if before:
-            consumer.in_flight.update(entries)
+        in_flight = consumer.in_flight
+        if in_flight:
+            wanted += len(in_flight)
+            in_flight.update(entries)
         else:
-            consumer.in_flight = entries
+            consumer.in_flight = in_flight = entries
         consumer.message_count += count
         self._handed_out += count
-        if len(consumer.in_flight) != before + count:
-            self._count_doubles(before + count - len(consumer.in_flight))
+        if len(in_flight) != wanted:
+            self._count_doubles(wanted - len(in_flight))
         if deadline_s < consumer.look_s or now_s + COMPACT_AFTER_S < consumer.look_s:
             self._look_at(consumer, min(deadline_s, now_s + COMPACT_AFTER_S))
         return True
