@@ -311,7 +311,7 @@ def test_any_sequence_of_events_keeps_the_balance(
         settings=settings(
             max_examples=by_level(test=200, short=400, full=4_000)
             if budget is None
-            else by_level(test=80, short=150, full=1_500),
+            else by_level(test=150, short=150, full=1_500),
             stateful_step_count=60,
             deadline=None,
         ),
