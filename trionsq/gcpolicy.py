@@ -50,8 +50,8 @@ pauses_s = Histogram(_BOUNDS_S)
 
 _COLLECTS_IN_STEPS: Final = sys.version_info >= (3, 14)
 # Without `collect_on_purpose`, and in a burst, Python looks at the young when there are so many
-# more of them than before; every fourth time together with those that were once found alive. Where as
-# many go as come these are some 20,000: 13 ms (measured), for a coroutine takes 0.6 us.
+# more of them than before; every fourth time together with those that were once found alive.
+# Where as many go as come these are some 20,000: 13 ms (measured), for a coroutine takes 0.6 us.
 _YOUNG_MAX: Final = 2_500
 _YOUNG_COLLECTIONS: Final = 3
 # All are looked at automatically only while nobody does it on purpose.
