@@ -73,8 +73,13 @@ async def open_dashboard(
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.note)
             dashboard.tasks.append(dashboard.notify.run)
-        for task in dashboard.tasks:
+
+        def start_task(task: Task) -> None:
             nursery.start_soon(run, task, name=task)
+
+        for task in dashboard.tasks:
+            start_task(task)
+        dashboard.start_task = start_task
         try:
             yield dashboard
         finally:

@@ -37,6 +37,7 @@ class Dashboard:
         observers: are told of each thing that a user did; they must not wait.
         operations: what users do.
         tasks: run as long as the dashboard, each in a task of its own.
+        start_task: starts one more; without effect until the dashboard runs.
         stopping: set when it ends; streams end then.
         http_port: where it listens; -1: on a unix socket.
         loop_lag_s: how late the event loop is; None: that is not its own.
@@ -51,6 +52,7 @@ class Dashboard:
     notify: Notifier | None = None
     observers: list[Callable[[Done], None]] = field(default_factory=list)
     tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    start_task: Callable[[Callable[[], Awaitable[None]]], None] = lambda task: None
     stopping: trio.Event = field(default_factory=trio.Event)
     http_port: int = 0
     loop_lag_s: Histogram | None = None
