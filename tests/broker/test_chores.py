@@ -26,7 +26,8 @@ async def test_chores_take_turns() -> None:
         short = chores.add_later(steps("short", 2, log))
         nursery.start_soon(chores.run)
         await short.wait()
-        assert (long.is_done, len(log)) == (False, 5)
+        assert not long.is_done
+        assert len(log) <= 8  # tasks that are ready run in any order
         await long.wait()
         assert (len(log), len(chores)) == (102, 0)
         nursery.cancel_scope.cancel()

@@ -277,6 +277,8 @@ class QueueMachine(RuleBasedStateMachine):
             # The disk took it that what was refused or emptied is not there any more.
             assert {message.id for message in got} <= self.known - self.dropped
         self.known.update(message.id for message in got)
+        # What came again though it was dropped is there until it is read for good.
+        self.dropped.difference_update(message.id for message in got)
         self.log.clear()
         self.read_count = 0
         self.healthy, self.torn, self.void_failed = True, False, False
