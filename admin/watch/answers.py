@@ -110,13 +110,18 @@ async def ask_ages(upstream: Upstream, node: str, timeout_s: float) -> dict[tupl
     """
     body = await upstream.get_bytes(url_of(node, "/metrics"), timeout_s=timeout_s)
     ages = dict[tuple[str, str], float]()
-    for number, (key, age_s) in enumerate(ages_in(body)):
-        ages[key] = age_s
-        if number % 1000 == 0:
-            await trio.lowlevel.checkpoint()
+    start = 0
+    while start < len(body):
+        # To the end of a line.
+        end = body.find(b"\n", start + _AGES_NBYTES) + 1 or len(body)
+        ages.update(ages_in(body[start:end]))
+        start = end
+        await trio.lowlevel.checkpoint()
     return ages
 
 
+# Of a page of /metrics that are read in one turn: some hundred lines.
+_AGES_NBYTES: Final = 64 * 1024
 _LINE: Final = re.compile(
     rb"^nsqd_(?:channel|topic)_oldest_message_age_seconds\{([^}\n]*)\} (\S+)", re.MULTILINE
 )

@@ -244,7 +244,7 @@ class Client:
             reads += 1
             if nbytes == _READ_NBYTES_MAX:
                 # What is upgraded may have cost its sender a thousandth.
-                if reads % _READS_MAX == 0 or transport is not self._bottom:
+                if reads % _READS_MAX == 0 or transport is not self._bottom or parser.is_walking:
                     await trio.lowlevel.checkpoint()
             elif ask_again or reads % _READS_BEFORE_ASKING == 0:
                 ask_again = True

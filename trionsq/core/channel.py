@@ -58,6 +58,8 @@ COMPACT_AFTER_S: Final = 2.0
 DISPATCH_MAX: Final = 64
 # Messages looked at, taken back or queued again in one scan: one or two milliseconds.
 SCAN_MAX: Final = 1_000
+# A delivery costs as much as so many looks.
+_DELIVERY_LOOKS: Final = 16
 # So many bytes of bodies that are queued again count as one more: they may go to disk.
 _LOOK_NBYTES: Final = 4096
 # Consumers from which a turn of `empty` takes what they have in flight; those with much count more.
@@ -296,16 +298,17 @@ class Channel:
             consumer.waiting = True
             self.waiting.append(consumer)
 
-    def dispatch(self, now_s: float) -> None:
+    def dispatch(self, now_s: float) -> int:
         """Hand messages to waiting clients, one delivery each in turn.
 
-        After `DISPATCH_MAX` deliveries the channel's task goes on, in its next turn.
+        After `DISPATCH_MAX` deliveries the channel's task goes on, in its next turn. Returns how
+        many clients it looked at.
         """
         store, waiting = self.store, self.waiting
-        if self.paused:
-            return
-        left_queue = False
         left = DISPATCH_MAX
+        if self.paused:
+            return 0
+        left_queue = False
         while waiting and (store.memory.depth or store.backend.depth):
             if not left:
                 self._serve_later()
@@ -355,6 +358,7 @@ class Channel:
                 consumer.waiting = False
         if left_queue:
             self.made_room()
+        return DISPATCH_MAX - left
 
     def _take(self, count_max: int) -> Segment | None:
         """The next messages; None if the backend says it has some and gives none.
@@ -509,7 +513,7 @@ class Channel:
         while looks < SCAN_MAX and (consumer := self._looks.pop_due(now_s)) is not None:
             looks += 1 + self._look(consumer, now_s, SCAN_MAX - looks)
         looks += self._queue_due(now_ns)
-        self.dispatch(now_s)
+        looks += _DELIVERY_LOOKS * self.dispatch(now_s)
         next_s = self._looks.next_s
         due_ns = self.deferred.next_ns
         if due_ns is not None:

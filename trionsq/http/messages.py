@@ -12,7 +12,7 @@ from trionsq.wire.bodies import Bodies, ListBodies, PackedBodies
 __all__ = ["LineSplitter"]
 
 # A body of more than this is kept in one object: to free a million small ones takes 20 ms.
-_LIST_NBYTES_MAX: Final = 256 * 1024
+_LIST_NBYTES_MAX: Final = 64 * 1024
 
 
 class LineSplitter:

@@ -73,6 +73,11 @@ class MpubScan:
         self.end = 0
 
     @property
+    def walked(self) -> int:
+        """Messages that were found so far."""
+        return len(self._ends) - 1
+
+    @property
     def if_eof(self) -> ProtocolError:
         code, what = self.what
         return ProtocolError(code, f"MPUB failed to read {what}")

@@ -57,6 +57,8 @@ _FIELD: Final = 4
 _NEVER: Final = 2**63
 _NOPS: Final = b"NOP\n" * 64
 _INT32 = Struct(">i")
+# Messages of an MPUB: 128 KiB with 10,000 more of them take 2 ms.
+_WALKED_MANY: Final = 10_000
 
 
 class LineTooLong(Exception):
@@ -158,6 +160,11 @@ class ServerParser:
     def paused(self) -> bool:
         """Whether there may be further events without further input."""
         return self.commands >= self._pause_at
+
+    @property
+    def is_walking(self) -> bool:
+        """Whether an MPUB of very many messages comes in: each read of it takes milliseconds."""
+        return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
 
     def take_rest(self) -> bytes:
         """Give up what was received after the last event (it belongs to an upgraded stream)."""
