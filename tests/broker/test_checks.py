@@ -74,3 +74,16 @@ async def test_a_check_that_fails_itself_costs_that_check(
         monkeypatch.setattr(type(broker.topics["t"]), "check", lambda self: 1 / 0)
         await trio.sleep(35)
         assert broker.defects.counts["check"] == 3
+
+
+async def test_what_a_client_is_sent_is_checked(autojump_clock: MockClock) -> None:
+    """Bytes that are pending nowhere, or that are held and not counted, are found."""
+    async with nsqd_in_memory() as broker:
+        _, _, _ = connect(broker)
+        await trio.sleep(1)
+        [client] = broker.clients
+        assert client.output.check() is None
+        client.output.pending = 5
+        await trio.sleep(11)
+        assert list(broker.checks.broken) == [f"client({client.peer})"]
+        client.output.pending = 0

@@ -140,7 +140,7 @@ class Broker:
         self.http_port = 0
         self.https_port = 0
         self.chores = Chores(self.defects)
-        self.checks = Checks(self.topics)
+        self.checks = Checks(self.topics, self.clients)
         self._scan = ScanQueue()
         # Topics under deletion that still have channels, by name.
         self._closing: dict[str, list[Topic]] = {}

@@ -6,12 +6,13 @@ Each check costs the same whatever a queue holds. One that fails is a defect of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 if TYPE_CHECKING:
+    from trionsq.broker.client import Client
     from trionsq.broker.topic import Topic
 
 __all__ = ["Checks"]
@@ -27,19 +28,20 @@ _SHOWN_MAX: Final = 100
 
 
 class Checks:
-    """The invariants of all topics and channels.
+    """The invariants of all topics and channels, and of what is written to each client.
 
     Attributes:
-        broken: what does not add up, by the name of the queue; the first find of each.
-        broken_count: queues of which something was found that does not add up, since the start.
-        checks_count: queues that were looked at, since the start.
+        broken: what does not add up, by the name of the queue or client; the first find of each.
+        broken_count: of how many of them something was found since the start.
+        checks_count: how many were looked at since the start.
     """
 
-    def __init__(self, topics: Mapping[str, Topic]) -> None:
+    def __init__(self, topics: Mapping[str, Topic], clients: Iterable[Client]) -> None:
         self.broken: dict[str, str] = {}
         self.broken_count = 0
         self.checks_count = 0
         self._topics = topics
+        self._clients = clients
 
     def __repr__(self) -> str:
         return f"<Checks {self.checks_count} made, {self.broken_count} failed>"
@@ -66,6 +68,11 @@ class Checks:
                 checks += 1
                 if checks % _CHECKS_MAX == 0:
                     yield
+            checks += 1
+            if checks % _CHECKS_MAX == 0:
+                yield
+        for client in list(self._clients):
+            self._check(f"client({client.peer})", client.output.check())
             checks += 1
             if checks % _CHECKS_MAX == 0:
                 yield

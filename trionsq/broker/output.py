@@ -48,6 +48,16 @@ class Output:
     def __repr__(self) -> str:
         return f"<Output pending={self.pending}>"
 
+    def check(self) -> str | None:
+        """What is wrong with the account of what is pending, None if nothing is. Cheap."""
+        has_chunks, is_blocked = bool(self._chunks), self.blocked_since_s is not None
+        if self.pending < 0 or has_chunks != (self.pending > 0) or has_chunks != is_blocked:
+            return (
+                f"{self.pending} bytes are pending in {len(self._chunks)} chunks, "
+                f"blocked since {self.blocked_since_s}"
+            )
+        return None
+
     def write(self, data: bytes) -> bool:
         """Send ``data`` after all that was written before; whether the socket has taken it.
 
