@@ -17,6 +17,7 @@ NAMED: Final[Names] = {
     "admin.watch.poller.Poller._ask_ages": always("poll of a node's ages"),
     "admin.watch.poller.Poller._ask_for_nodes": always("poll for nodes"),
     "admin.notify.Notifier.run": always("notifications"),
+    "admin.pages.site.Site.compile_templates": always("templates"),
     "admin.cluster.queries._answers.<locals>.note": always("request to a node"),
     "admin.cluster.queries.Cluster.inactive_topics.<locals>.ask": always("request to a node"),
 }

@@ -39,6 +39,7 @@ NAMED: Final[Names] = {
         lambda found: f"nsqlookupd client {peer_of(found['accepted'])}"
     ),
     # nsqadmin's, beside it (--admin) or with it (trionsq up)
+    "admin.pages.site.Site.compile_templates": always("nsqadmin's templates"),
     "admin.watch.poller.Poller.run": always("nsqadmin's poller"),
     "admin.watch.poller.Poller._end_in_time": always("nsqadmin's poller's end"),
     "admin.watch.poller.Poller._ask": always("nsqadmin's poll of a node"),
