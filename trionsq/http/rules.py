@@ -25,7 +25,7 @@ T = TypeVar("T")
 # More digits than any delay in range has.
 _MILLISECONDS = re.compile(rb"[+-]?[0-9]{1,30}")
 # Of a text body that are split in one step: with a line for each second byte that takes 5 ms.
-_STEP_NBYTES_MAX: Final = 64 * 1024
+_STEP_NBYTES_MAX: Final = 32 * 1024
 
 
 class PublishRules:
