@@ -46,7 +46,7 @@ _READS_MAX: Final = 4
 _READS_BEFORE_ASKING: Final = 16
 # Commands acted on before other tasks get their turn; a run of PUBs or FINs is one. What a read
 # brings may be 32,000 NOPs, and compressed that is next to nothing for who sends it.
-_COMMANDS_MAX: Final = 256
+_COMMANDS_MAX: Final = 128
 # Deliveries on their way to the pump; they hold no frames yet.
 _INBOX_DELIVERIES_MAX: Final = 64
 # Their bodies may be there for this client only, read from disk. At least one delivery may wait.

@@ -11,8 +11,8 @@ from trionsq.core.consumer import Consumer
 
 __all__ = ["AT_ONCE_LOOKUPS_MAX", "LOOKUPS_MAX", "Missed"]
 
-# Look-ups in the command's own turn. A read may bring 512 commands that each spend them, which is
-# about a millisecond.
+# Look-ups in the command's own turn. A turn may act on 128 commands that each spend them,
+# which is less than a millisecond.
 AT_ONCE_LOOKUPS_MAX = 32
 # Look-ups in one turn after that: about a millisecond.
 LOOKUPS_MAX = 10_000
