@@ -23,7 +23,7 @@ network:
 
 # A local cluster with data flowing through it; Ctrl-C stops it. ARGS: flags of `trionsq up`.
 run: $(INSTALLED)
-	@$(PY) -m trionsq.cli.demo $(ARGS)
+	@$(PY) -m trionsq.local.demo $(ARGS)
 
 # What the machine lacks is installed meanwhile, one package after the other: apt takes turns.
 test: $(INSTALLED)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from admin.options import NsqadminOptions, OptionsError
-from trionsq.cli import limits, log
-from trionsq.cli.command import fatal, read_options
+from trionsq.daemon import limits, log
+from trionsq.daemon.command import fatal, read_options
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import trio
 
     from admin.daemon import run_nsqadmin
-    from trionsq.listener import ListenError
+    from trionsq.daemon.listener import ListenError
 
     try:
         return trio.run(run_nsqadmin, options)

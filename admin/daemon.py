@@ -21,11 +21,11 @@ from admin.dashboard import Dashboard
 from admin.notify import Notifier
 from admin.options import NsqadminOptions, OptionsError, validated
 from admin.upstream import Upstream
-from trionsq.gcpolicy import start_collecting, tune_gc
+from trionsq.daemon.gcpolicy import start_collecting, tune_gc
+from trionsq.daemon.listener import ListenError, bound_address, open_sockets
+from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
 from trionsq.hostport import split_address
-from trionsq.listener import ListenError, bound_address, open_sockets
-from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.serve import WebServer, serve_web
 
 __all__ = ["listening_hosts", "open_dashboard", "run_nsqadmin", "running_nsqadmin"]

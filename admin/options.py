@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from trionsq.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from trionsq.optionspec import (
+from trionsq.options import (
     BOOL,
     DEBUG_FROM,
     DURATION,

@@ -212,7 +212,7 @@ def kinds(floor: Path, original: Path | None, data: Path) -> Kinds:
     Raises `ServerError` when there is no nsqd.
     """
     commands: dict[str, Sequence[str]] = {
-        OURS: (sys.executable, "-m", "trionsq.cli.nsqd"),
+        OURS: (sys.executable, "-m", "trionsq.local.nsqd"),
         FLOOR: (str(floor),),
     }
     if original is not None:

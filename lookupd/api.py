@@ -18,8 +18,8 @@ from lookupd.registry import Entry, Registry
 from lookupd.tasks import task_name
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
+from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.histogram import Histogram
-from trionsq.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.web.answers import empty, encoded_document, json_bytes, json_document, plain
 from trionsq.web.app import Endpoint, create_app
 from trionsq.web.errors import HttpError

@@ -23,10 +23,10 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Registry
 from lookupd.session import Session
 from trionsq import NSQ_VERSION
-from trionsq.gcpolicy import start_collecting, tune_gc
+from trionsq.daemon.gcpolicy import start_collecting, tune_gc
+from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
-from trionsq.listener import ListenError, accept_forever, bound_address, open_sockets
-from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.web.answers import json_bytes
 from trionsq.web.gate import Gate
 from trionsq.web.serve import WebServer, serve_web

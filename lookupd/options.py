@@ -9,7 +9,7 @@ import dataclasses
 import socket
 
 from trionsq.durations import MINUTE_NS, SECOND_NS
-from trionsq.optionspec import (
+from trionsq.options import (
     DEBUG_FROM,
     DURATION,
     LOG_FORMAT,

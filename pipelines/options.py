@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from trionsq import durations
 from trionsq.client.dial import split_address
 from trionsq.client.discovery import lookup_url
-from trionsq.optionspec import parse_bool as _parse_bool
+from trionsq.options import parse_bool as _parse_bool
 
 __all__ = [
     "Option",

@@ -36,7 +36,7 @@ LONG: Final = (
     SPARK,
     "tests/golden/test_process.py",
     "tests/browser/",
-    "tests/cli/",
+    "tests/local/",
     "tests/foreign/",
     "tests/benchmarks/",
     "tests/hostile/",

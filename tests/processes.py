@@ -48,7 +48,7 @@ def other_binary() -> str | None:
 def nsqd_command() -> list[str]:
     """What starts an nsqd, before any flag."""
     other = other_binary()
-    return [other] if other else [sys.executable, "-m", "trionsq.cli.nsqd"]
+    return [other] if other else [sys.executable, "-m", "trionsq.local.nsqd"]
 
 
 def nsqlookupd_command() -> list[str]:

@@ -1,4 +1,4 @@
-"""Imports run one way: wire <- core <- storage <- broker <- http <- cli, and wire <- client.
+"""Imports run one way: wire <- core <- storage <- broker <- http <- local, and wire <- client.
 
 debug uses none of them, for it can look into any trio program. web is what our HTTP servers have
 in common: it knows no broker.
@@ -16,23 +16,24 @@ ROOT = Path(trionsq.__file__).parent
 TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 
 # Modules beside the layers: about values only, so that any layer may use them.
-SHARED = frozenset({"durations", "histogram", "hostport", "optionspec"})
+SHARED = frozenset({"durations", "histogram", "hostport", "options"})
 # Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
-SHARED_IO = frozenset({"gcpolicy", "httpget", "listener", "looplag", "transport"})
+SHARED_IO = frozenset({"httpget"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),
     "core": {"wire"},
     "storage": {"wire", "core"},
-    "upgrades": set[str](),
-    "broker": {"wire", "core", "storage", "upgrades"},
-    "web": {"wire", "debug", "upgrades"},
-    "http": {"wire", "core", "storage", "broker", "debug", "web", "upgrades"},
+    "transports": set[str](),
+    "daemon": set[str](),
+    "broker": {"wire", "core", "storage", "transports", "daemon"},
+    "web": {"wire", "debug", "transports", "daemon"},
+    "http": {"wire", "core", "storage", "broker", "debug", "web", "transports", "daemon"},
     "debug": set[str](),
-    "client": {"wire", "upgrades"},
-    "testing": {"wire", "core", "storage", "broker", "http", "client", "cli"},
-    "cli": {"wire", "core", "storage", "broker", "http", "web", "client", "upgrades"},
-    "tools": {"wire", "client", "cli"},
+    "client": {"wire", "transports"},
+    "testing": {"wire", "core", "storage", "broker", "http", "client", "local"},
+    "tools": {"wire", "client", "daemon"},
+    "local": {"wire", "core", "storage", "broker", "http", "web", "client", "transports", "daemon"},
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.
 MUST_NOT_USE = {
@@ -40,7 +41,7 @@ MUST_NOT_USE = {
     "core": {"trio", "socket", "asyncio", "threading"},
 }
 # Of trionsq's layers, what the other packages may use.
-OTHERS_MAY_USE = {"wire", "client", "web", "debug", "cli", "testing"}
+OTHERS_MAY_USE = {"wire", "client", "web", "debug", "daemon", "testing"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -106,18 +107,17 @@ def test_other_packages_stay_out_of_the_broker(package: str) -> None:
         assert layers_used(path) <= OTHERS_MAY_USE, path
 
 
-def test_only_the_cluster_command_joins_the_other_packages() -> None:
-    """Of trionsq, `cli.up` alone imports lookupd, and `cli.mount` admin; none of it `cli.up`."""
-    for path in ROOT.rglob("*.py"):
-        used = {name.split(".")[0] for name in imports(path)} & set(TOP_LEVEL[1:])
-        joins = path.parent == ROOT / "cli" / "up" or path == ROOT / "cli" / "mount.py"
-        assert not used or joins, path
-        assert used <= {"lookupd", "admin"}, path
-    commands = {ROOT / "cli" / "main.py", ROOT / "cli" / "demo.py"}
+def test_only_local_programs_join_the_packages() -> None:
+    """Only `local` imports lookupd and admin; only `testing` imports `local`."""
     for package in TOP_LEVEL:
         for path in (ROOT.parent / package).rglob("*.py"):
-            if path.parent != ROOT / "cli" / "up" and path not in commands:
-                assert not any(name.startswith("trionsq.cli.up") for name in imports(path)), path
+            if path.is_relative_to(ROOT / "local"):
+                continue
+            if path.is_relative_to(ROOT):
+                used = {name.split(".")[0] for name in imports(path)} & set(TOP_LEVEL[1:])
+                assert not used, path
+            if not path.is_relative_to(ROOT / "testing"):
+                assert not any(name.startswith("trionsq.local") for name in imports(path)), path
 
 
 @pytest.mark.parametrize("package", TOP_LEVEL)

@@ -27,7 +27,7 @@ def test_the_wheel_holds_exactly_the_four_packages(tmp_path: Path) -> None:
     packages = {"trionsq", "lookupd", "admin", "pipelines"}
     assert top == packages | {"pyspark_nsq.py"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
-    assert "nsqd = trionsq.cli.nsqd:main" in scripts
+    assert "nsqd = trionsq.local.nsqd:main" in scripts
     pages = ROOT / "admin" / "pages"
     shown = {f"admin/pages/{file.relative_to(pages)}" for file in pages.rglob("*.*")}
     assert {name for name in shown if "__pycache__" not in name} <= set(names)

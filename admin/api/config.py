@@ -14,8 +14,8 @@ from quart import Response, request
 
 from admin.dashboard import Dashboard
 from admin.options import config_network
-from trionsq.cli import log as logs
-from trionsq.optionspec import LOG_LEVEL, table
+from trionsq.daemon import log as logs
+from trionsq.options import LOG_LEVEL, table
 from trionsq.web.answers import empty, json_document, text
 from trionsq.web.body import read_body
 from trionsq.web.errors import HttpError

@@ -18,8 +18,8 @@ from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally
 from trionsq.client import Config, Consumer
 from trionsq.client.dial import dial_tcp
 from trionsq.client.handshake import Handshake
-from trionsq.transport import Transport
-from trionsq.upgrades.transport import UpgradedTransport
+from trionsq.transports.layered import UpgradedTransport
+from trionsq.transports.transport import Transport
 from trionsq.wire import commands
 from trionsq.wire.columns import ColumnDecoder
 

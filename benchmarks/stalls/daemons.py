@@ -23,7 +23,7 @@ from benchmarks.servers import ServerError
 INSIDE = Path(__file__).with_name("inside.py")
 START_S = 60.0
 STOP_S = 120.0
-NSQD, NSQLOOKUPD, NSQADMIN = "trionsq.cli.nsqd", "lookupd.cli", "admin.cli"
+NSQD, NSQLOOKUPD, NSQADMIN = "trionsq.local.nsqd", "lookupd.cli", "admin.cli"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tests.golden.http_exchange import exchange_http
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import Request
 from tests.processes import running_nsqadmin as running_process
-from trionsq.cli import limits
+from trionsq.daemon import limits
 from trionsq.debug.tasks import TaskNode, task_tree
 
 NODE = "--nsqd-http-address=127.0.0.1:1"

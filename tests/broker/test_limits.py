@@ -10,11 +10,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
-from trionsq.listener import accept_forever, open_sockets
+from trionsq.daemon.listener import accept_forever, open_sockets
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
-from trionsq.transport import SocketTransport
+from trionsq.transports.transport import SocketTransport
 from trionsq.wire import commands
 from trionsq.wire.server import MAGIC_V2
 

@@ -12,7 +12,7 @@ from trionsq.broker.options import (
     default_node_id,
     validated,
 )
-from trionsq.optionspec import default_of, table
+from trionsq.options import default_of, table
 
 HOSTNAME = socket.gethostname()
 # flag, config key ("=": the flag with underscores, "-": none), default as documented

@@ -18,7 +18,7 @@ from tests.broker.upgrading import Upgrading, certificate, identify, until_gone
 from tests.golden.layers import Deflate, Snappy, TlsConnection
 from tests.golden.peer import Peer
 from tests.golden.test_in_process import MemoryPeer
-from tests.upgrades.ends import client_context
+from tests.transports.ends import client_context
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 

@@ -11,7 +11,7 @@ import trio
 from tests.golden.layers import TlsConnection
 from tests.golden.peer import Peer
 from tests.golden.test_in_process import MemoryPeer
-from tests.upgrades.ends import authority, client_context, write_ca, write_pair
+from tests.transports.ends import authority, client_context, write_ca, write_pair
 from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.testing.streams import MemoryTransport, memory_connection

@@ -16,11 +16,11 @@ import trustme
 from tests.client.network import ADDRESS, Network
 from trionsq.client import Config
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transport import Transport
-from trionsq.upgrades.deflate import DeflateLayer
-from trionsq.upgrades.snappy import SnappyLayer
-from trionsq.upgrades.tls import SslEngine, start_tls
-from trionsq.upgrades.transport import Layer, UpgradedTransport
+from trionsq.transports.deflate import DeflateLayer
+from trionsq.transports.layered import Layer, UpgradedTransport
+from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.tls import SslEngine, start_tls
+from trionsq.transports.transport import Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 
@@ -55,7 +55,7 @@ def trusting(folder: Path, **options: object) -> Config:
 
 
 class CutTransport:
-    """A transport that gives no more at once than a test says. See `trionsq.transport`."""
+    """A transport that gives no more at once than a test says. See `Transport`."""
 
     def __init__(self, inner: MemoryTransport, sizes: list[int]) -> None:
         self._inner = inner

@@ -27,7 +27,7 @@ USER: Final = "ops"
 PASSWORD: Final = "a password for tests"
 
 _MODULES: Final = {
-    "nsqd": "trionsq.cli.nsqd",
+    "nsqd": "trionsq.local.nsqd",
     "nsqlookupd": "lookupd.cli",
     "nsqadmin": "admin.cli",
 }

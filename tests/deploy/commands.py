@@ -12,7 +12,7 @@ from admin.options import NsqadminOptions
 from lookupd.options import NsqlookupdOptions
 from tests.deploy.topology import DEPLOY
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.cli import config, flags
+from trionsq.daemon import config, flags
 
 __all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options", "script"]
 

@@ -15,8 +15,8 @@ from tests.fuzz.sockets import http_connection, run_cases
 from tests.fuzz.steady import TOPIC, SteadyPair, Talk
 from tests.fuzz.watch import MIB, bounded_growth, no_traces, without_groups
 from trionsq.broker.broker import Broker
+from trionsq.daemon.listener import open_sockets
 from trionsq.http.serve import serve_http
-from trionsq.listener import open_sockets
 from trionsq.testing.memory import nsqd_in_memory
 
 _GROWTH_NBYTES_MAX: Final = 200 * MIB

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from tests.fuzz.mutate import mutated
-from trionsq.upgrades.deflate import DeflateLayer
-from trionsq.upgrades.snappy import SnappyLayer
-from trionsq.upgrades.transport import Layer
+from trionsq.transports.deflate import DeflateLayer
+from trionsq.transports.layered import Layer
+from trionsq.transports.snappy import SnappyLayer
 from trionsq.wire import commands
 from trionsq.wire.server import MAGIC_V2
 

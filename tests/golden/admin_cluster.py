@@ -24,8 +24,8 @@ from lookupd.options import NsqlookupdOptions
 from tests.processes import free_address, other_nsqadmin
 from tests.processes import running_nsqadmin as running_process
 from trionsq.broker.options import NsqdOptions
-from trionsq.cli.daemon import running_nsqd
-from trionsq.cli.flags import parse
+from trionsq.daemon.flags import parse
+from trionsq.local.nsqd_daemon import running_nsqd
 
 __all__ = ["AdminCluster", "WebStub", "admin_cluster"]
 

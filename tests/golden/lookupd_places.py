@@ -18,7 +18,7 @@ from tests.golden.interfaces import AuthServer, Connection, HttpAnswer, ServerUn
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import AuthStub, Request, Server
 from tests.processes import DaemonProcess, running_nsqlookupd, split_address
-from trionsq.cli.flags import parse
+from trionsq.daemon.flags import parse
 
 
 class ProcessUnderTest:

@@ -26,9 +26,9 @@ from tests.golden.transcripts import AuthStub, Request, Server
 from tests.processes import other_binary
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.cli import daemon
-from trionsq.cli.flags import parse
+from trionsq.daemon.flags import parse
 from trionsq.http.serve import serve_http
+from trionsq.local import nsqd_daemon
 
 WAYS = ("short", "framework")
 CUTTINGS: tuple[Cutting, ...] = ("whole", "bytewise")
@@ -104,7 +104,7 @@ class InProcess:
         values |= parse(NsqdOptions, wanted.args).values
         values |= {"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}
         values["data_path"] = str(data_path)
-        async with daemon.running_nsqd(validated(NsqdOptions(**values))) as broker:
+        async with nsqd_daemon.running_nsqd(validated(NsqdOptions(**values))) as broker:
             yield BrokerUnderTest(broker, data_path, self._cutting)
 
     def start_auth(self, stub: AuthStub) -> AbstractAsyncContextManager[AuthServer]:
@@ -129,7 +129,7 @@ def ways_outcomes(
     outcomes: OutcomesByWay = {}
     with pytest.MonkeyPatch.context() as patch:
         for way, cutting in product(WAYS, CUTTINGS):
-            patch.setattr(daemon, "serve_http", partial(serve_http, short_way=way == "short"))
+            patch.setattr(nsqd_daemon, "serve_http", partial(serve_http, short_way=way == "short"))
             place = InProcess(tmp_path_factory.mktemp(way), cutting)
             outcomes[way, cutting] = trio.run(
                 run_jobs, list(jobs.values()), place.start_server, place.start_auth

@@ -25,10 +25,10 @@ from tests.golden.needs import tcp_needs
 from tests.golden.replay_tcp import replay_tcp_case
 from tests.golden.transcripts import Request, Server, TcpCase
 from tests.processes import other_binary
-from tests.upgrades.ends import write_pair
+from tests.transports.ends import write_pair
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.cli.flags import parse
+from trionsq.daemon.flags import parse
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryStream, memory_connection
 from trionsq.wire.bodies import ListBodies

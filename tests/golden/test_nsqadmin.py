@@ -25,7 +25,7 @@ from tests.golden.replay_http import compare_answer
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import Request, Response, latin1
 from tests.processes import split_address
-from trionsq.cli.log import LOGGER
+from trionsq.daemon.log import LOGGER
 
 CASE_LIMIT_S = 120.0
 PATIENCE_S = 30.0

@@ -12,9 +12,9 @@ from quart_trio import QuartTrio
 from tests.http.conftest import StartBroker
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.cli.daemon import running_nsqd
 from trionsq.http.app import create_app
-from trionsq.optionspec import table
+from trionsq.local.nsqd_daemon import running_nsqd
+from trionsq.options import table
 
 KEYS = [(name, spec.key) for name, spec in table(NsqdOptions) if spec.key is not None]
 

@@ -19,10 +19,10 @@ from quart_trio import QuartTrio
 from tests.http.conftest import StartBroker
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.cli.daemon import running_nsqd
 from trionsq.debug.tasks import TaskNode, task_tree
 from trionsq.http.app import create_app
 from trionsq.http.debug_names import NAMED
+from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
 from trionsq.web.guard import is_loopback

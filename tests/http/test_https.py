@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.upgrades.ends import (
+from tests.transports.ends import (
     HOST,
     authority,
     client_context,

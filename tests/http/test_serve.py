@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from trionsq.broker.broker import Broker
+from trionsq.daemon.listener import open_sockets
 from trionsq.http.serve import serve_http
-from trionsq.listener import open_sockets
 from trionsq.web import framework, limits
 from trionsq.web.connection import HttpConnection
 

@@ -19,7 +19,7 @@ from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.core.consumer import Consumer
 from trionsq.http.stats_text import StatsText
 from trionsq.testing.memory import nsqd_in_memory
-from trionsq.transport import SocketTransport
+from trionsq.transports.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies
 
 

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, check_half_closeable_stream, wait_all_tasks_blocked
 
 from trionsq.testing.streams import MemoryStream, Pipe, memory_connection
-from trionsq.transport import Transport
+from trionsq.transports.transport import Transport
 
 
 async def test_the_clients_end_is_a_trio_stream(autojump_clock: MockClock) -> None:

@@ -17,7 +17,7 @@ from trionsq.client import Batch, Config, ConnectError, Consumer
 from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.tools.forwarding import UnderWay, _Unanswered, forward
-from trionsq.transport import Transport
+from trionsq.transports.transport import Transport
 
 BODIES = [b"%d" % number for number in range(5)]
 

@@ -41,9 +41,9 @@ from trionsq.core.channel import Channel as ChannelCore
 from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
 from trionsq.core.topic import Topic as TopicCore
+from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
-from trionsq.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
@@ -52,7 +52,7 @@ from trionsq.storage.idfloor import IdFloor
 from trionsq.storage.leftover import finish_removals
 from trionsq.storage.metadata import TopicRecord, load_metadata
 from trionsq.storage.none import DroppingBackend
-from trionsq.transport import Transport
+from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.names import is_ephemeral
 from trionsq.wire.server import CommandLimits

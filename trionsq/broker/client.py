@@ -18,9 +18,9 @@ from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
-from trionsq.transport import Transport
-from trionsq.upgrades.tls import TlsInfo
-from trionsq.upgrades.transport import BrokenStreamError
+from trionsq.transports.layered import BrokenStreamError
+from trionsq.transports.tls import TlsInfo
+from trionsq.transports.transport import Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated

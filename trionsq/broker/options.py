@@ -12,7 +12,7 @@ import zlib
 
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
-from trionsq.optionspec import (
+from trionsq.options import (
     BOOL,
     DEBUG_FROM,
     DURATION,

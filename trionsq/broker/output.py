@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import trio
 
-from trionsq.transport import Transport
+from trionsq.transports.transport import Transport
 
 __all__ = ["Output"]
 

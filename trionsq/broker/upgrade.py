@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from trionsq.transport import Transport
-from trionsq.upgrades.certificates import ServerTls, TlsConfigError, TlsFiles
-from trionsq.upgrades.deflate import DeflateLayer
-from trionsq.upgrades.snappy import SnappyLayer
-from trionsq.upgrades.tls import reason_of, start_tls
-from trionsq.upgrades.transport import UpgradedTransport
+from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles
+from trionsq.transports.deflate import DeflateLayer
+from trionsq.transports.layered import UpgradedTransport
+from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.tls import reason_of, start_tls
+from trionsq.transports.transport import Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated

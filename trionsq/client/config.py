@@ -16,7 +16,7 @@ import trionsq
 from trionsq import durations
 from trionsq.client.errors import ConfigError
 from trionsq.client.tls import TLS_VERSIONS, tls_context
-from trionsq.optionspec import parse_bool
+from trionsq.options import parse_bool
 
 __all__ = ["Config"]
 

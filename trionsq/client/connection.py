@@ -21,7 +21,7 @@ from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import RDY_MAX, Handshake
 from trionsq.client.waiting import Reply, Token
-from trionsq.transport import SocketTransport, Transport
+from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
 from trionsq.wire.columns import ColumnDecoder, Columns

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import trio
 
-from trionsq.transport import SocketTransport, Transport
+from trionsq.transports.transport import SocketTransport, Transport
 
 __all__ = ["Dial", "dial_tcp", "split_address"]
 

@@ -25,11 +25,11 @@ from trionsq.client.errors import (
     UpgradeError,
 )
 from trionsq.client.tls import reason_of
-from trionsq.transport import Transport
-from trionsq.upgrades.deflate import DeflateLayer
-from trionsq.upgrades.snappy import SnappyLayer
-from trionsq.upgrades.tls import SslEngine, TlsInfo, start_tls
-from trionsq.upgrades.transport import UpgradedTransport
+from trionsq.transports.deflate import DeflateLayer
+from trionsq.transports.layered import UpgradedTransport
+from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
+from trionsq.transports.transport import Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame, FrameError, Message, Response
 from trionsq.wire.columns import ColumnDecoder

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from trionsq.client.errors import ConfigError
-from trionsq.upgrades import tls
+from trionsq.transports import tls
 
 __all__ = ["TLS_VERSIONS", "reason_of", "tls_context"]
 

@@ -14,7 +14,7 @@ from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.statsd import statsd_prefix
-from trionsq.optionspec import LOG_LEVEL, table
+from trionsq.options import LOG_LEVEL, table
 from trionsq.web.answers import empty, json_document, text
 from trionsq.web.body import read_body
 from trionsq.web.errors import HttpError

@@ -12,7 +12,7 @@ from trionsq.broker.client import Client
 from trionsq.broker.options import NsqdOptions
 from trionsq.debug.heap import Allocations
 from trionsq.debug.loop import LoopFigures
-from trionsq.optionspec import table
+from trionsq.options import table
 
 __all__ = [
     "allocations_document",

@@ -26,14 +26,14 @@ def _channel(found: Locals) -> str:
 
 NAMED: Final[Names] = {
     **COMMON,
-    "trionsq.cli.daemon.run_nsqd": always("nsqd"),
-    "trionsq.cli.daemon._heed_signals": always("signals"),
-    "trionsq.cli.up.cluster.run_cluster": always("cluster"),
-    "trionsq.cli.up.cluster.Cluster._run_part": lambda found: str(found["member"].part.name),
-    "trionsq.cli.up.cluster._watch_signals": always("signals"),
-    "trionsq.cli.up.child.run_part": lambda found: str(found["kind"]),
-    "trionsq.cli.up.child._watch_parent": always("end of the parent"),
-    "trionsq.cli.up.child._watch_signals": always("signals"),
+    "trionsq.local.nsqd_daemon.run_nsqd": always("nsqd"),
+    "trionsq.local.nsqd_daemon._heed_signals": always("signals"),
+    "trionsq.local.up.cluster.run_cluster": always("cluster"),
+    "trionsq.local.up.cluster.Cluster._run_part": lambda found: str(found["member"].part.name),
+    "trionsq.local.up.cluster._watch_signals": always("signals"),
+    "trionsq.local.up.child.run_part": lambda found: str(found["kind"]),
+    "trionsq.local.up.child._watch_parent": always("end of the parent"),
+    "trionsq.local.up.child._watch_signals": always("signals"),
     # in the process of an nsqd, but no part of it
     "lookupd.daemon.Lookupd.serve_socket": (
         lambda found: f"nsqlookupd client {peer_of(found['accepted'])}"
@@ -49,11 +49,11 @@ NAMED: Final[Names] = {
     "admin.cluster.queries.Cluster.inactive_topics.<locals>.ask": (
         always("nsqadmin's request to a node")
     ),
-    "trionsq.cli.demo.produce": lambda found: f"demo producer for {found['address']}",
-    "trionsq.cli.demo.consume": always("demo consumer"),
-    "trionsq.cli.demo.report": always("demo report"),
-    "trionsq.cli.daemon._run_broker": always("broker"),
-    "trionsq.cli.daemon._serve_http": always("http server"),
+    "trionsq.local.demo.produce": lambda found: f"demo producer for {found['address']}",
+    "trionsq.local.demo.consume": always("demo consumer"),
+    "trionsq.local.demo.report": always("demo report"),
+    "trionsq.local.nsqd_daemon._run_broker": always("broker"),
+    "trionsq.local.nsqd_daemon._serve_http": always("http server"),
     "trionsq.broker.broker.Broker.run": always("broker"),
     "trionsq.broker.background.ThreadBackground.run": always("disk jobs"),
     "trionsq.broker.background.ThreadBackground._run": always("disk job"),

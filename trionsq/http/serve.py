@@ -17,9 +17,9 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.broker.upgrade import HANDSHAKE_S
 from trionsq.http.short import ShortConnection
 from trionsq.http.short_way import ShortWay, WaitLimits
-from trionsq.transport import SocketTransport, Transport
-from trionsq.upgrades.certificates import ServerTls
-from trionsq.upgrades.tls import start_tls
+from trionsq.transports.certificates import ServerTls
+from trionsq.transports.tls import start_tls
+from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits, pace
 from trionsq.web.gate import Gate
 from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted

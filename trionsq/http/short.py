@@ -21,7 +21,7 @@ from trionsq.broker.topic import PublishRefused
 from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start
 from trionsq.http.rules import in_turns
 from trionsq.http.short_way import Publish, ShortWay, Wait
-from trionsq.transport import Transport
+from trionsq.transports.transport import Transport
 from trionsq.web.errors import HttpError
 from trionsq.web.pace import PaceWatch
 from trionsq.web.parameters import parse_query

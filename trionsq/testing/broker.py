@@ -15,8 +15,8 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.cli.daemon import running_nsqd
 from trionsq.client.household import Household
+from trionsq.local.nsqd_daemon import running_nsqd
 
 __all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
 

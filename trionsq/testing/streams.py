@@ -1,7 +1,7 @@
 """A connection in memory: bounded in both directions, and it breaks when told to.
 
 `memory_connection` gives the two ends: a `MemoryStream` for the client, a `MemoryTransport` for
-the broker (a `trionsq.transport.Transport`). Between them lie two `Pipe`s. Unlike
+the broker (a `trionsq.transports.transport.Transport`). Between them lie two `Pipe`s. Unlike
 `trio.testing.memory_stream_pair` a pipe holds a limited number of bytes, as a socket does, so that
 a peer who does not read is noticed; and it can be made to break or to stall.
 
@@ -170,7 +170,7 @@ def _close(incoming: Pipe, outgoing: Pipe) -> None:
 
 
 class MemoryTransport:
-    """The broker's end. See `trionsq.transport.Transport`.
+    """The broker's end. See `trionsq.transports.transport.Transport`.
 
     Attributes:
         peer, host: the address that the client is said to have.

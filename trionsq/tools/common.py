@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn, TypeVar
 import trio
 
 from trionsq import NSQ_VERSION
-from trionsq.cli import flags
 from trionsq.client import ClientError, Config, ConfigError, ProtocolError
-from trionsq.optionspec import BOOL, INT, STRINGS, option
+from trionsq.daemon import flags
+from trionsq.options import BOOL, INT, STRINGS, option
 
 __all__ = [
     "ConsumerOptions",
@@ -80,7 +80,7 @@ class ConsumerOptions:
 def read_options(options: type[T], tool: str, words: Sequence[str]) -> tuple[T, tuple[str, ...]]:
     """Return the options that *words* give, and the words after the flags.
 
-    *options* is a dataclass as in `trionsq.optionspec`.
+    *options* is a dataclass as in `trionsq.options`.
 
     Raises:
         SystemExit: 0 after --help or --version, 2 after a usage error.

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import trio
 
 from trionsq import durations, httpget
-from trionsq.optionspec import BOOL, DURATION, INT, STRING, STRINGS, option
+from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ToolError,
     configure_log,

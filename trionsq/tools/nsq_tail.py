@@ -22,7 +22,7 @@ from typing import Final
 import trio
 
 from trionsq.client import Batch, Config, Consumer
-from trionsq.optionspec import BOOL, INT, STRING, STRINGS, option
+from trionsq.options import BOOL, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
     Progress,

@@ -20,7 +20,7 @@ import trio
 
 from trionsq.client import ClientError, Config, Producer, ProtocolError
 from trionsq.client.waiting import Reply
-from trionsq.optionspec import INT, STRING, STRINGS, option
+from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     Progress,
     ToolError,

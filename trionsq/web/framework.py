@@ -12,8 +12,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework
 from hypercorn.utils import wrap_app
 
-from trionsq.transport import SocketTransport, Transport
-from trionsq.upgrades.stream import TransportStream
+from trionsq.transports.stream import TransportStream
+from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
 from trionsq.web.connection import HttpConnection
 

@@ -18,7 +18,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.samples import Sample
 from quart import Response, request
 
-from trionsq import NSQ_VERSION, __version__, gcpolicy
+from trionsq import NSQ_VERSION, __version__
+from trionsq.daemon import gcpolicy
 from trionsq.histogram import Histogram
 from trionsq.web.app import Endpoint
 from trionsq.web.gate import Gate

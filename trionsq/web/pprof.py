@@ -19,7 +19,7 @@ from trionsq.debug.pprof import pprof_bytes
 from trionsq.debug.process import free_memory, process_figures
 from trionsq.debug.profile import profile
 from trionsq.debug.tasks import task_tree
-from trionsq.optionspec import parse_int
+from trionsq.options import parse_int
 from trionsq.web.answers import empty, plain
 from trionsq.web.app import Endpoint
 from trionsq.web.debug_answers import as_text, attachment, html

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from trionsq.listener import accept_forever
-from trionsq.transport import SocketTransport, Transport
+from trionsq.daemon.listener import accept_forever
+from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
 from trionsq.web.sites import ends_at_loopback

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trio.lowlevel import Task
 
-from trionsq.listener import bound_address
+from trionsq.daemon.listener import bound_address
 
 __all__ = ["COMMON", "Locals", "Names", "TaskName", "always", "namer", "peer_of"]
 
@@ -45,8 +45,8 @@ def _listener(found: Locals) -> str:
 COMMON: Final[Names] = {
     "<init>": always("trio"),
     "<TrioToken.run_sync_soon task>": always("calls from threads"),
-    "trionsq.listener.accept_forever": _listener,
-    "trionsq.looplag.watch_loop_lag": always("event loop lag"),
+    "trionsq.daemon.listener.accept_forever": _listener,
+    "trionsq.daemon.looplag.watch_loop_lag": always("event loop lag"),
     "trionsq.web.serve.serve_web": always("http server"),
     "trionsq.web.serve.WebServer.hold_connections": always("http clients"),
     "trionsq.web.serve.WebServer.serve": lambda found: f"http client {peer_of(found['accepted'])}",

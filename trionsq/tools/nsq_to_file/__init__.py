@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from trionsq.cli import log
+from trionsq.daemon import log
 from trionsq.tools.common import consumer_config, die, one_kind_of_address, read_options, run_tool
 from trionsq.tools.nsq_to_file.options import Options, refusal
 from trionsq.tools.nsq_to_file.run import serve

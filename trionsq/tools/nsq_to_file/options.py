@@ -11,7 +11,7 @@ import re
 import socket
 
 from trionsq import durations
-from trionsq.optionspec import BOOL, DURATION, INT, STRING, STRINGS, option
+from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import ConsumerOptions
 from trionsq.tools.nsq_to_file import names
 from trionsq.tools.nsq_to_file.topic_log import Settings

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from trionsq import durations
-from trionsq.optionspec import DURATION, INT, STRING, STRINGS, option
+from trionsq.options import DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import ConsumerOptions
 from trionsq.wire.names import is_valid_name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from trionsq.client.dial import split_address
-from trionsq.optionspec import INT, STRING, STRINGS, option
+from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import ConsumerOptions
 from trionsq.wire.names import is_valid_name
 

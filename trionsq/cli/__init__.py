@@ -1,1 +1,0 @@
-"""Commands: flags, log lines, and the joining of daemons into processes."""

@@ -1,0 +1,1 @@
+"""What every daemon shares: flags, the config file, log lines, signals, listeners."""

@@ -1,0 +1,212 @@
+"""The life of one nsqd: lock, sockets, broker, HTTP, and the way down.
+
+Tasks: signals; the disk's background; a listener for each TCP socket; the HTTP server; the broker
+with its own. The way down goes through them in order: listeners, clients, topics and channels,
+their messages to disk, the background, the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from trionsq.broker.background import ThreadBackground
+from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.options import NsqdOptions, OptionsError
+from trionsq.daemon.gcpolicy import start_collecting, tune_gc
+from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.daemon.log import set_level
+from trionsq.daemon.signals import another
+from trionsq.http.serve import gate_of, serve_http
+from trionsq.storage.disk import RealDisk
+from trionsq.storage.lock import DataPathError, lock_folder
+from trionsq.storage.metadata import MetadataError, remove_drafts
+from trionsq.transports.certificates import ServerTls, TlsConfigError
+from trionsq.transports.transport import SocketTransport
+from trionsq.web.gate import Gate
+from trionsq.web.mounts import NO_MOUNTS, Mounts
+
+if TYPE_CHECKING:
+    from trionsq.local.mount import Mount
+
+__all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
+
+log = logging.getLogger("trionsq")
+
+
+# How long a thread may have the interpreter while another one wants it.
+_SWITCH_S: Final = 0.0005
+
+
+@asynccontextmanager
+async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
+    """An nsqd that serves inside the context, and stops in order at its end.
+
+    Afterwards the broker's ``unsaved`` tells what did not go to disk.
+
+    Raises:
+        DataPathError: the data path can't be had.
+        ListenError: an address can't be listened on.
+        MetadataError: the data path's metadata can't be understood.
+        OptionsError: the options for the dashboard (--admin) are no good.
+        TlsConfigError: the certificate's files can't be used.
+    """
+    async with AsyncExitStack() as stack:
+        lock = stack.enter_context(lock_folder(options.data_path))
+        disk = RealDisk(lock.path)
+        remove_drafts(disk)
+        sockets = stack.enter_context(ExitStack())
+        background = ThreadBackground()
+        broker = Broker(options, data_folder(options, disk, background))
+        tcp = await _open(options.tcp_address, sockets)
+        https = await _open(options.https_address if broker.tls else "", sockets)
+        http = await _open(options.http_address, sockets)
+        broker.options_changed.append(lambda changed: set_level(changed.log_level))
+        broker.tcp_port = _announce("TCP", tcp)
+        broker.https_port = _announce("HTTPS", https) if https else 0
+        broker.http_port = _announce("HTTP", http) if http else 0
+        mount = await _mount(broker, [*http, *https], stack) if options.admin else None
+        tasks = await stack.enter_async_context(trio.open_nursery())
+        await tasks.start(background.run)
+        await tasks.start(_run_broker, broker, tasks.cancel_scope)
+        await stack.enter_async_context(_saved_after_an_error(broker))
+        listeners = await stack.enter_async_context(trio.open_nursery())
+        for sock in tcp:
+            await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
+        mounts = mount.apps if mount is not None else NO_MOUNTS
+        gate = gate_of(options)
+        for sock in https:
+            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
+        for sock in http:
+            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
+        sockets.pop_all()  # each listener closes its own from now on
+        try:
+            yield broker
+        finally:
+            log.info("NSQ: stopping")
+            if mount is not None:
+                mount.stop()
+            listeners.cancel_scope.cancel()
+            broker.stop()
+
+
+@asynccontextmanager
+async def _saved_after_an_error(broker: Broker) -> AsyncIterator[None]:
+    """Whatever error ends the body, messages are saved before it goes on its way."""
+    try:
+        yield
+    except Exception:
+        broker.stop()
+        await broker.wait_ended()
+        raise
+
+
+async def _run_broker(
+    broker: Broker,
+    tasks: trio.CancelScope,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await broker.run(task_status)
+    tasks.cancel()  # the background has nothing to do any more
+
+
+async def _serve_http(
+    broker: Broker,
+    sock: socket.socket,
+    tls: ServerTls | None,
+    mounts: Mounts,
+    gate: Gate,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    await serve_http(
+        broker,
+        sock,
+        load_later=True,
+        tls=tls,
+        mounts=mounts,
+        gate=gate,
+        task_status=task_status,
+    )
+
+
+async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:
+    # Not for an nsqd without: it costs time and memory.
+    from trionsq.local.mount import running_mount
+
+    return await stack.enter_async_context(running_mount(broker, sockets, broker.http_port))
+
+
+async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
+    if not address:
+        return []
+    return [opened.enter_context(sock) for sock in await open_sockets(address)]
+
+
+def _announce(kind: str, sockets: list[socket.socket]) -> int:
+    port = 0
+    for sock in sockets:
+        shown, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, shown)
+    return port
+
+
+async def run_nsqd(options: NsqdOptions) -> int:
+    """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
+
+    The code is 0 if all messages were saved, else 1. An error that nobody expected ends it, too:
+    messages are saved, and the code is 1.
+
+    Raises:
+        DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
+            `running_nsqd`.
+    """
+    tune_interpreter()
+    start_collecting()
+    code = 1
+    broker: Broker | None = None
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope)
+            try:
+                async with running_nsqd(options) as broker:
+                    await stop.wait()
+                code = 0
+            except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
+                raise
+            except* Exception as errors:
+                log.critical("NSQ: ended by an error that nobody expected", exc_info=errors)
+            for line in broker.unsaved if broker is not None else ():
+                log.error("NSQ: could not be saved: %s", line)
+                code = 1
+            nursery.cancel_scope.cancel()
+    log.info("NSQ: bye")
+    return code
+
+
+def tune_interpreter() -> None:
+    """Set up the garbage collector, and switch threads more often than Python does.
+
+    A thread that makes a disk queue durable asks for the interpreter after each system call;
+    publishers may be waiting for it.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    tune_gc()
+
+
+async def _heed_signals(
+    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope
+) -> None:
+    """Set ``stop`` at the first signal, and cancel ``scope`` at the second."""
+    await anext(signals)
+    stop.set()
+    await another(signals)
+    log.warning("NSQ: second signal, stopping at once")
+    scope.cancel()

@@ -1,0 +1,162 @@
+"""The server's side of TLS: its certificate, whom it asks for one, and what changes on disk.
+
+Files are looked at again when a connection comes, at most once a second, so that a renewed
+certificate is used without a restart or a signal.
+
+Spec: tcp-protocol, section 8 (client certificates); options, TLS.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from trionsq.transports.tls import Engine, SslEngine, reason_of
+
+__all__ = ["ServerTls", "TlsConfigError", "TlsFiles"]
+
+log = logging.getLogger("trionsq")
+
+_LOOK_S: Final = 1.0
+# Below 1.2 the library is told, but its security level usually refuses all the same.
+_VERSIONS: Final = {
+    "tls1.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
+    "tls1.1": ssl.TLSVersion.TLSv1_1,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class TlsConfigError(Exception):
+    """TLS can't be had with these files; ``str()`` tells which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What the options of the same names say.
+
+    Attributes:
+        client_auth_policy: ``require``, ``require-verify``; with others no certificate is asked
+            for.
+        min_version: ``tls1.0`` to ``tls1.3``.
+    """
+
+    cert: str
+    key: str
+    root_ca_file: str = ""
+    client_auth_policy: str = ""
+    min_version: str = "tls1.0"
+
+
+class ServerTls:
+    """Makes the engine of each connection, with the certificate of now."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Read the files.
+
+        Raises:
+            TlsConfigError: they can't be used.
+        """
+        self._files = files
+        self._stamp = self._stamp_now()
+        self._make = _engine_maker(files)
+        self._looked_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<ServerTls {self._files.cert}>"
+
+    def engine(self, now_s: float) -> Engine:
+        """The engine for a connection that came at ``now_s``, monotonic, in seconds."""
+        if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._look()
+        return self._make()
+
+    def _look(self) -> None:
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._make = _engine_maker(self._files)
+        except TlsConfigError as error:
+            log.error("TLS: the files changed and can't be used, the old ones stay: %s", error)
+        else:
+            log.info("TLS: certificate %s loaded anew", self._files.cert)
+
+    def _stamp_now(self) -> _Stamp:
+        files = self._files
+        return tuple(_stamp_of(path) for path in (files.cert, files.key, files.root_ca_file))
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    if not path:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _engine_maker(files: TlsFiles) -> Callable[[], Engine]:
+    for flag, path in (("cert", files.cert), ("key", files.key)):
+        if not path:
+            raise TlsConfigError(f"no --tls-{flag}")
+    for path in filter(None, (files.cert, files.key, files.root_ca_file)):
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise TlsConfigError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
+    # Both read all: what one of them takes, the other takes too.
+    context = _context(files)
+    if files.client_auth_policy == "require":
+        # The only one that needs it.
+        from trionsq.transports.any_certificate import engine_maker
+
+        return engine_maker(files.cert, files.key, context)
+    return lambda: SslEngine(context, server_side=True)
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    with warnings.catch_warnings():
+        # That old versions should not be used any more is for the operator to say.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = _VERSIONS[files.min_version]
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise TlsConfigError(f"{files.cert}, {files.key}: {_reason(error)}") from error
+    if files.client_auth_policy == "require-verify":
+        context.verify_mode = ssl.CERT_REQUIRED
+    if files.root_ca_file:
+        try:
+            context.load_verify_locations(files.root_ca_file)
+        except (OSError, ValueError) as error:
+            raise TlsConfigError(f"{files.root_ca_file}: {_reason(error)}") from error
+        # Whatever the file has is trusted, not only certificates that are their own issuer.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    else:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    return context
+
+
+def _no_password() -> str:
+    # Without this OpenSSL would ask on the terminal.
+    raise ValueError("the key is encrypted, which is not supported")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return reason_of(error) or "no certificate found"
+    return str(error)
