@@ -27,6 +27,7 @@ from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
+from trionsq.hostport import format_address
 from trionsq.web.answers import json_bytes
 from trionsq.web.gate import Gate
 from trionsq.web.serve import WebServer, serve_web
@@ -104,7 +105,7 @@ def _peer(accepted: socket.socket) -> str:
         with contextlib.suppress(AttributeError, OSError):  # not every system has them
             accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
     host, port = accepted.getpeername()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
 
 
 @asynccontextmanager

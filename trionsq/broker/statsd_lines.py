@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from trionsq.broker.memory import MemoryFigures
 from trionsq.broker.statistics import ChannelStats, Latency, TopicStats
+from trionsq.hostport import format_address
 from trionsq.wire.names import is_ephemeral
 
 __all__ = [
@@ -73,8 +74,7 @@ def prefix_of(template: str, host: str, port: int) -> str:
     """--statsd-prefix with this nsqd's name filled in, and a dot at its end."""
     if not template:
         return ""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    prefix = template.replace("%s", re.sub(r"[.:]", "_", address))
+    prefix = template.replace("%s", re.sub(r"[.:]", "_", format_address(host, port)))
     return prefix if prefix.endswith(".") else f"{prefix}."
 
 

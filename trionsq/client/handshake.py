@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import split_address
 from trionsq.client.errors import (
     AuthError,
     AuthRequiredError,
@@ -25,6 +24,7 @@ from trionsq.client.errors import (
     UpgradeError,
 )
 from trionsq.client.tls import reason_of
+from trionsq.hostport import parse_address
 from trionsq.transports.deflate import DeflateLayer
 from trionsq.transports.layered import UpgradedTransport
 from trionsq.transports.snappy import SnappyLayer
@@ -142,7 +142,7 @@ class Handshake:
             await self._confirmed("snappy", self._frame)
 
     async def _start_tls(self) -> None:
-        host, _ = split_address(self.address)
+        host, _ = parse_address(self.address)
         try:
             context = self._config.ssl_context()
             engine = SslEngine(context, server_side=False, server_hostname=host)

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from trionsq.hostport import split_address
+from trionsq.hostport import format_address, split_address
 
 __all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
 
@@ -68,7 +68,7 @@ def bound_address(sock: socket.socket) -> tuple[str, int]:
     if sock.family == socket.AF_UNIX:
         return str(sock.getsockname()), -1
     host, port = sock.getsockname()[:2]
-    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), port
+    return format_address(host, port), port
 
 
 async def accept_forever(

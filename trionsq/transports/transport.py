@@ -12,6 +12,8 @@ from typing import Final, Protocol
 
 import trio
 
+from trionsq.hostport import format_address
+
 __all__ = ["SocketTransport", "Transport"]
 
 _KEEPALIVE_S_MAX: Final = 32767  # the kernel's
@@ -74,7 +76,7 @@ class SocketTransport:
             with contextlib.suppress(OSError):  # not every stack can; it is only about latency
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.host, port = sock.getpeername()[:2]
-            self.peer = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+            self.peer = format_address(self.host, port)
 
     def __repr__(self) -> str:
         return f"<SocketTransport {self.peer}>"
