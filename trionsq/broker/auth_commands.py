@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
 from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.commands import HANDLERS, Handler, Reply
+from trionsq.logtext import printable
 from trionsq.wire import events, frames
 from trionsq.wire.auth import Grant, Question, answer
 from trionsq.wire.errors import ProtocolError
@@ -26,8 +27,6 @@ __all__ = ["handlers_with_auth"]
 
 log = logging.getLogger("trionsq")
 
-# Characters of an identity that the log shows.
-_SHOWN_MAX: Final = 200
 
 _Guarded: TypeAlias = (
     events.Subscribe
@@ -75,7 +74,7 @@ async def _authorize(servers: AuthServers, client: Client, secret: bytes) -> byt
     if not len(grant):
         raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
     client.auth = ClientAuth(secret, grant, client.broker.clock.now_s())
-    identity = ascii(grant.identity[:_SHOWN_MAX])
+    identity = printable(grant.identity)
     log.info("client(%s) - authorized as %s for %d s", client.peer, identity, grant.ttl_s)
     return frames.response(answer(grant))
 

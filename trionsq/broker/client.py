@@ -18,6 +18,7 @@ from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
+from trionsq.logtext import printable
 from trionsq.transports.layered import BrokenStreamError
 from trionsq.transports.tls import TlsInfo
 from trionsq.transports.transport import Transport
@@ -62,16 +63,6 @@ _OWN_TURN_MAX: Final = 4
 _OWN_TURN_NBYTES_MAX: Final = 256 * 1024
 # A fatal error's frame gets this long to reach a client that still sends.
 _LAST_WORDS_S: Final = 1.0
-# Characters of a client's mistake that the log shows.
-_SHOWN_MAX: Final = 200
-
-
-def _shown(error: ProtocolError) -> str:
-    """Its text may be what the client sent, of any length, and meant to look like other lines."""
-    text = str(error)
-    if len(text) > _SHOWN_MAX:
-        text = f"{text[:_SHOWN_MAX]}..."
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def _refuse(delivery: Delivery) -> bool:
@@ -320,7 +311,7 @@ class Client:
         it, so the input is read and thrown away for a moment, until the peer closes. It is not
         even inflated.
         """
-        log.error("client(%s) - %s", self.peer, _shown(error))
+        log.error("client(%s) - %s", self.peer, printable(str(error)))
         self._leave()
         transport = self._bottom
         with trio.move_on_after(_LAST_WORDS_S):

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from trionsq.httpget import Answer, GetError
+from trionsq.logtext import printable
 from trionsq.wire.lookup import LookupdInfo
 from trionsq.wire.names import is_ephemeral, is_valid_name
 
@@ -82,7 +83,7 @@ async def _channels(answer: Answer) -> list[str]:
         if not isinstance(name, str) or not is_valid_name(name.encode()):
             ignored += 1
             if ignored <= _SHOWN_MAX:
-                log.warning("ignoring the invalid channel name %.100r", name)
+                log.warning("ignoring the invalid channel name %s", printable(str(name), 100))
         elif not is_ephemeral(name):
             found.append(name)
         if number % _NAMES_MAX == 0:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from trionsq.hostport import split_address
+from trionsq.hostport import parse_address
+from trionsq.logtext import printable
 from trionsq.wire import lookup
 from trionsq.wire.lookup import LookupAnswerError, LookupdInfo
 
@@ -39,7 +40,6 @@ _COMMANDS_MAX: Final = 64
 # Of one answer: IDENTIFY's has some 200 bytes, the others are OK or a line.
 _ANSWER_NBYTES_MAX: Final = 64 * 1024
 _RECEIVE_NBYTES: Final = 4096
-_SHOWN_MAX: Final = 200
 
 
 class Registration(NamedTuple):
@@ -67,7 +67,7 @@ class LookupPeer:
         self.info: LookupdInfo | None = None
         self._broker = broker
         self._lookups = lookups
-        self.shown = _tame(address)
+        self.shown = printable(address)
         self._stream: trio.abc.Stream | None = None
         self._is_identified = False
         self._received = bytearray()
@@ -129,7 +129,7 @@ class LookupPeer:
             try:
                 await self._catch_up()
             except (LookupPeerError, LookupAnswerError, trio.BrokenResourceError) as error:
-                log.error("LOOKUPD(%s): %s", self.shown, _tame(str(error.__cause__ or error)))
+                log.error("LOOKUPD(%s): %s", self.shown, printable(str(error.__cause__ or error)))
                 await self._hang_up()
                 await trio.sleep_until(self._connect_s + _RECONNECT_S)
             with trio.move_on_at(self._ping_s):
@@ -222,7 +222,11 @@ class LookupPeer:
         answers = [await self._answer() for _ in commands]
         for answer in answers:
             if answer != lookup.OK:
-                log.warning("LOOKUPD(%s): answered %r", self.shown, answer[:_SHOWN_MAX])
+                log.warning(
+                    "LOOKUPD(%s): answered %s",
+                    self.shown,
+                    printable(answer.decode(errors="replace")),
+                )
                 return
 
     async def _send(self, data: bytes) -> None:
@@ -255,17 +259,11 @@ class LookupPeer:
         return data
 
 
-def _tame(text: str) -> str:
-    """For the log: it may be of any length, and meant to look like other lines."""
-    text = text[:_SHOWN_MAX]
-    return text if text.isprintable() else ascii(text)
-
-
 def _target(address: str) -> tuple[str, int]:
-    target = split_address(address)
-    if target is None or not 0 < target[1] < 65536:
-        raise LookupPeerError("the address is not <host>:<port>")
-    return target[0] or "localhost", target[1]
+    try:
+        return parse_address(f"localhost{address}" if address.startswith(":") else address)
+    except ValueError:
+        raise LookupPeerError("the address is not <host>:<port>") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trionsq.daemon.listener import accept_forever
+from trionsq.logtext import first_error
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
@@ -129,7 +130,7 @@ class WebServer:
                     await self._framework.end()
                 await self._framework.serve(transport, accepted, unread)
         except* OSError as errors:
-            log.debug("HTTP: connection lost: %s", errors.exceptions[0])
+            log.debug("HTTP: connection lost: %s", first_error(errors))
         except* Exception:
             # A defect of ours or of a library.
             log.exception("HTTP: connection failed")

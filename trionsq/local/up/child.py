@@ -24,7 +24,8 @@ from trionsq.daemon.log import configure
 from trionsq.daemon.signals import another
 from trionsq.local.nsqd_daemon import tune_interpreter
 from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, leaf_of, start_error
+from trionsq.local.up.errors import UpError, start_error
+from trionsq.logtext import first_error
 
 __all__ = ["main"]
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return trio.run(run_part, kind, flags)
     except Exception as error:
-        failure = leaf_of(error)
+        failure = first_error(error)
         if reason := start_error(error):
             _tell({"error": reason})
         elif isinstance(failure, UpError):
