@@ -19,9 +19,8 @@ from trionsq.broker.output import Output
 from trionsq.core.consumer import Consumer
 from trionsq.core.delivery import Delivery
 from trionsq.logtext import printable
-from trionsq.transports.layered import BrokenStreamError
 from trionsq.transports.tls import TlsInfo
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import BrokenStreamError, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated

@@ -21,7 +21,7 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.broker.memory import MemoryFigures, memory_figures
 from trionsq.core.latency import MergedLatencies
-from trionsq.transports.cipher_names import suite_name, version_name
+from trionsq.transports.tls import suite_name, version_name
 from trionsq.wire.auth import Grant
 
 if TYPE_CHECKING:

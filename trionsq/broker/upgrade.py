@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import reason_of, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated
@@ -90,12 +88,12 @@ async def upgrade(client: Client, wanted: Negotiated, answer: bytes) -> bytes:
             await _say(client, frames.OK)
         if wanted.snappy:
             client.snappy = True
-            client.use(UpgradedTransport(client.transport, SnappyLayer(), received))
+            client.use(LayeredTransport(client.transport, SnappyLayer(), received))
             await _say(client, frames.OK)
         elif wanted.deflate:
             client.deflate = True
             layer = DeflateLayer(wanted.deflate_level)
-            client.use(UpgradedTransport(client.transport, layer, received))
+            client.use(LayeredTransport(client.transport, layer, received))
             await _say(client, frames.OK)
         return b""
     raise TimeoutError("the client does not take the answers to IDENTIFY")
@@ -110,8 +108,8 @@ async def _say(client: Client, frame: bytes) -> None:
 async def _start_tls(client: Client, received: bytes) -> None:
     tls = client.broker.tls
     assert tls is not None, "TLS is not offered without"
-    engine = tls.engine(client.broker.clock.now_s())
-    engine.feed(received)
+    engine = tls.new_engine(client.broker.clock.now_s())
+    engine.put_received(received)
     upgraded: Transport | None = None
     try:
         with trio.move_on_after(HANDSHAKE_S):

@@ -25,11 +25,9 @@ from trionsq.client.errors import (
 )
 from trionsq.client.tls import reason_of
 from trionsq.hostport import parse_address
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame, FrameError, Message, Response
 from trionsq.wire.columns import ColumnDecoder
@@ -135,10 +133,10 @@ class Handshake:
             await self._start_tls()
         if self.features.get("deflate"):
             layer = DeflateLayer(self._config.deflate_level)
-            self.transport = UpgradedTransport(self.transport, layer)
+            self.transport = LayeredTransport(self.transport, layer)
             await self._confirmed("deflate", self._frame)
         if self.features.get("snappy"):
-            self.transport = UpgradedTransport(self.transport, SnappyLayer())
+            self.transport = LayeredTransport(self.transport, SnappyLayer())
             await self._confirmed("snappy", self._frame)
 
     async def _start_tls(self) -> None:

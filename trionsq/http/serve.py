@@ -103,7 +103,7 @@ class HttpServer(WebServer):
             return transport
         upgraded: Transport | None = None
         with trio.move_on_after(HANDSHAKE_S):
-            upgraded = await start_tls(transport, self._tls.engine(self._clock.now_s()))
+            upgraded = await start_tls(transport, self._tls.new_engine(self._clock.now_s()))
         if upgraded is None:
             raise TimeoutError("TLS handshake timed out")
         return upgraded
