@@ -25,7 +25,6 @@ from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
 from trionsq.debug.tasks import task_tree
 from trionsq.debug.tasks_shown import text_pieces
-from trionsq.http.debug_names import task_name
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -535,7 +534,7 @@ async def test_a_secret_is_nowhere_to_be_seen(
             talk, client, _ = connect(broker)
             await talk.say(commands.auth(secret))
             await wait_all_tasks_blocked()
-            tree = await task_tree(limit=1000, stacks=True, name=task_name)
+            tree = await task_tree(limit=1000, stacks=True)
             assert secret not in "".join(text_pieces(tree))
             assert await talk.error() == FAILED
         talk, client, _ = connect(broker)

@@ -66,7 +66,9 @@ async def _authorize(servers: AuthServers, client: Client, secret: bytes) -> byt
     grant: Grant | None = None
     async with trio.open_nursery() as nursery:
         # Nobody wants to know any more what a client that is gone may do.
-        nursery.start_soon(client.close_at_end_of_input)
+        nursery.start_soon(
+            client.close_at_end_of_input, name=f"client {client.peer} end of input during AUTH"
+        )
         grant = await servers.ask(_question(client, secret))
         nursery.cancel_scope.cancel()
     if grant is None:

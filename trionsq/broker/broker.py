@@ -208,22 +208,24 @@ class Broker:
     def _start_timers(self, tasks: trio.Nursery) -> None:
         options, folder, defects = self.options, self.folder, self.defects
         sync_s = options.sync_timeout_ns / SECOND_NS
-        timers: dict[str, Callable[[], Awaitable[None]]] = {
-            "chore": self.chores.run,
-            "check": self.checks.run,
-            "scan": partial(run_queue_scan, self._scan, self.clock, options, defects),
-            "heartbeat": partial(run_heartbeats, self.looks, self.clock, defects),
-            "disk_sync": partial(run_disk_syncs, folder, sync_s),
-            "disk_retry": partial(run_disk_retries, folder),
-            "metadata": self._metadata.run,
-            "id_reserve": self._metadata.run_id_reserve,
-            "lookup": self.lookups.run,
-            "loop_lag": partial(watch_loop_lag, self.loop_lag_s),
-        }
+        heartbeats = partial(run_heartbeats, self.looks, self.clock, defects)
+        scan = partial(run_queue_scan, self._scan, self.clock, options, defects)
+        timers: list[tuple[str, str, Callable[[], Awaitable[None]]]] = [
+            ("chore", "long work, in turns", self.chores.run),
+            ("check", "checks", self.checks.run),
+            ("scan", "queue scan", scan),
+            ("heartbeat", "heartbeats", heartbeats),
+            ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
+            ("disk_retry", "disk retries", partial(run_disk_retries, folder)),
+            ("metadata", "metadata", self._metadata.run),
+            ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
+            ("lookup", "nsqlookupds", self.lookups.run),
+            ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
+        ]
         if options.statsd_address:
-            timers["statsd"] = self.statsd.run
-        for part, timer in timers.items():
-            tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=timer)
+            timers.append(("statsd", "statsd", self.statsd.run))
+        for part, name, timer in timers:
+            tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=name)
 
     def _load(self, records: list[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
@@ -265,7 +267,7 @@ class Broker:
             for name in list(topic.channels):
                 topic.delete_channel(name)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._save_metadata_at_last)
+            nursery.start_soon(self._save_metadata_at_last, name="last save of the metadata")
             self.unsaved += await save_all(self.topics.values(), self.folder)
         # Tried once: if it fails, the reserve on disk stands, which is higher.
         with trio.move_on_after(_IDS_LIMIT_S):
@@ -358,7 +360,7 @@ class Broker:
         client = Client(self, transport)
         self.clients[client] = None
         self.admission.connections += 1
-        self._connections.start_soon(client.serve)
+        self._connections.start_soon(client.serve, name=f"client {client.peer}")
         return client
 
     def topic(self, name: str) -> Topic:
@@ -385,9 +387,11 @@ class Broker:
             self._changed(topic.is_ephemeral, name)
             if self.lookups.known:
                 topic.prepare()
-                self._tasks.start_soon(topic.run, self.defects, self.lookups.channels)
+                self._tasks.start_soon(
+                    topic.run, self.defects, self.lookups.channels, name=f"topic {name}"
+                )
             else:
-                self._tasks.start_soon(topic.run, self.defects)
+                self._tasks.start_soon(topic.run, self.defects, name=f"topic {name}")
         return topic
 
     def delete_topic(self, name: str) -> Chore:
@@ -428,7 +432,7 @@ class Broker:
         channel = Channel(topic, core, self.clock, self.chores)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)
-        self._tasks.start_soon(channel.run, self.defects)
+        self._tasks.start_soon(channel.run, self.defects, name=f"channel {topic.name}:{name}")
         return channel
 
     def _delete_old_channel(self, topic_name: str, name: str) -> None:

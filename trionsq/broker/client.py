@@ -157,8 +157,9 @@ class Client:
             closed_before = self._cancel_scope.cancel_called
             async with trio.open_nursery() as nursery:
                 self._cancel_scope = nursery.cancel_scope
-                nursery.start_soon(self._sibling, self._ioloop)
-                nursery.start_soon(self._sibling, self._message_pump)
+                name = f"client {self.peer}"
+                nursery.start_soon(self._sibling, self._ioloop, name=f"{name} ioloop")
+                nursery.start_soon(self._sibling, self._message_pump, name=f"{name} message_pump")
                 if closed_before:
                     self.close()
         except* Exception as errors:

@@ -68,7 +68,7 @@ class Lookups:
         for address in wanted:
             if address not in self.peers:
                 peer = self.peers[address] = LookupPeer(address, self._broker, self)
-                self._nursery.start_soon(peer.run)
+                self._nursery.start_soon(peer.run, name=f"nsqlookupd {peer.shown}")
 
     def changed(self, topic: str, channel: str, gone: bool) -> None:
         """A topic (with ``channel`` empty) or a channel was created, or is ``gone``."""

@@ -62,7 +62,7 @@ async def ask_for_channels(
 
     async with trio.open_nursery() as nursery:
         for info in lookupds:
-            nursery.start_soon(ask, info)
+            nursery.start_soon(ask, info, name=f"channels of {topic} at {info.http_address}")
     return list(found)
 
 

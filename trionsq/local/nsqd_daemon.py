@@ -74,18 +74,39 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         broker.http_port = _announce("HTTP", http) if http else 0
         mount = await _mount(broker, [*http, *https], stack) if options.admin else None
         tasks = await stack.enter_async_context(trio.open_nursery())
-        await tasks.start(background.run)
-        await tasks.start(_run_broker, broker, tasks.cancel_scope)
+        await tasks.start(background.run, name="disk jobs")
+        await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
-            await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
+            await listeners.start(
+                accept_forever,
+                sock,
+                lambda s: broker.accept(SocketTransport(s)),
+                name=f"listener {bound_address(sock)[0]}",
+            )
         mounts = mount.apps if mount is not None else NO_MOUNTS
         gate = gate_of(options)
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
+            await listeners.start(
+                _serve_http,
+                broker,
+                sock,
+                broker.tls,
+                mounts,
+                gate,
+                name=f"https server {bound_address(sock)[0]}",
+            )
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
+            await listeners.start(
+                _serve_http,
+                broker,
+                sock,
+                None,
+                mounts,
+                gate,
+                name=f"http server {bound_address(sock)[0]}",
+            )
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
@@ -167,6 +188,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
         DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
             `running_nsqd`.
     """
+    trio.lowlevel.current_task().name = "nsqd"
     tune_interpreter()
     start_collecting()
     code = 1
@@ -174,7 +196,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope)
+            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope, name="signals")
             try:
                 async with running_nsqd(options) as broker:
                     await stop.wait()

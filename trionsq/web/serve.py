@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from trionsq.daemon.listener import accept_forever
+from trionsq.daemon.listener import accept_forever, peer_address
 from trionsq.logtext import first_error
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
@@ -85,9 +85,9 @@ class WebServer:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
                 if self._front is not None:
-                    nursery.start_soon(self._front.watch)
+                    nursery.start_soon(self._front.watch, name="http time-outs")
                 if self._framework is None:
-                    nursery.start_soon(self.prepare)
+                    nursery.start_soon(self.prepare, name="start of the http server")
                 async with trio.open_nursery() as connections:
                     task_status.started(connections)
                     await self._ending.wait()
@@ -114,7 +114,8 @@ class WebServer:
         """Serve a connection in a task of its own, or close it if there are too many."""
         limit = self._gate.connections
         if limit.admit(accepted, is_plain=self.is_plain):
-            connections.start_soon(self.serve, accepted, limit.leave)
+            name = f"http client {peer_address(accepted)}"
+            connections.start_soon(self.serve, accepted, limit.leave, name=name)
 
     async def serve(
         self, accepted: socket.socket, ended: Callable[[], None] = lambda: None
@@ -157,7 +158,7 @@ async def serve_web(
     On cancellation idle connections end at once, the others after their answer or a second.
     """
     async with trio.open_nursery() as nursery:
-        connections = await nursery.start(server.hold_connections)
+        connections = await nursery.start(server.hold_connections, name="http clients")
         try:
             await accept_forever(
                 sock,
