@@ -18,7 +18,7 @@ from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
-from trionsq.wire.client import Message
+from trionsq.wire.client import MessageFrame
 from trionsq.wire.server import MAGIC_V2
 
 
@@ -85,7 +85,7 @@ def is_stuck(topic: Topic) -> bool:
     return topic.core.error is not None
 
 
-async def finish(consumer: Conversation, *messages: Message) -> None:
+async def finish(consumer: Conversation, *messages: MessageFrame) -> None:
     """FIN, and wait until the broker has it."""
     await consumer.say(*(commands.finish(message.message_id) for message in messages))
     await wait_all_tasks_blocked()
@@ -129,7 +129,7 @@ class Gate(HeldBackground):
 
 async def consume(
     broker: Broker, topic: str, channel: str, count: int
-) -> tuple[Conversation, list[Message]]:
+) -> tuple[Conversation, list[MessageFrame]]:
     """Subscribe, and take some messages without finishing them."""
     consumer = Conversation.begin(broker, capacity_nbytes=2**20)
     await consumer.subscribe(topic, channel, ready=2500)

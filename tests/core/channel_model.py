@@ -15,8 +15,8 @@ from random import Random
 
 from tests.core.helpers import WALL_NS, MemoryBackend, body_of, contents, wall_ns
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel
-from trionsq.core.consumer import Consumer
+from trionsq.core.channel import ChannelState
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 
 INBOX_MAX = 1
@@ -62,7 +62,7 @@ class Peer:
         self.model = model
         self.full = False
         self.unwritten: list[Delivery] = []
-        self.consumer = Consumer(self._offer, msg_timeout_s, sample_rate)
+        self.consumer = Subscription(self._offer, msg_timeout_s, sample_rate)
 
     def _offer(self, delivery: Delivery) -> bool:
         model, consumer = self.model, self.consumer
@@ -115,8 +115,8 @@ class Model:
     def now_ns(self) -> int:
         return wall_ns(self.now_s)
 
-    def _new_channel(self) -> Channel:
-        channel = Channel("c", self.mem_queue_size, self.backend, self.random)
+    def _new_channel(self) -> ChannelState:
+        channel = ChannelState("c", self.mem_queue_size, self.backend, self.random)
         channel.carry = self._carry
         channel.wake = self._wake
         return channel

@@ -24,9 +24,9 @@ from trionsq.core.channel import (
     COMPACT_AFTER_S,
     DELIVERY_MESSAGES_MAX,
     DELIVERY_NBYTES_MAX,
-    Channel,
+    ChannelState,
 )
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 
 
@@ -34,12 +34,12 @@ class Client:
     """A consumer whose deliveries are kept, and which can be full."""
 
     def __init__(
-        self, channel: Channel, rdy: int = 0, msg_timeout_s: float = 10.0, sample_rate: int = 0
+        self, channel: ChannelState, rdy: int = 0, msg_timeout_s: float = 10.0, sample_rate: int = 0
     ) -> None:
         self.deliveries: list[Delivery] = []
         self.full = False
         self.offers = 0
-        self.consumer = Consumer(self._offer, msg_timeout_s, sample_rate)
+        self.consumer = Subscription(self._offer, msg_timeout_s, sample_rate)
         self.channel = channel
         channel.add_consumer(self.consumer)
         if rdy:
@@ -64,11 +64,13 @@ class Client:
         return why
 
 
-def new_channel(mem: int = 1000, backend: MemoryBackend | None = None, seed: int = 1) -> Channel:
-    return Channel("c", mem, backend or MemoryBackend(), Random(seed))
+def new_channel(
+    mem: int = 1000, backend: MemoryBackend | None = None, seed: int = 1
+) -> ChannelState:
+    return ChannelState("c", mem, backend or MemoryBackend(), Random(seed))
 
 
-def put(channel: Channel, first: int, count: int, sizes: Sequence[int] = (16,)) -> None:
+def put(channel: ChannelState, first: int, count: int, sizes: Sequence[int] = (16,)) -> None:
     """What the topic does, with the task's step behind it if the segment was carried."""
     carried: list[Segment] = []
 
@@ -481,7 +483,7 @@ def test_repr_shows_the_state() -> None:
     channel = new_channel()
     Client(channel, rdy=1)
     put(channel, 0, 3)
-    assert repr(channel) == "<Channel c depth=2 in_flight=1 deferred=0 clients=1>"
+    assert repr(channel) == "<ChannelState c depth=2 in_flight=1 deferred=0 clients=1>"
 
 
 def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> None:

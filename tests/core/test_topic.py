@@ -13,29 +13,29 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.core.helpers import MemoryBackend, run_out, wall_ns
 from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
-from trionsq.core.topic import Topic
+from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import ListBodies
 
 MEM = 5
 
 
-def new_topic(mem: int = MEM) -> tuple[Topic, MemoryBackend]:
+def new_topic(mem: int = MEM) -> tuple[TopicState, MemoryBackend]:
     backend = MemoryBackend()
-    return Topic("t", mem, backend, IdSource(1)), backend
+    return TopicState("t", mem, backend, IdSource(1)), backend
 
 
-def new_channel(name: str = "c", mem: int = MEM) -> tuple[Channel, MemoryBackend]:
+def new_channel(name: str = "c", mem: int = MEM) -> tuple[ChannelState, MemoryBackend]:
     backend = MemoryBackend()
-    return Channel(name, mem, backend, Random(1)), backend
+    return ChannelState(name, mem, backend, Random(1)), backend
 
 
 def bodies(*texts: bytes) -> ListBodies:
     return ListBodies(list(texts))
 
 
-def pump_all(topic: Topic) -> int:
+def pump_all(topic: TopicState) -> int:
     """Until nothing moves any more; how many messages every channel has got by that."""
     before = topic.fanned_out_count
     while topic.pump(1.0, wall_ns(1.0)):
@@ -43,7 +43,7 @@ def pump_all(topic: Topic) -> int:
     return topic.fanned_out_count - before
 
 
-def drain(channel: Channel) -> list[bytes]:
+def drain(channel: ChannelState) -> list[bytes]:
     """The bodies of all that waits in a channel, memory first; takes them out."""
     found: list[bytes] = []
     store = channel.store
@@ -156,7 +156,9 @@ def test_a_stream_through_memory_does_not_hold_up_the_backend() -> None:
     assert backend.depth == 0
 
 
-def stuck_topic(*names: str) -> tuple[Topic, dict[str, Channel], dict[str, MemoryBackend]]:
+def stuck_topic(
+    *names: str,
+) -> tuple[TopicState, dict[str, ChannelState], dict[str, MemoryBackend]]:
     """A topic whose last channel has no room for the message that was pumped."""
     topic, _ = new_topic()
     channels, backends = {}, {}
@@ -469,7 +471,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.stuck, self.lacking = [], set()
         assert self.topic.held == 0
         channels = self.topic.channels.values()
-        self.topic = Topic("t", 4, self.backend, IdSource(1))
+        self.topic = TopicState("t", 4, self.backend, IdSource(1))
         self.topic.carry = self._carry
         for channel in channels:
             self.topic.add_channel(channel)

@@ -11,7 +11,7 @@ import trio
 
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import SegmentInbox
-from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.channel import ChannelState
 from trionsq.core.roster import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
@@ -39,7 +39,7 @@ class Channel:
         exiting: it is being deleted; no client may subscribe any more.
     """
 
-    def __init__(self, topic: Topic, core: ChannelCore, clock: Clock, chores: Chores) -> None:
+    def __init__(self, topic: Topic, core: ChannelState, clock: Clock, chores: Chores) -> None:
         self.name = core.name
         self.topic = topic
         self.core = core

@@ -13,7 +13,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import SegmentInbox
 from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
 
@@ -51,7 +51,7 @@ class Topic:
 
     def __init__(
         self,
-        core: TopicCore,
+        core: TopicState,
         clock: Clock,
         chores: Chores,
         new_channel: Callable[[Topic, str], Channel],

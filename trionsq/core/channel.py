@@ -4,7 +4,7 @@ Synchronous, and told the time; `trionsq.broker` drives it. One invariant holds 
 
     message_count = finish_count + depth + in flight + deferred + dropped
 
-less what the backend held at the start, which no counter counts. `Channel.check` looks at it.
+less what the backend held at the start, which no counter counts. `ChannelState.check` looks at it.
 
 No call does more than a bounded amount of work. What is left over is done by the channel's task
 (`wake`), by the next scan (`alarm`), or by whoever runs the steps that a call returns.
@@ -22,7 +22,7 @@ from typing import Final
 
 from trionsq.core.backend import Backend
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.deferred import Deferred
 from trionsq.core.delivery import Delivery
 from trionsq.core.latency import Latencies
@@ -41,7 +41,7 @@ __all__ = [
     "PUT_QUEUED",
     "PUT_STORED",
     "SCAN_MAX",
-    "Channel",
+    "ChannelState",
 ]
 
 # A delivery is at most this much, so that clients share fairly and no frame buffer grows large.
@@ -86,7 +86,7 @@ def _no_task() -> None:
     return None
 
 
-class Channel:
+class ChannelState:
     """One channel of a topic.
 
     Times are monotonic seconds (``now_s``); due times of deferred messages are wall clock
@@ -115,8 +115,8 @@ class Channel:
         self.name = name
         self.store = Store(mem_queue_size, backend)
         self.paused = False
-        self.consumers: Roster[Consumer] = Roster()
-        self.waiting: deque[Consumer] = deque()
+        self.consumers: Roster[Subscription] = Roster()
+        self.waiting: deque[Subscription] = deque()
         self._gone_waiting = 0
         self.message_count = 0
         self.finish_count = 0
@@ -135,9 +135,9 @@ class Channel:
         self.deferred = Deferred()
         self._random = random
         # Consumers whose connection has ended, as long as they have messages in flight.
-        self._orphans: Roster[Consumer] = Roster()
+        self._orphans: Roster[Subscription] = Roster()
         # When to look at which consumer for time-outs: all that have something in flight.
-        self._looks: TimerQueue[Consumer] = TimerQueue()
+        self._looks: TimerQueue[Subscription] = TimerQueue()
         # How often it was emptied.
         self._epoch = 0
         # In flight is what was handed out and has not come back. These count what came back, but
@@ -148,7 +148,7 @@ class Channel:
 
     def __repr__(self) -> str:
         return (
-            f"<Channel {self.name} depth={self.depth} in_flight={self.in_flight_count} "
+            f"<ChannelState {self.name} depth={self.depth} in_flight={self.in_flight_count} "
             f"deferred={self.deferred_count} clients={len(self.consumers)}>"
         )
 
@@ -172,7 +172,7 @@ class Channel:
         return len(self.deferred)
 
     @property
-    def holders(self) -> Iterator[Consumer]:
+    def holders(self) -> Iterator[Subscription]:
         """Whoever may have messages in flight: also consumers whose connection has ended.
 
         They may come and go while this is iterated over.
@@ -229,13 +229,13 @@ class Channel:
 
     # To the clients
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Subscription) -> None:
         """Begin a subscription. Its RDY is 0."""
         self.consumers.add(consumer)
         consumer.epoch = self._epoch
 
     def remove_consumer(
-        self, consumer: Consumer, unwritten: list[Delivery], requeue_now: bool, now_s: float
+        self, consumer: Subscription, unwritten: list[Delivery], requeue_now: bool, now_s: float
     ) -> None:
         """End a subscription.
 
@@ -267,17 +267,17 @@ class Channel:
             self._looks.discard(consumer)
         self.dispatch(now_s)
 
-    def set_ready(self, consumer: Consumer, rdy: int, now_s: float) -> None:
+    def set_ready(self, consumer: Subscription, rdy: int, now_s: float) -> None:
         """Set the RDY of a client."""
         consumer.rdy = rdy
         self.offer_credit(consumer, now_s)
 
-    def unblock(self, consumer: Consumer, now_s: float) -> None:
+    def unblock(self, consumer: Subscription, now_s: float) -> None:
         """The client's hand-over queue has room again."""
         consumer.blocked = False
         self.offer_credit(consumer, now_s)
 
-    def offer_credit(self, consumer: Consumer, now_s: float) -> None:
+    def offer_credit(self, consumer: Subscription, now_s: float) -> None:
         """Put a client with credit in the line; serve at once if there are messages."""
         if not consumer.waiting:
             if consumer.rdy <= len(consumer.in_flight) or consumer.blocked or consumer.gone:
@@ -287,7 +287,7 @@ class Channel:
         if self.store.memory.depth or self.store.backend.depth:
             self.dispatch(now_s)
 
-    def _line_up(self, consumer: Consumer) -> None:
+    def _line_up(self, consumer: Subscription) -> None:
         """As `offer_credit`; somebody else serves."""
         if not (
             consumer.waiting
@@ -422,7 +422,7 @@ class Channel:
         kept_ids = [ids[index - segment.first] for index in keep]
         return Segment(segment.batch.extract(keep, kept_ids), 0, len(keep), segment.attempts)
 
-    def _deliver(self, consumer: Consumer, segment: Segment, now_s: float) -> bool:
+    def _deliver(self, consumer: Subscription, segment: Segment, now_s: float) -> bool:
         deadline_s = now_s + consumer.msg_timeout_s
         delivery = Delivery(segment, now_s, deadline_s)
         if not consumer.offer(delivery):
@@ -451,7 +451,7 @@ class Channel:
 
     # From the clients
 
-    def finish(self, consumer: Consumer, ids: list[bytes], now_s: float) -> Missed | None:
+    def finish(self, consumer: Subscription, ids: list[bytes], now_s: float) -> Missed | None:
         """FIN. Returns the ids that are not in flight at this client, None if all were."""
         in_flight = consumer.in_flight
         before = len(in_flight)
@@ -472,7 +472,7 @@ class Channel:
         return missed
 
     def requeue(
-        self, consumer: Consumer, id_: bytes, delay_ms: int, now_s: float, now_ns: int
+        self, consumer: Subscription, id_: bytes, delay_ms: int, now_s: float, now_ns: int
     ) -> bool:
         """REQ: back to the tail of the queue, or deferred. False if it is not in flight here."""
         if consumer.epoch != self._epoch:
@@ -493,7 +493,7 @@ class Channel:
         self.dispatch(now_s)
         return True
 
-    def missed(self, consumer: Consumer, ids: list[bytes]) -> Missed:
+    def missed(self, consumer: Subscription, ids: list[bytes]) -> Missed:
         """Begin to find out whose messages those are that are not in flight at a client."""
         nobody_else = self.in_flight_count == len(consumer.in_flight)
         missed = Missed(consumer, ids, iter(()) if nobody_else else self.holders)
@@ -521,7 +521,7 @@ class Channel:
         self._set_alarm(next_s)
         return looks
 
-    def _look(self, consumer: Consumer, now_s: float, messages_max: int) -> int:
+    def _look(self, consumer: Subscription, now_s: float, messages_max: int) -> int:
         """Take back what timed out at a consumer, and see when to look again; messages seen."""
         consumer.look_s = NEVER
         # If a defect comes between, the next look is due as after any other.
@@ -545,7 +545,7 @@ class Channel:
             self._line_up(consumer)
         return looks
 
-    def _take_back(self, consumer: Consumer, now_s: float, messages_max: int) -> int:
+    def _take_back(self, consumer: Subscription, now_s: float, messages_max: int) -> int:
         """Queue again what timed out at a consumer, or what it gives back; what that cost."""
         if consumer.gives_back:
             segments = consumer.take_first(messages_max)
@@ -580,7 +580,7 @@ class Channel:
                 break
         return looks
 
-    def _look_at(self, consumer: Consumer, at_s: float) -> None:
+    def _look_at(self, consumer: Subscription, at_s: float) -> None:
         """Look for time-outs of a consumer at that time, which is before the one set already."""
         consumer.look_s = at_s
         self._looks.set(consumer, at_s)
@@ -625,7 +625,9 @@ class Channel:
         self.store.save_memory()
         self.deferred.save(self.store.append_to_backend)
 
-    def touch(self, consumer: Consumer, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
+    def touch(
+        self, consumer: Subscription, id_: bytes, now_s: float, max_msg_timeout_s: float
+    ) -> bool:
         """TOUCH. False if the message is not in flight at this client."""
         if not consumer.touch(id_, now_s, max_msg_timeout_s):
             return False
@@ -675,7 +677,7 @@ class Channel:
         if self.waiting and self.depth:
             self.wake()
 
-    def _forget(self, consumer: Consumer) -> int:
+    def _forget(self, consumer: Subscription) -> int:
         """Do a consumer's part in an `empty`; the messages that were in flight there."""
         consumer.epoch = self._epoch
         count = consumer.forget()

@@ -11,19 +11,19 @@ from typing import Final
 from weakref import ref
 
 from trionsq.core.backend import Backend, BackendError
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.channel import Channel
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.recovered import Recovered
 from trionsq.core.roster import Roster
 from trionsq.core.store import Store, free
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["Topic"]
+__all__ = ["TopicState"]
 
 # No limit of its own: a batch moves whole, whatever was published together.
 _ANY: Final = 2**63
-# What one `pump` may cost, in units of what `Channel.put` says it costs: half a millisecond.
+# What one `pump` may cost, in units of what `ChannelState.put` says it costs: half a millisecond.
 _PUMP_MAX: Final = 512
 # Of large batches so many bytes count as one unit more for each channel: they may go to disk.
 _PUMP_NBYTES: Final = 16 * 1024
@@ -42,14 +42,14 @@ class _FanOut:
 
     __slots__ = ("behind", "next", "segment", "some_got_it")
 
-    def __init__(self, segment: Segment, channels: Iterator[Channel]) -> None:
+    def __init__(self, segment: Segment, channels: Iterator[ChannelState]) -> None:
         self.segment = segment
         self.next = next(channels, None)
         self.behind = channels
         self.some_got_it = False
 
 
-class Topic:
+class TopicState:
     """One topic.
 
     Attributes:
@@ -66,7 +66,7 @@ class Topic:
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name
         self.store = Store(mem_queue_size, backend)
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, ChannelState] = {}
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
@@ -77,7 +77,7 @@ class Topic:
         self.ids = ids
         self.fanned_out_count = 0
         # The channels in the order in which they were made.
-        self._roster: Roster[Channel] = Roster()
+        self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
         # Dropped, but for what the backend dropped.
         self._dropped_here = 0
@@ -86,7 +86,7 @@ class Topic:
         self._recovered: ref[Recovered] | None = None
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name} depth={self.depth} channels={len(self.channels)}>"
+        return f"<TopicState {self.name} depth={self.depth} channels={len(self.channels)}>"
 
     @property
     def depth(self) -> int:
@@ -112,7 +112,7 @@ class Topic:
         return bool(self.channels) and not self.paused and self.error is None
 
     @property
-    def stuck_at(self) -> Channel | None:
+    def stuck_at(self) -> ChannelState | None:
         """The channel that had no room for what the topic hands on."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
@@ -122,7 +122,7 @@ class Topic:
         Raises:
             BackendError: there is no room for them.
         """
-        batch = Batch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        batch = MessageBatch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
@@ -146,7 +146,7 @@ class Topic:
         If a channel has no room, the segment stays with it and with the channels behind it,
         `error` says why, and the topic does not pump until `retry`.
 
-        Returns what it cost, in units of `Channel.put`; 0 if there was nothing that could be done.
+        Returns the cost, in units of `ChannelState.put`; 0 if nothing could be done.
         """
         if not self.can_pump:
             return 0
@@ -217,11 +217,11 @@ class Topic:
         self.error = None
         return stuck
 
-    def walk_channels(self) -> Iterator[Channel]:
+    def walk_channels(self) -> Iterator[ChannelState]:
         """Yield the channels of now, but for those that are deleted before their turn comes."""
         return self._roster.walk()
 
-    def add_channel(self, channel: Channel) -> None:
+    def add_channel(self, channel: ChannelState) -> None:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
