@@ -71,20 +71,10 @@ def new_channel(
 
 
 def put(channel: ChannelState, first: int, count: int, sizes: Sequence[int] = (16,)) -> None:
-    """What the topic does, with the task's step behind it if the segment was carried."""
-    carried: list[Segment] = []
-
-    def carry(segment: Segment) -> bool:
-        carried.append(segment)
-        return True
-
+    """What the topic does, with the task's step behind it if the task was woken."""
     woken: list[bool] = []
-    channel.carry = carry
     channel.wake = lambda: woken.append(True)
     channel.put(segment(first, count, sizes), 0.0, wall_ns(0.0))
-    for one in carried:
-        channel.arrived(one)
-        channel.dispatch(0.0)
     while woken:
         woken.clear()
         channel.dispatch(0.0)
@@ -110,17 +100,17 @@ def test_messages_go_to_who_has_credit() -> None:
 
 
 def test_a_waiting_client_is_served_when_messages_come() -> None:
-    """By the channel's task, to which the topic's segment is carried."""
+    """As many as it has credit for; the others wait."""
     channel = new_channel()
     client = Client(channel, rdy=2)
     put(channel, 0, 3)
-    assert (client.ids, channel.depth, channel.store.carried) == (message_ids(0, 2), 1, 0)
+    assert (client.ids, channel.depth) == (message_ids(0, 2), 1)
 
 
-def test_what_nobody_waits_for_is_not_carried() -> None:
-    """Waking the task costs; with no client in credit, or paused, segments are queued at once."""
+def test_the_task_is_not_woken_for_messages_that_nobody_waits_for() -> None:
+    """Waking the task costs; with no client in credit, or paused, segments are only queued."""
     channel = new_channel()
-    channel.carry = lambda segment: pytest.fail("woken for nothing")
+    channel.wake = lambda: pytest.fail("woken for nothing")
     channel.put(segment(0, 1), 0.0, wall_ns(0.0))
     client = Client(channel, rdy=1)
     channel.put(segment(1, 1), 0.0, wall_ns(0.0))
@@ -487,21 +477,16 @@ def test_repr_shows_the_state() -> None:
 
 
 def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> None:
-    """A waiting client gets a handful at once; a larger batch is carried to the channel's task."""
+    """A waiting client gets a handful at once; for a larger batch the channel's task is woken."""
     channel = new_channel()
     client = Client(channel, rdy=100)
-    carried: list[Segment] = []
-
-    def carry(one: Segment) -> bool:
-        carried.append(one)
-        return True
-
-    channel.carry = carry
+    woken: list[bool] = []
+    channel.wake = lambda: woken.append(True)
     channel.put(segment(0, AT_ONCE_MESSAGES_MAX), 0.0, wall_ns(0.0))
-    assert (client.ids, carried) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
+    assert (client.ids, woken) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
     many = segment(AT_ONCE_MESSAGES_MAX, AT_ONCE_MESSAGES_MAX + 1)
     channel.put(many, 0.0, wall_ns(0.0))
-    assert (len(client.ids), carried) == (AT_ONCE_MESSAGES_MAX, [many])
+    assert (len(client.ids), woken) == (AT_ONCE_MESSAGES_MAX, [True])
     assert channel.depth == many.count
 
 

@@ -70,10 +70,6 @@ PUT_BUSY: Final = 8
 PUT_STORED: Final = 32
 
 
-def _not_carried(segment: Segment) -> bool:
-    return False
-
-
 def _raise(error: Exception) -> None:
     raise error
 
@@ -93,8 +89,6 @@ class ChannelState:
     nanoseconds (``now_ns``).
 
     Attributes:
-        carry: takes a segment to the channel's task when a client is waiting for messages, False
-            if it can't; the task calls `arrived` with it.
         wake: makes the channel's task call `dispatch` in a turn to come.
         alarm: is told the monotonic time at which `scan` should run, `NEVER` if it need not.
         alarm_s: the time that it was told last.
@@ -124,7 +118,6 @@ class ChannelState:
         self.timeout_count = 0
         self.dropped: Counter[str] = Counter()
         self.latencies: Latencies | None = None
-        self.carry: Callable[[Segment], bool] = _not_carried
         self.wake: Callable[[], None] = _no_task
         self.alarm: Callable[[float], None] = _no_alarm
         self.alarm_s = NEVER
@@ -165,7 +158,7 @@ class ChannelState:
     @property
     def held(self) -> int:
         """Messages in memory: those that wait there, are in flight, or deferred."""
-        return self.store.in_memory + self.in_flight_count + self.deferred_count
+        return self.store.memory.depth + self.in_flight_count + self.deferred_count
 
     @property
     def deferred_count(self) -> int:
@@ -202,30 +195,22 @@ class ChannelState:
             return PUT_BUSY
         kept = self.store.admit(segment)
         self.message_count += taken
+        memory = self.store.memory
+        if kept is not None:
+            memory.append(kept)
         wanted = self.waiting and not self.paused
-        if kept is None:
-            if wanted:
-                # The backend has all of it.
+        if wanted:
+            if kept is not None and memory.depth <= AT_ONCE_MESSAGES_MAX:
+                try:
+                    self.dispatch(now_s)
+                except Exception as error:
+                    # The messages are in the queue, so to the topic this is no failure.
+                    self.failed(error)
+            else:
                 self.wake()
-        elif wanted and kept.last - kept.first <= AT_ONCE_MESSAGES_MAX and not self.store.carried:
-            self.store.memory.append(kept)
-            try:
-                self.dispatch(now_s)
-            except Exception as error:
-                # The messages are in the queue, so to the topic this is no failure.
-                self.failed(error)
-        elif wanted and self.carry(kept):
-            self.store.carried += kept.last - kept.first
-        else:
-            self.store.memory.append(kept)
         if kept is not segment:
             return PUT_STORED
         return PUT_BUSY if wanted else PUT_QUEUED
-
-    def arrived(self, segment: Segment) -> None:
-        """Queue what was carried; `dispatch` is the caller's next step."""
-        self.store.carried -= segment.last - segment.first
-        self.store.memory.append(segment)
 
     # To the clients
 
@@ -645,7 +630,7 @@ class ChannelState:
         self.dispatch(now_s)
 
     def empty(self) -> Iterator[None]:
-        """Drop what waits, is in flight or deferred. What is being carried is the caller's part.
+        """Drop what waits, is in flight or deferred.
 
         What waits is gone at once, and what is in flight does not come back to the queue. The rest
         is done by whoever exhausts the iterator, which yields where a turn ends.
@@ -686,10 +671,6 @@ class ChannelState:
         self._orphans.discard(consumer)
         return count
 
-    def drop_carried(self, count: int) -> None:
-        """Messages that were being carried are dropped, as `empty` does it."""
-        self._drop("emptied", count)
-
     def _drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count
         self._dropped_here += count
@@ -709,7 +690,7 @@ class ChannelState:
         in_flight = self.in_flight_count
         came = self.message_count + store.backend_out_count
         went = self.finish_count + self._dropped_here + store.backend_in_count
-        held = store.in_memory + in_flight + self.deferred_count
+        held = store.memory.depth + in_flight + self.deferred_count
         if came != went + held:
             return f"{came} messages came, {went} went, {held} are held"
         if in_flight < 0:

@@ -53,7 +53,6 @@ class TopicState:
     """One topic.
 
     Attributes:
-        carry: takes a segment to the topic's task, False if it can't; the task calls `arrived`.
         wake: makes the topic's task call `pump` in a turn to come.
         channels: by name.
         message_count, message_bytes: published since the start.
@@ -72,7 +71,6 @@ class TopicState:
         self.message_bytes = 0
         self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
-        self.carry: Callable[[Segment], bool] = lambda segment: False
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
         self.fanned_out_count = 0
@@ -96,7 +94,7 @@ class TopicState:
     @property
     def held(self) -> int:
         """Messages in memory that no channel, or not yet every channel, has got."""
-        return self.store.in_memory + (self._fan_out.segment.count if self._fan_out else 0)
+        return self.store.memory.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     def oldest_ns(self) -> int | None:
         """As `Store.oldest_ns`, with what not every channel has got yet."""
@@ -126,19 +124,10 @@ class TopicState:
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
-        if kept is None:
-            if self.can_pump:
-                # The backend has all of it.
-                self.wake()
-        elif self.can_pump and self.carry(kept):
-            self.store.carried += kept.count
-        else:
+        if kept is not None:
             self.store.memory.append(kept)
-
-    def arrived(self, segment: Segment) -> None:
-        """Queue what was carried; `pump` is the caller's next step."""
-        self.store.carried -= segment.count
-        self.store.memory.append(segment)
+        if self.can_pump:
+            self.wake()
 
     def pump(self, now_s: float, now_ns: int) -> int:
         """Hand a segment to the channels: to so many as one turn can serve, then to the next ones.
@@ -264,7 +253,7 @@ class TopicState:
         self.store.save_memory()
 
     def empty(self) -> Iterator[None]:
-        """Drop what waits at the topic. What is being carried is the caller's part.
+        """Drop what waits at the topic.
 
         It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
         of the memory.
@@ -283,10 +272,6 @@ class TopicState:
                 self._drop("emptied", fan_out.segment.count)
             self.retry()
         return free(memory)
-
-    def drop_carried(self, count: int) -> None:
-        """Messages that were being carried are dropped, as `empty` does it."""
-        self._drop("emptied", count)
 
     def _drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count
