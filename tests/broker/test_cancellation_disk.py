@@ -15,8 +15,8 @@ from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
 from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core.channel import ChannelState
+from trionsq.core.topic import TopicState
 from trionsq.storage.background import Done, Job, JobDefects
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -111,12 +111,12 @@ async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) 
 
 
 @contextmanager
-def in_memory(core: TopicCore | ChannelCore) -> Iterator[set[bytes]]:
+def in_memory(core: TopicState | ChannelState) -> Iterator[set[bytes]]:
     """The bodies that are in memory when the block is left."""
     bodies: set[bytes] = set()
     yield bodies
     segments = list(core.store.memory._segments)
-    if isinstance(core, ChannelCore):
+    if isinstance(core, ChannelState):
         segments += [segment for _, segment in core.deferred]
         for consumer in (*core.consumers, *core._orphans):
             segments += [delivery.extract([id_]) for id_, delivery in consumer.in_flight.items()]

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, connect, finish, numbered, publish
 from trionsq.broker.timers import ScanQueue
-from trionsq.core.channel import Channel
+from trionsq.core.channel import ChannelState
 from trionsq.core.timerqueue import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.storage.none import DroppingBackend
@@ -28,19 +28,19 @@ SCAN_S = 0.1
 def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each channel, by name, was scanned."""
     counts: Counter[str] = Counter()
-    original = Channel.scan
+    original = ChannelState.scan
 
-    def counted(self: Channel, now_s: float, now_ns: int) -> int:
+    def counted(self: ChannelState, now_s: float, now_ns: int) -> int:
         counts[self.name] += 1
         return original(self, now_s, now_ns)
 
-    monkeypatch.setattr(Channel, "scan", counted)
+    monkeypatch.setattr(ChannelState, "scan", counted)
     return counts
 
 
-def a_channel(name: str = "c") -> Channel:
+def a_channel(name: str = "c") -> ChannelState:
     """A channel of no topic."""
-    return Channel(name, 10, DroppingBackend(), Random(0))
+    return ChannelState(name, 10, DroppingBackend(), Random(0))
 
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100))

@@ -37,10 +37,10 @@ from trionsq.broker.timers import (
 from trionsq.broker.topic import Topic
 from trionsq.broker.upgrade import server_tls
 from trionsq.core.backend import Backend
-from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core.topic import TopicState
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
@@ -372,7 +372,7 @@ class Broker:
         if topic is None:
             assert self._tasks is not None, "the broker does not run"
             ids = IdSource(self.options.node_id, self._ids_after_ns)
-            core = TopicCore(name, self._memory_limit(name), self._backend(name, name), ids)
+            core = TopicState(name, self._memory_limit(name), self._backend(name, name), ids)
             topic = self.topics[name] = Topic(
                 core,
                 self.clock,
@@ -419,7 +419,7 @@ class Broker:
         assert self._tasks is not None, "the broker does not run"
         self._delete_old_channel(topic.name, name)
         backend = self._backend(name, f"{topic.name}:{name}")
-        core = ChannelCore(name, self._memory_limit(name), backend, self._random)
+        core = ChannelState(name, self._memory_limit(name), backend, self._random)
         if isinstance(core.store.backend, DroppingBackend):
             core.store.backend.dropped = core.dropped
         if isinstance(backend, DiskQueue) and backend.is_recovering():

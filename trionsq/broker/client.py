@@ -16,7 +16,7 @@ import trio
 from trionsq.broker.heartbeats import Finding, Heartbeats
 from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 from trionsq.logtext import printable
 from trionsq.transports.tls import TlsInfo
@@ -25,7 +25,7 @@ from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated
 from trionsq.wire.server import LineTooLong, ServerParser
-from trionsq.wire.states import State
+from trionsq.wire.states import ConnectionState
 
 if TYPE_CHECKING:
     from trionsq.broker.auth import ClientAuth
@@ -134,7 +134,7 @@ class Client:
         self._inbox_nbytes = 0
         # Deliveries to this client while its own commands are acted on; None in other turns.
         self._own_turn: list[Delivery] | None = None
-        self.consumer = Consumer(self._offer, self.identity.msg_timeout_ms / 1e3)
+        self.consumer = Subscription(self._offer, self.identity.msg_timeout_ms / 1e3)
         self.channel: Channel | None = None
         self.auth: ClientAuth | None = None
         self.pub_counts: Counter[str] = Counter()
@@ -451,5 +451,5 @@ class Client:
             self.close()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ConnectionState:
         return self.parser.state

@@ -11,7 +11,7 @@ from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import LOOK_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
-from trionsq.core.channel import SCAN_MAX, Channel
+from trionsq.core.channel import SCAN_MAX, ChannelState
 from trionsq.core.timerqueue import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
@@ -40,20 +40,20 @@ class ScanQueue:
     """Which channel wants to be scanned when. Idle channels cost nothing."""
 
     def __init__(self) -> None:
-        self._alarms: TimerQueue[Channel] = TimerQueue()
+        self._alarms: TimerQueue[ChannelState] = TimerQueue()
 
     def __len__(self) -> int:
         """Channels that want to be scanned: each is there once."""
         return len(self._alarms)
 
-    def set(self, channel: Channel, at_s: float) -> None:
+    def set(self, channel: ChannelState, at_s: float) -> None:
         """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
         if at_s == NEVER:
             self._alarms.discard(channel)
         else:
             self._alarms.set(channel, at_s)
 
-    def pop_due(self, now_s: float) -> Channel | None:
+    def pop_due(self, now_s: float) -> ChannelState | None:
         """Take the next channel if its time has come, else None."""
         return self._alarms.pop_due(now_s)
 

@@ -24,7 +24,7 @@ from trionsq.client.waiting import Reply, Token
 from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
+from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, MessageFrame
 from trionsq.wire.columns import ColumnDecoder, Columns
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
@@ -278,7 +278,7 @@ class Connection:
     def _take(self, frame: Frame) -> None:
         if isinstance(frame, ErrorFrame):
             self._take_error(frame)
-        elif not isinstance(frame, Message):
+        elif not isinstance(frame, MessageFrame):
             if frame.is_heartbeat:
                 self.put(commands.nop())
             elif self._replies:

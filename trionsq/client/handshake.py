@@ -29,7 +29,7 @@ from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
 from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, FrameError, Message, Response
+from trionsq.wire.client import ErrorFrame, FrameError, MessageFrame, Response
 from trionsq.wire.columns import ColumnDecoder
 
 __all__ = ["RDY_MAX", "Handshake"]
@@ -211,7 +211,7 @@ class Handshake:
         if self._decoder.take_columns().ids:
             raise FrameError("a message without a subscription")
         for frame in self._decoder:
-            if not isinstance(frame, Message) and not _is_heartbeat(frame):
+            if not isinstance(frame, MessageFrame) and not _is_heartbeat(frame):
                 return frame
         return None
 

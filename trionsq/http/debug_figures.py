@@ -106,7 +106,7 @@ class _Sums:
         """Add all; the ``top`` clients that owe most to their sockets."""
         turns = _Turns()
         for topic in list(broker.topics.values()):
-            self.in_memory += topic.core.store.in_memory
+            self.in_memory += topic.core.store.memory.depth
             await turns.spend()
             for channel in list(topic.channels.values()):
                 core = channel.core
