@@ -233,7 +233,7 @@ async def test_a_defect_in_a_look_at_a_client_costs_that_client(
         victim, client, _ = connect(broker)
         other = Conversation.begin(broker)
         other.shows_heartbeats = True
-        breakage = Breakage(monkeypatch, Client, "look_after")
+        breakage = Breakage(monkeypatch, Client, "check_heartbeat")
         breakage.only = lambda subject: subject is client
         breakage.times(1)
         await victim.end()

@@ -331,7 +331,7 @@ async def test_a_topic_is_deleted_in_turns(
         await consumer.silence(2)
         assert (old.channels, steps.total) == ({}, count)
         assert steps.most <= 17
-        assert not broker._closing
+        assert not broker.registry._closing
         check_balances(broker)
 
 

@@ -266,9 +266,9 @@ async def busy_nsqd(tmp_path: Path) -> AsyncIterator[Broker]:
     )
     async with (
         running_nsqd(options) as broker,
-        await trio.open_tcp_stream("127.0.0.1", broker.tcp_port) as consumer,
-        await trio.open_tcp_stream("127.0.0.1", broker.http_port) as idle,
-        await trio.open_tcp_stream("127.0.0.1", broker.http_port) as asking,
+        await trio.open_tcp_stream("127.0.0.1", broker.ports.tcp) as consumer,
+        await trio.open_tcp_stream("127.0.0.1", broker.ports.http) as idle,
+        await trio.open_tcp_stream("127.0.0.1", broker.ports.http) as asking,
     ):
         await consumer.send_all(b"  V2SUB t c\n")
         await consumer.receive_some()
@@ -298,4 +298,4 @@ async def test_each_task_of_nsqd_has_a_name_for_its_user(tmp_path: Path) -> None
     assert re.search(r" client 127\.0\.0\.1:\d+ ioloop  \[waiting in wait_readable", text)
     assert re.search(r" client 127\.0\.0\.1:\d+ message_pump  \[waiting", text)
     assert re.search(r" http client 127\.0\.0\.1:\d+  \[waiting", text)
-    assert f" listener 127.0.0.1:{broker.tcp_port}  [" in text
+    assert f" listener 127.0.0.1:{broker.ports.tcp}  [" in text

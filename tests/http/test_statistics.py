@@ -128,7 +128,7 @@ async def test_a_snapshot_does_not_touch_what_it_counts(broker: Broker) -> None:
 
 async def test_info_tells_ports_and_limits(broker: Broker) -> None:
     """In nsqd's order, durations in nanoseconds."""
-    broker.tcp_port, broker.http_port = 4150, -1
+    broker.ports.tcp, broker.ports.http = 4150, -1
     document = info(broker)
     assert list(document) == [
         "version",

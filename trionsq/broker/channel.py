@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from trionsq.broker.chores import Chore, Chores
+from trionsq.broker.client import Client
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.channel import ChannelState
 from trionsq.core.roster import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
-    from trionsq.broker.topic import Topic
-
 __all__ = ["Channel"]
 
 # Connections that a turn closes: each has two tasks, which then have their last turn.
 _CLOSE_MAX: Final = 32
+
+
+class ParentTopic(Protocol):
+    """The topic of a channel, as the channel uses it."""
+
+    name: str
+
+    def delete_channel(self, name: str) -> Chore: ...
 
 
 class Channel:
@@ -40,7 +45,9 @@ class Channel:
         wake: makes the task look whether it can deliver something.
     """
 
-    def __init__(self, topic: Topic, core: ChannelState, clock: Clock, chores: Chores) -> None:
+    def __init__(
+        self, topic: ParentTopic, core: ChannelState, clock: Clock, chores: Chores
+    ) -> None:
         self.name = core.name
         self.topic = topic
         self.core = core
@@ -110,7 +117,7 @@ class Channel:
         """End a subscription; an ephemeral channel goes with its last client."""
         self.clients.discard(client)
         self.core.remove_consumer(
-            client.consumer, client.unwritten(), requeue_now, self._clock.now_s()
+            client.consumer, client.pump.pop_unwritten(), requeue_now, self._clock.now_s()
         )
         if self.is_ephemeral and not self.clients and not self.exiting:
             self.topic.delete_channel(self.name)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
 
 __all__ = ["PublishRefused", "Topic"]
 
@@ -56,7 +54,7 @@ class Topic:
         chores: Chores,
         new_channel: Callable[[Topic, str], Channel],
         deleted: Callable[[Topic], Chore],
-        channel_gone: Callable[[Channel], None],
+        channel_gone: Callable[[Topic, Channel], None],
     ) -> None:
         """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
         self.name = core.name
@@ -235,7 +233,7 @@ class Topic:
             self._deleted(self)
         else:
             self._go_on()
-        self._channel_gone(channel)
+        self._channel_gone(self, channel)
         return chore
 
     def pause(self) -> None:

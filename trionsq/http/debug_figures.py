@@ -189,8 +189,8 @@ def _asked_for(broker: Broker) -> dict[str, Any]:
     if servers is None:
         return {}
     return {
-        "clients_asked_for_at_auth_servers": servers.asking,
-        "clients_waiting_to_be_asked_for": servers.waiting,
+        "clients_asked_for_at_auth_servers": servers.active_requests,
+        "clients_waiting_to_be_asked_for": servers.waiting_requests,
     }
 
 

@@ -68,10 +68,10 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         tcp = await _open(options.tcp_address, sockets)
         https = await _open(options.https_address if broker.tls else "", sockets)
         http = await _open(options.http_address, sockets)
-        broker.options_changed.append(lambda changed: set_level(changed.log_level))
-        broker.tcp_port = _announce("TCP", tcp)
-        broker.https_port = _announce("HTTPS", https) if https else 0
-        broker.http_port = _announce("HTTP", http) if http else 0
+        broker.live_options.observers.append(lambda changed: set_level(changed.log_level))
+        broker.ports.tcp = _announce("TCP", tcp)
+        broker.ports.https = _announce("HTTPS", https) if https else 0
+        broker.ports.http = _announce("HTTP", http) if http else 0
         mount = await _mount(broker, [*http, *https], stack) if options.admin else None
         tasks = await stack.enter_async_context(trio.open_nursery())
         await tasks.start(background.run, name="disk jobs")
@@ -161,7 +161,7 @@ async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitS
     # Not for an nsqd without: it costs time and memory.
     from trionsq.local.mount import running_mount
 
-    return await stack.enter_async_context(running_mount(broker, sockets, broker.http_port))
+    return await stack.enter_async_context(running_mount(broker, sockets, broker.ports.http))
 
 
 async def _open(address: str, opened: ExitStack) -> list[socket.socket]:

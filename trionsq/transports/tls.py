@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from trionsq.transports.transport import BrokenStreamError, LayeredTransport, Transport
 
 __all__ = [
+    "HANDSHAKE_S",
     "Engine",
     "SslEngine",
     "TlsInfo",
@@ -25,6 +26,9 @@ __all__ = [
     "version_name",
     "weakness_of",
 ]
+
+HANDSHAKE_S: Final = 5.0
+"""A TLS handshake may take this long, with clients of TCP and of HTTPS."""
 
 _READ_BYTES: Final = 64 * 1024
 _MAX_RECORD_BYTES: Final = 16 * 1024
