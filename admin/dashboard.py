@@ -36,8 +36,8 @@ class Dashboard:
         access: who may do what.
         observers: are told of each thing that a user did; they must not wait.
         operations: what users do.
-        tasks: run as long as the dashboard, each in a task of its own.
-        start_task: starts one more; without effect until the dashboard runs.
+        tasks: name and function of each; they run as long as the dashboard.
+        start_task: starts one more, by name and function; without effect until the dashboard runs.
         stopping: set when it ends; streams end then.
         http_port: where it listens; -1: on a unix socket.
         loop_lag_s: how late the event loop is; None: that is not its own.
@@ -51,8 +51,8 @@ class Dashboard:
     operations: Operations = field(init=False)
     notify: Notifier | None = None
     observers: list[Callable[[Done], None]] = field(default_factory=list)
-    tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    start_task: Callable[[Callable[[], Awaitable[None]]], None] = lambda task: None
+    tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = field(default_factory=list)
+    start_task: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda name, task: None
     stopping: trio.Event = field(default_factory=trio.Event)
     http_port: int = 0
     loop_lag_s: Histogram | None = None
@@ -60,7 +60,7 @@ class Dashboard:
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.upstream, self.options)
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
-        self.tasks.append(self.poller.run)
+        self.tasks.append(("nsqadmin poller", self.poller.run))
         self.observers.append(self.access.observe)
         self.operations = Operations(self)
 

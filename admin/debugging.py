@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
-from admin.tasks import task_name
 from trionsq.web.app import Endpoint
 from trionsq.web.guard import guarded
 from trionsq.web.health import Health
@@ -18,5 +17,5 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """The paths, as nsqd and nsqlookupd have them."""
     # It keeps nothing, and a cluster that is down is what it is there to show.
     yield from Health(lambda: None).endpoints()
-    for page in Pprof(task_name, "/debug/pprof").endpoints():
+    for page in Pprof("/debug/pprof").endpoints():
         yield guarded(page, lambda: dashboard.options.debug_from)

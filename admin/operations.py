@@ -16,6 +16,7 @@ from quart import request
 from admin.cluster import actions
 from admin.cluster.queries import AllFailed
 from admin.upstream import UpstreamError
+from trionsq.hostport import format_address
 
 if TYPE_CHECKING:
     from admin.dashboard import Dashboard
@@ -150,8 +151,7 @@ def remote_address() -> str:
     client = request.scope.get("client")
     if client is None or not client[0]:
         return "@"
-    host, port = client[0], client[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(client[0], client[1])
 
 
 def given_host() -> str:

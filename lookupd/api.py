@@ -15,7 +15,6 @@ from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
 from lookupd.producer import Producer
 from lookupd.registry import Entry, Registry
-from lookupd.tasks import task_name
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
@@ -69,7 +68,7 @@ def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[En
         ("POST", "/channel/create", directory.create_channel),
         ("POST", "/channel/delete", directory.delete_channel),
     ]
-    for page in Pprof(task_name, "/debug/pprof").endpoints():
+    for page in Pprof("/debug/pprof").endpoints():
         yield guarded(page, lambda: options.debug_from)
 
 

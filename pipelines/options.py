@@ -14,8 +14,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from trionsq import durations
-from trionsq.client.dial import split_address
 from trionsq.client.discovery import lookup_url
+from trionsq.hostport import parse_address
 from trionsq.options import parse_bool as _parse_bool
 
 __all__ = [
@@ -196,7 +196,7 @@ def nsqd_addresses(told: str) -> tuple[str, ...]:
     for address in found:
         if "/" in address:
             raise ValueError(f"{address!r} is not host:port")
-        split_address(address)
+        parse_address(address)
     return found
 
 

@@ -6,7 +6,7 @@ In reading order:
 - `paths`: whom each path needs, in one table
 - `modes`: where users come from (--access), and what that means
 - `proxies`: whose headers are believed
-- `users`, `passwords`, `attempts`: the users file, and how passwords are checked
+- `users`, `passwords`: the users file, and how passwords are checked
 - `session`: who is signed in; `cookie`: what tells
 - `csrf`, `headers`: what browsers must not be talked into
 - `audit`: who did what

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from trionsq.hostport import bracket_host, format_address
+
 __all__ = ["security_headers"]
 
 _POLICY = (
@@ -50,5 +52,5 @@ def _origin(url: str) -> list[str]:
     plain = host.replace("-", "").replace(".", "").replace(":", "").replace("_", "")
     if parts.scheme not in ("http", "https") or not plain.isascii() or not plain.isalnum():
         return []
-    shown = f"[{host}]" if ":" in host else host
-    return [f"{parts.scheme}://{shown}" + (f":{port}" if port else "")]
+    address = format_address(host, port) if port else bracket_host(host)
+    return [f"{parts.scheme}://{address}"]

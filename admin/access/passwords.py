@@ -15,14 +15,27 @@ import argon2
 import trio
 from argon2.exceptions import VerificationError
 
-from admin.access.attempts import Attempts
 from admin.access.users import Account, Users
+from trionsq.daemon.token_buckets import TokenBuckets
 
-__all__ = ["PASSWORD_NBYTES_MAX", "Busy", "Passwords", "TooManyAttempts", "hash_password"]
+__all__ = [
+    "ATTEMPTS_AT_ONCE",
+    "ATTEMPT_INTERVAL_S",
+    "MAX_ADDRESSES",
+    "PASSWORD_NBYTES_MAX",
+    "Busy",
+    "Passwords",
+    "TooManyAttempts",
+    "hash_password",
+]
 
 PASSWORD_NBYTES_MAX: Final = 1024
 # Each takes 64 MiB of memory and a processor for a while.
 _AT_ONCE: Final = 2
+# Wrong passwords from one address: five at once, then one every ten seconds. A right one is free.
+ATTEMPTS_AT_ONCE: Final = 5
+ATTEMPT_INTERVAL_S: Final = 10.0
+MAX_ADDRESSES: Final = 10_000
 _WAITING_MAX: Final = 32
 # What HTTP clients send with each request is not computed with each request.
 _REMEMBERED_MAX: Final = 1000
@@ -79,7 +92,7 @@ class Passwords:
         """``now_s`` is the clock of waiting times, in seconds."""
         self._users = users
         self._now_s = now_s
-        self.attempts = Attempts(now_s)
+        self._attempts = TokenBuckets(ATTEMPT_INTERVAL_S, ATTEMPTS_AT_ONCE, MAX_ADDRESSES)
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
         self._key = secrets.token_bytes(32)
         # By a keyed hash of name and password: the account's seal, and until when.
@@ -93,18 +106,18 @@ class Passwords:
             TooManyAttempts: from this address.
             Busy: from all of them together.
         """
-        if (wait_s := self.attempts.take(address)) > 0:
+        if (wait_s := self._attempts.take_token(address, self._now_s())) > 0:
             raise TooManyAttempts(wait_s)
         account = self._users.find(name)
         right = False
         try:
             right = await self._is_right(account, password)
         except Busy:
-            self.attempts.give_back(address)
+            self._attempts.return_token(address, self._now_s())
             raise
         if not right:
             return None
-        self.attempts.give_back(address)
+        self._attempts.return_token(address, self._now_s())
         return account
 
     async def check_remembered(self, name: str, password: str, address: str) -> Account | None:

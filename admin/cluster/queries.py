@@ -264,7 +264,7 @@ async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) ->
     """All at once; what is really under way is bounded by `Upstream`."""
     async with trio.open_nursery() as nursery:
         for item in items:
-            nursery.start_soon(function, item)
+            nursery.start_soon(function, item, name=f"nsqadmin request about {item}")
 
 
 K = TypeVar("K")
@@ -296,7 +296,7 @@ async def _answers(
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = began_s + first_s
         for name in asked:
-            nursery.start_soon(note, name)
+            nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
     for name in asked:
         if name not in found:

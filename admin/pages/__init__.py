@@ -35,7 +35,7 @@ __all__ = ["endpoints"]
 def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """The pages and the forms of ``dashboard``."""
     site = Site(dashboard)
-    dashboard.start_task(site.compile_templates)
+    dashboard.start_task("nsqadmin templates", site.compile_templates)
     peekers = Peekers(dashboard.upstream)
     yield from Overview(site).endpoints()
     yield from Topics(site).endpoints()

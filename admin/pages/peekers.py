@@ -37,7 +37,7 @@ class Peekers:
 
         async with trio.open_nursery() as nursery:
             for node in nodes[1:]:
-                nursery.start_soon(ask, node)
+                nursery.start_soon(ask, node, name=f"nsqadmin request to {node}")
         if any(found):
             return ""
         return "These nodes can't show messages: the original nsqd has no /topic/peek."

@@ -21,6 +21,7 @@ from pipelines.receiver.topics import find_topics
 from pipelines.receiver.writer import Writer
 from pipelines.wal import Wal, WalError
 from trionsq.client import ClientError, ConfigError, Consumer, ProtocolError
+from trionsq.logtext import first_error
 
 __all__ = ["Receiver"]
 
@@ -111,7 +112,8 @@ class Receiver:
         try:
             trio.run(self._main)
         except BaseException as error:
-            self._failure = _first(error)
+            # Consumers mostly fail all at once and for one reason.
+            self._failure = first_error(error)
             trace = None if _is_explained(error) else error
             log.error("the receiver failed: %s", self._failure, exc_info=trace)
         finally:
@@ -221,10 +223,3 @@ def _is_explained(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_explained, error.exceptions))
     return isinstance(error, _EXPLAINED)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Of a group the first: consumers mostly fail all at once and for one reason."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -25,7 +25,7 @@ from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
-from trionsq.wire.client import Message
+from trionsq.wire.client import MessageFrame
 
 SEEDS = (1, 2)
 OPTIONS: dict[str, Any] = {"mem_queue_size": MEM_QUEUE_SIZE, "msg_timeout_ns": 3 * SECOND_NS}
@@ -83,7 +83,7 @@ async def check_nothing_lost(session: Session) -> None:
     with trio.move_on_after(SETTLE_S):
         while True:
             message = await heir.frame()
-            assert isinstance(message, Message)
+            assert isinstance(message, MessageFrame)
             bodies.append(message.body)
             await heir.say(commands.finish(message.message_id))
     check_balances(session.broker)

@@ -15,8 +15,8 @@ from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
 from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core.channel import ChannelState
+from trionsq.core.topic import TopicState
 from trionsq.storage.background import Done, Job, JobDefects
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -83,9 +83,9 @@ def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
 
 
 def task_named(nursery: trio.Nursery | None, name: str) -> trio.lowlevel.Task:
-    """The newest child task that runs the function of that name."""
+    """The newest child task whose name begins so."""
     assert nursery is not None
-    return [task for task in nursery.child_tasks if task.name.endswith(name)][-1]
+    return [task for task in nursery.child_tasks if task.name.startswith(name)][-1]
 
 
 async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) -> list[set[bytes]]:
@@ -111,12 +111,12 @@ async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) 
 
 
 @contextmanager
-def in_memory(core: TopicCore | ChannelCore) -> Iterator[set[bytes]]:
+def in_memory(core: TopicState | ChannelState) -> Iterator[set[bytes]]:
     """The bodies that are in memory when the block is left."""
     bodies: set[bytes] = set()
     yield bodies
     segments = list(core.store.memory._segments)
-    if isinstance(core, ChannelCore):
+    if isinstance(core, ChannelState):
         segments += [segment for _, segment in core.deferred]
         for consumer in (*core.consumers, *core._orphans):
             segments += [delivery.extract([id_]) for id_, delivery in consumer.in_flight.items()]
@@ -220,7 +220,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
                 disk=disk,
                 background=LateBackground(jobs),
                 clock=clock,
-                mem_queue_size=0 if "Client" in task else 2,
+                mem_queue_size=0 if task == "client" else 2,
                 sync_every=1,
             ) as broker:
                 topic = broker.topic("t")
@@ -228,7 +228,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
                 await trio.sleep(1)
                 talk, client, transport = connect(broker, 4096)
                 await wait_all_tasks_blocked()
-                nursery = broker._connections if "Client" in task else broker._tasks
+                nursery = broker._connections if task == "client" else broker._tasks
                 cancel_at.root = task_named(nursery, task)
 
                 def delete() -> None:
@@ -267,16 +267,16 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("task", "how", "steps_min"),
     [
-        ("Client.serve", "close", 20),
-        ("Topic.run", "stop", 4),
-        ("Topic.run", "delete topic", 4),
-        ("Channel.run", "stop", 4),
-        ("Channel.run", "delete channel", 4),
-        ("MetadataKeeper.run", "stop", 1),
-        ("MetadataKeeper.run_id_reserve", "cancel", 1),
-        ("run_disk_syncs", "stop", 1),
-        ("run_disk_retries", "stop", 1),
-        ("run_queue_scan", "cancel", 5),
+        ("client", "close", 20),
+        ("topic t", "stop", 4),
+        ("topic t", "delete topic", 4),
+        ("channel t:c", "stop", 4),
+        ("channel t:c", "delete channel", 4),
+        ("metadata", "stop", 1),
+        ("message id reserve", "cancel", 1),
+        ("disk syncs", "stop", 1),
+        ("disk retries", "stop", 1),
+        ("queue scan", "cancel", 5),
     ],
 )
 def test_anything_ended_at_any_await(task: str, how: str, steps_min: int, when: When) -> None:

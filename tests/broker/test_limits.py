@@ -303,7 +303,7 @@ async def test_a_client_that_reads_gets_large_messages_in_order(autojump_clock: 
         talk, client, _ = connect(broker, capacity_nbytes=64 * KIB)
         await talk.subscribe("t", "c", ready=2500)
         assert [message.body for message in await talk.messages(40)] == bodies
-        assert client._inbox_nbytes == 0
+        assert client.pump._inbox_bytes == 0
         check_balances(broker)
 
 

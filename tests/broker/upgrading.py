@@ -92,7 +92,7 @@ def identify(**wanted: Any) -> bytes:
 async def until_gone(client: Client) -> None:
     """Wait until the broker has let go of a client."""
     with trio.fail_after(60):
-        while client in client.broker.clients:  # noqa: ASYNC110
+        while client in client.context.clients:  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from trionsq.core.backend import BackendError
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.column import ListColumn
 from trionsq.core.missed import Missed
 from trionsq.core.peek import Page, show_segments
@@ -30,15 +30,15 @@ def body_of(id_: bytes, size: int = 16) -> bytes:
     return (id_ * (size // 16 + 1))[:size]
 
 
-def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 0) -> Batch:
+def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 0) -> MessageBatch:
     """Messages with the ids ``first``... and bodies of these sizes in turn; strided if equal."""
     ids = message_ids(first, count)
     bodies = [body_of(id_, sizes[index % len(sizes)]) for index, id_ in enumerate(ids)]
     if len({len(body) for body in bodies}) == 1:
         gap = b"PUB t\n...."
         strided = StridedBodies(b"".join(gap + body for body in bodies), len(gap), len(bodies[0]))
-        return Batch(strided, ListColumn(ids), WALL_NS + first, defer_ms)
-    return Batch(ListBodies(bodies), ListColumn(ids), WALL_NS + first, defer_ms)
+        return MessageBatch(strided, ListColumn(ids), WALL_NS + first, defer_ms)
+    return MessageBatch(ListBodies(bodies), ListColumn(ids), WALL_NS + first, defer_ms)
 
 
 def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int = 0) -> Segment:
@@ -110,7 +110,7 @@ class MemoryBackend:
         for place, (id_, due) in enumerate(zip(segment.ids(), due_ns, strict=True)):
             alone = segment.batch.extract([segment.first + place], [id_])
             delay_ms = max(1, -((alone.timestamp_ns - due) // NS_PER_MS))
-            deferred = Batch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
+            deferred = MessageBatch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
             self.segments.append(Segment(deferred, 0, 1, segment.attempts))
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.core.helpers import MemoryBackend, batch, message_ids, run_out, segment, wall_ns
 from trionsq.core.batch import Segment
-from trionsq.core.channel import SCAN_MAX, Channel
-from trionsq.core.consumer import Consumer
+from trionsq.core.channel import SCAN_MAX, ChannelState
+from trionsq.core.consumer import Subscription
 from trionsq.core.deferred import Deferred
 from trionsq.core.delivery import Delivery
 from trionsq.core.missed import AT_ONCE_LOOKUPS_MAX, LOOKUPS_MAX
@@ -21,11 +21,11 @@ FEW, MANY = 10, 10_000
 numbers = pytest.mark.parametrize("count", [FEW, MANY])
 
 
-class Counted(Consumer):
+class Counted(Subscription):
     """A consumer that notes when its table of messages in flight is looked at."""
 
     __slots__ = ("_table",)
-    seen: set[Consumer] = set()  # noqa: RUF012  # for all of them
+    seen: set[Subscription] = set()  # noqa: RUF012  # for all of them
 
     @property
     def in_flight(self) -> dict[bytes, Delivery]:
@@ -37,9 +37,9 @@ class Counted(Consumer):
         self._table = table
 
 
-def crowd(count: int, each: int = 1) -> tuple[Channel, list[Counted]]:
+def crowd(count: int, each: int = 1) -> tuple[ChannelState, list[Counted]]:
     """A channel with consumers that have some messages in flight."""
-    channel = Channel("c", 10**6, MemoryBackend(), Random(1))
+    channel = ChannelState("c", 10**6, MemoryBackend(), Random(1))
     consumers = []
     for number in range(count):
         consumer = Counted(lambda delivery: True, msg_timeout_s=10.0)
@@ -166,7 +166,7 @@ def test_a_disconnect_costs_the_same_in_any_crowd(count: int) -> None:
     """Of clients that wait for messages; what it costs to forget them is spread over all."""
     looks = 0
 
-    class Waiting(Consumer):
+    class Waiting(Subscription):
         __slots__ = ("_gone",)
 
         @property
@@ -179,7 +179,7 @@ def test_a_disconnect_costs_the_same_in_any_crowd(count: int) -> None:
         def gone(self, gone: bool) -> None:
             self._gone = gone
 
-    channel = Channel("c", 10, MemoryBackend(), Random(1))
+    channel = ChannelState("c", 10, MemoryBackend(), Random(1))
     consumers = [Waiting(lambda delivery: True) for _ in range(count)]
     for consumer in consumers:
         channel.add_consumer(consumer)

@@ -24,9 +24,9 @@ from trionsq.core.channel import (
     COMPACT_AFTER_S,
     DELIVERY_MESSAGES_MAX,
     DELIVERY_NBYTES_MAX,
-    Channel,
+    ChannelState,
 )
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 
 
@@ -34,12 +34,12 @@ class Client:
     """A consumer whose deliveries are kept, and which can be full."""
 
     def __init__(
-        self, channel: Channel, rdy: int = 0, msg_timeout_s: float = 10.0, sample_rate: int = 0
+        self, channel: ChannelState, rdy: int = 0, msg_timeout_s: float = 10.0, sample_rate: int = 0
     ) -> None:
         self.deliveries: list[Delivery] = []
         self.full = False
         self.offers = 0
-        self.consumer = Consumer(self._offer, msg_timeout_s, sample_rate)
+        self.consumer = Subscription(self._offer, msg_timeout_s, sample_rate)
         self.channel = channel
         channel.add_consumer(self.consumer)
         if rdy:
@@ -64,25 +64,17 @@ class Client:
         return why
 
 
-def new_channel(mem: int = 1000, backend: MemoryBackend | None = None, seed: int = 1) -> Channel:
-    return Channel("c", mem, backend or MemoryBackend(), Random(seed))
+def new_channel(
+    mem: int = 1000, backend: MemoryBackend | None = None, seed: int = 1
+) -> ChannelState:
+    return ChannelState("c", mem, backend or MemoryBackend(), Random(seed))
 
 
-def put(channel: Channel, first: int, count: int, sizes: Sequence[int] = (16,)) -> None:
-    """What the topic does, with the task's step behind it if the segment was carried."""
-    carried: list[Segment] = []
-
-    def carry(segment: Segment) -> bool:
-        carried.append(segment)
-        return True
-
+def put(channel: ChannelState, first: int, count: int, sizes: Sequence[int] = (16,)) -> None:
+    """What the topic does, with the task's step behind it if the task was woken."""
     woken: list[bool] = []
-    channel.carry = carry
     channel.wake = lambda: woken.append(True)
     channel.put(segment(first, count, sizes), 0.0, wall_ns(0.0))
-    for one in carried:
-        channel.arrived(one)
-        channel.dispatch(0.0)
     while woken:
         woken.clear()
         channel.dispatch(0.0)
@@ -108,17 +100,17 @@ def test_messages_go_to_who_has_credit() -> None:
 
 
 def test_a_waiting_client_is_served_when_messages_come() -> None:
-    """By the channel's task, to which the topic's segment is carried."""
+    """As many as it has credit for; the others wait."""
     channel = new_channel()
     client = Client(channel, rdy=2)
     put(channel, 0, 3)
-    assert (client.ids, channel.depth, channel.store.carried) == (message_ids(0, 2), 1, 0)
+    assert (client.ids, channel.depth) == (message_ids(0, 2), 1)
 
 
-def test_what_nobody_waits_for_is_not_carried() -> None:
-    """Waking the task costs; with no client in credit, or paused, segments are queued at once."""
+def test_the_task_is_not_woken_for_messages_that_nobody_waits_for() -> None:
+    """Waking the task costs; with no client in credit, or paused, segments are only queued."""
     channel = new_channel()
-    channel.carry = lambda segment: pytest.fail("woken for nothing")
+    channel.wake = lambda: pytest.fail("woken for nothing")
     channel.put(segment(0, 1), 0.0, wall_ns(0.0))
     client = Client(channel, rdy=1)
     channel.put(segment(1, 1), 0.0, wall_ns(0.0))
@@ -481,25 +473,20 @@ def test_repr_shows_the_state() -> None:
     channel = new_channel()
     Client(channel, rdy=1)
     put(channel, 0, 3)
-    assert repr(channel) == "<Channel c depth=2 in_flight=1 deferred=0 clients=1>"
+    assert repr(channel) == "<ChannelState c depth=2 in_flight=1 deferred=0 clients=1>"
 
 
 def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> None:
-    """A waiting client gets a handful at once; a larger batch is carried to the channel's task."""
+    """A waiting client gets a handful at once; for a larger batch the channel's task is woken."""
     channel = new_channel()
     client = Client(channel, rdy=100)
-    carried: list[Segment] = []
-
-    def carry(one: Segment) -> bool:
-        carried.append(one)
-        return True
-
-    channel.carry = carry
+    woken: list[bool] = []
+    channel.wake = lambda: woken.append(True)
     channel.put(segment(0, AT_ONCE_MESSAGES_MAX), 0.0, wall_ns(0.0))
-    assert (client.ids, carried) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
+    assert (client.ids, woken) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
     many = segment(AT_ONCE_MESSAGES_MAX, AT_ONCE_MESSAGES_MAX + 1)
     channel.put(many, 0.0, wall_ns(0.0))
-    assert (len(client.ids), carried) == (AT_ONCE_MESSAGES_MAX, [many])
+    assert (len(client.ids), woken) == (AT_ONCE_MESSAGES_MAX, [True])
     assert channel.depth == many.count
 
 

@@ -32,7 +32,7 @@ SEEN: Counter[str] = Counter()
 
 EVENTS = (
     "deliveries", "finished", "failed FINs", "requeued", "touched", "timeouts", "came due",
-    "sampled", "emptied", "unwritten put back", "refused offers", "full inboxes",
+    "sampled", "emptied", "unwritten put back", "refused offers", "woken again",
     "backend refusals", "saved deferred", "saved in flight", "saved in part", "read deferred",
     "acts amid an empty",
 )  # fmt: skip
@@ -78,7 +78,7 @@ class ChannelMachine(RuleBasedStateMachine):
     # From the topic
 
     @rule(
-        # Some in the topic's turn, some carried to the task.
+        # Some in the topic's turn, some in the task's.
         count=st.integers(1, 12) | st.integers(AT_ONCE_MESSAGES_MAX + 1, AT_ONCE_MESSAGES_MAX + 5),
         equal=st.booleans(),
         delay_s=st.sampled_from([0, 0, 0, 0.5, 2]),
@@ -107,7 +107,7 @@ class ChannelMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.peers)
     @rule(number=which)
     def burst(self, number: int) -> None:
-        """More at once than the task is handed, while a client waits."""
+        """Several batches before the task has its turn, while a client waits."""
         self.ready(number, 40)
         for _ in range(3):
             self.publish(AT_ONCE_MESSAGES_MAX + 1, True, 0)
@@ -265,7 +265,6 @@ class ChannelMachine(RuleBasedStateMachine):
     def save_and_restart(self, takes: int | None) -> None:
         """Whether or not the backend refuses at some point: then it is tried again."""
         model = self.model
-        model.absorb()
         model.backend.takes = takes
         try:
             model.channel.save()

@@ -17,10 +17,10 @@ from tests.core.helpers import (
 from tests.core.test_channel import Client, new_channel, put
 from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel
+from trionsq.core.channel import ChannelState
 
 
-def busy_channel(backend: MemoryBackend) -> tuple[Channel, Client]:
+def busy_channel(backend: MemoryBackend) -> tuple[ChannelState, Client]:
     """Ids 0 and 1 in flight, 2 and 3 deferred (3 is due first), 4 and 5 waiting."""
     channel = new_channel(backend=backend)
     client = Client(channel, rdy=4)

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from tests.core.helpers import contents, message_ids, segment
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 from trionsq.wire.frames import message_frame
 
 
-def consumer(msg_timeout_s: float = 10.0) -> Consumer:
-    return Consumer(lambda delivery: True, msg_timeout_s)
+def consumer(msg_timeout_s: float = 10.0) -> Subscription:
+    return Subscription(lambda delivery: True, msg_timeout_s)
 
 
-def deliver(to: Consumer, one: Segment, now_s: float) -> Delivery:
+def deliver(to: Subscription, one: Segment, now_s: float) -> Delivery:
     """What a channel does when the client takes a delivery."""
     delivery = Delivery(one, now_s, now_s + to.msg_timeout_s)
     to.in_flight.update(dict.fromkeys(delivery.ids, delivery))

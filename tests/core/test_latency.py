@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.channel import Channel
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.channel import ChannelState
 from trionsq.core.column import ListColumn
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.delivery import Delivery
 from trionsq.core.latency import ERROR_MAX, EXACT_MAX, Latencies, quantiles
 
@@ -152,7 +152,7 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
     ids = message_ids(0, 7)
     stamps = [(WALL_NS - 10 ** (place // 2)).to_bytes(8, signed=True) for place in range(7)]
     bodies = batch(0, 7).bodies
-    mixed = Batch(bodies, ListColumn(ids), WALL_NS - 1, stamps=ListColumn(stamps))
+    mixed = MessageBatch(bodies, ListColumn(ids), WALL_NS - 1, stamps=ListColumn(stamps))
     delivery = Delivery(Segment(mixed, 1, 6), 0.0, 60.0)
     channel = recorder()
     other = one_in_flight(3, 2)
@@ -167,9 +167,9 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
 def test_a_channel_records_what_is_finished() -> None:
     """Each message once, from its publishing on however often it was requeued; nothing else."""
     now_ns = WALL_NS + 1000
-    channel = Channel("c", 100, MemoryBackend(), Random(1))
+    channel = ChannelState("c", 100, MemoryBackend(), Random(1))
     channel.latencies = Latencies(WINDOW_S, lambda: now_ns, 0.0)
-    consumer = Consumer(lambda delivery: True)
+    consumer = Subscription(lambda delivery: True)
     channel.add_consumer(consumer)
     channel.set_ready(consumer, 10, 0.0)
     one = batch(0, 3)

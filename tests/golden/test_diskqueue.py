@@ -29,7 +29,7 @@ from tests.golden.diskqueue import (
 from tests.golden.needs import not_built
 from tests.processes import NsqdProcess, running_nsqd
 from trionsq.wire import commands
-from trionsq.wire.client import Message, Response
+from trionsq.wire.client import MessageFrame, Response
 
 CASE_LIMIT_S = 120.0
 SILENCE_S = 0.2
@@ -103,7 +103,7 @@ async def test_what_goes_in_lies_in_the_files(tmp_path: Path) -> None:
                     await publisher.send(commands.publish("mixed", body))
                     assert await publisher.frames() == [Response(b"OK")]
                 (in_flight,) = await consumer.frames()
-                assert isinstance(in_flight, Message)
+                assert isinstance(in_flight, MessageFrame)
                 await stop(nsqd)
     stored = read_queue(tmp_path, "mixed:work", DEFAULT_MAX_MSG_SIZE)
     stored += read_queue(tmp_path, "mixed", DEFAULT_MAX_MSG_SIZE)
@@ -131,7 +131,7 @@ async def consumed(nsqd: NsqdProcess, delivery: Delivery) -> tuple[Stored, ...]:
 async def finish_next(connection: NsqConnection) -> list[Stored]:
     """Finish the messages that come next; anything but messages fails the test."""
     frames = await connection.frames()
-    messages = [frame for frame in frames if isinstance(frame, Message)]
+    messages = [frame for frame in frames if isinstance(frame, MessageFrame)]
     assert messages == frames
     await connection.send(b"".join(commands.finish(message.message_id) for message in messages))
     return [Stored(*message) for message in messages]

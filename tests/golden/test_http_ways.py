@@ -57,17 +57,17 @@ class BrokerUnderTest:
         self._data_path = data_path
         self._cutting = cutting
         self.addresses: Mapping[str, str] = {
-            "tcp_addr": f"127.0.0.1:{broker.tcp_port}",
-            "http_addr": f"127.0.0.1:{broker.http_port}",
+            "tcp_addr": f"127.0.0.1:{broker.ports.tcp}",
+            "http_addr": f"127.0.0.1:{broker.ports.http}",
         }
 
     async def open_tcp(self) -> Connection:
         """See ServerUnderTest."""
-        return SocketConnection(await trio.open_tcp_stream("127.0.0.1", self._broker.tcp_port))
+        return SocketConnection(await trio.open_tcp_stream("127.0.0.1", self._broker.ports.tcp))
 
     async def http(self, request: Request) -> HttpAnswer:
         """See ServerUnderTest."""
-        stream = await trio.open_tcp_stream("127.0.0.1", self._broker.http_port)
+        stream = await trio.open_tcp_stream("127.0.0.1", self._broker.ports.http)
         kind = BytewiseConnection if self._cutting == "bytewise" else SocketConnection
         return await exchange_http(kind(stream), request)
 

@@ -23,7 +23,7 @@ from trionsq.broker import statistics as statistics_module
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.statistics import ChannelRow, Row, StatsFilter, statistics
-from trionsq.core.channel import Channel as ChannelCore
+from trionsq.core.channel import ChannelState
 from trionsq.core.latency import Latencies, MergedLatencies
 from trionsq.core.peek import Page
 from trionsq.http import peek
@@ -257,11 +257,11 @@ async def test_sums_of_debug_pages_are_made_some_at_a_time(
 ) -> None:
     """/debug/loop adds up what channels hold, and gives other tasks their turn meanwhile."""
 
-    def held(core: ChannelCore) -> int:
+    def held(core: ChannelState) -> int:
         meter.did()
         return 1
 
-    monkeypatch.setattr(ChannelCore, "held", property(held))
+    monkeypatch.setattr(ChannelState, "held", property(held))
     with with_channels(broker, count):
         async with metered(meter):
             figures = await broker_figures(broker, 10, 0.0)

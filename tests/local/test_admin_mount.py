@@ -241,7 +241,7 @@ async def test_its_defects_are_not_the_brokers(
     with trio.fail_after(LIMIT_S):
         async with nsqd_inside(options) as broker, httpx2.AsyncClient() as client:
             await failed.wait()
-            base = f"http://127.0.0.1:{broker.http_port}"
+            base = f"http://127.0.0.1:{broker.ports.http}"
             assert (await client.post(f"{base}/pub?topic=t", content=b"x")).text == "OK"
             assert (await client.get(f"{base}/admin/api/topics/t")).status_code == 200
     assert "a task of the dashboard failed" in caplog.text

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.column import ListColumn
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk
@@ -61,7 +61,7 @@ def segment(wanted: Sequence[Message]) -> Segment:
     """Messages with the same attempts, in the middle of a batch."""
     padded = [wanted[0], *wanted, wanted[-1]]
     stamps = [message.stamp_ns.to_bytes(8, signed=True) for message in padded]
-    batch = Batch(
+    batch = MessageBatch(
         ListBodies([message.body for message in padded]),
         ListColumn([message.id for message in padded]),
         padded[0].stamp_ns,

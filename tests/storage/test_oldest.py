@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.column import ListColumn
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
@@ -26,7 +26,7 @@ def append(queue: DiskQueue, numbers: range) -> None:
     """Messages published one after the other, of different lengths."""
     for number in numbers:
         bodies = ListBodies([b"x" * (number % 7 + 1)])
-        batch = Batch(bodies, ListColumn([b"%016d" % number]), 1000 + number)
+        batch = MessageBatch(bodies, ListColumn([b"%016d" % number]), 1000 + number)
         queue.append(Segment(batch, 0, 1))
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.column import ListColumn
 from trionsq.core.delivery import Delivery
 from trionsq.storage.records import (
@@ -128,12 +128,14 @@ def bodies_of(messages: list[Message]) -> Bodies:
     return PackedBodies(joined, list(accumulate((3 + size for size in sizes), initial=0)), 3)
 
 
-def batch_of(messages: list[Message], stamped: bool) -> Batch:
+def batch_of(messages: list[Message], stamped: bool) -> MessageBatch:
     """A batch as of a publish; with ``stamped`` each message has its own timestamp."""
     first_ns = messages[0].timestamp_ns
     ids = ListColumn([message.id for message in messages])
     stamps = [pack(">q", message.timestamp_ns) for message in messages]
-    return Batch(bodies_of(messages), ids, first_ns, stamps=ListColumn(stamps) if stamped else None)
+    return MessageBatch(
+        bodies_of(messages), ids, first_ns, stamps=ListColumn(stamps) if stamped else None
+    )
 
 
 def encoded_in_runs(block: Block) -> bytes:
@@ -410,7 +412,7 @@ def test_extracted_messages_pin_nothing_of_the_block(
     )
     chosen = [messages[index] for index in indexes]
     extract = batch.extract(indexes, [message.id for message in chosen])
-    assert type(extract) is Batch
+    assert type(extract) is MessageBatch
     kept = reachable(extract)
     assert not any(thing is buffer or isinstance(thing, RecordBatch) for thing in kept)
     assert sum(len(thing) for thing in kept if isinstance(thing, bytes)) <= sum(

@@ -14,7 +14,7 @@ from trionsq.wire.client import (
     ErrorFrame,
     Frame,
     FrameError,
-    Message,
+    MessageFrame,
     Response,
 )
 from trionsq.wire.errors import ProtocolError
@@ -29,7 +29,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         st.binary(max_size=40),
     ),
     st.builds(
-        Message,
+        MessageFrame,
         st.integers(-(2**63), 2**63 - 1),
         st.integers(0, 2**16 - 1),
         MESSAGE_IDS,
@@ -53,7 +53,7 @@ def encode(frame: Frame) -> bytes:
             return frames.response(data)
         case ErrorFrame(code, text, fatal):
             return frames.error(ProtocolError(code, text, fatal))
-        case Message(timestamp_ns, attempts, message_id, body):
+        case MessageFrame(timestamp_ns, attempts, message_id, body):
             return frames.message_frame(timestamp_ns, attempts, message_id, body)
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.test_client_decoder import FRAMES, MESSAGE_IDS, NONSENSE, cut, encode
-from trionsq.wire.client import ClientDecoder, Frame, FrameError, Message
+from trionsq.wire.client import ClientDecoder, Frame, FrameError, MessageFrame
 from trionsq.wire.columns import ColumnDecoder
 
 # Bodies of few sizes, so that runs of equal frames begin and end everywhere.
 MESSAGES = st.builds(
-    Message,
+    MessageFrame,
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 2**16 - 1),
     MESSAGE_IDS,
@@ -33,10 +33,10 @@ def both(pieces: list[bytes]) -> tuple[list[Frame], list[Frame]]:
         plain.feed(piece)
         columns.feed(piece)
         expected += plain.take()
-        messages += map(Message, *columns.take_columns())
+        messages += map(MessageFrame, *columns.take_columns())
         others += columns.take()
         assert columns.pending == plain.pending
-    expected.sort(key=lambda frame: not isinstance(frame, Message))
+    expected.sort(key=lambda frame: not isinstance(frame, MessageFrame))
     return expected, messages + others
 
 
@@ -62,6 +62,6 @@ def test_nonsense_is_refused_after_the_good_messages(
     """What came before it is not lost."""
     decoder = ColumnDecoder(frame_size_bytes_max=1000)
     decoder.feed(b"".join(map(encode, frames)) + nonsense)
-    assert list(map(Message, *decoder.take_columns())) == frames
+    assert list(map(MessageFrame, *decoder.take_columns())) == frames
     with pytest.raises(FrameError, match=reason):
         decoder.take()

@@ -14,7 +14,7 @@ from trionsq.wire import mpub
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.events import Finish, Identify, Publish, PublishMany, PublishManyBegins
 from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
-from trionsq.wire.states import State
+from trionsq.wire.states import ConnectionState
 
 LIMITS = CommandLimits(max_msg_size=40, max_body_size=200)
 MAGIC = b"  V2"
@@ -371,7 +371,7 @@ def test_the_rest_behind_identify_goes_to_the_upgraded_stream() -> None:
     assert (parser.take_rest(), parser.buffered) == (b"\x16\x03", 0)
     parser.receive(SUB)
     assert parser.next_event() is not None
-    assert parser.state is State.SUBSCRIBED
+    assert parser.state is ConnectionState.SUBSCRIBED
 
 
 def test_runs_are_one_event() -> None:

@@ -49,7 +49,7 @@ class ThreadBackground:
         self._waiting.append((job, done))
         if self._workers < _THREADS_MAX:
             self._workers += 1
-            self._nursery.start_soon(self._work)
+            self._nursery.start_soon(self._work, name="disk job")
 
     async def _work(self) -> None:
         """Run jobs until none waits."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
-    from trionsq.broker.topic import Topic
+from trionsq.broker.client import Client
+from trionsq.broker.topic import Topic
 
 __all__ = ["Checks"]
 

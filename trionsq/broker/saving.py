@@ -12,8 +12,8 @@ import trio
 
 from trionsq.broker.topic import Topic
 from trionsq.core.backend import Backend, BackendError
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core.channel import ChannelState
+from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 
 __all__ = ["keep_trying", "save_all"]
@@ -118,7 +118,7 @@ def _queues(topic: Topic) -> list[_Queue]:
     except Exception:
         # What has reached the queues is saved all the same.
         log.exception("NSQ: ending TOPIC(%s) failed by a defect", topic.name)
-    cores: list[tuple[str, TopicCore | ChannelCore]] = []
+    cores: list[tuple[str, TopicState | ChannelState]] = []
     if not topic.is_ephemeral:
         cores.append((topic.name, topic.core))
     cores += [
@@ -131,7 +131,7 @@ def _queues(topic: Topic) -> list[_Queue]:
     ]
 
 
-def _held(core: TopicCore | ChannelCore) -> int:
+def _held(core: TopicState | ChannelState) -> int:
     return core.held
 
 

@@ -9,9 +9,9 @@ import trio
 
 from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
-from trionsq.broker.heartbeats import LOOK_S, TimingWheel
+from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
-from trionsq.core.channel import SCAN_MAX, Channel
+from trionsq.core.channel import SCAN_MAX, ChannelState
 from trionsq.core.timerqueue import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
@@ -40,20 +40,20 @@ class ScanQueue:
     """Which channel wants to be scanned when. Idle channels cost nothing."""
 
     def __init__(self) -> None:
-        self._alarms: TimerQueue[Channel] = TimerQueue()
+        self._alarms: TimerQueue[ChannelState] = TimerQueue()
 
     def __len__(self) -> int:
         """Channels that want to be scanned: each is there once."""
         return len(self._alarms)
 
-    def set(self, channel: Channel, at_s: float) -> None:
+    def set(self, channel: ChannelState, at_s: float) -> None:
         """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
         if at_s == NEVER:
             self._alarms.discard(channel)
         else:
             self._alarms.set(channel, at_s)
 
-    def pop_due(self, now_s: float) -> Channel | None:
+    def pop_due(self, now_s: float) -> ChannelState | None:
         """Take the next channel if its time has come, else None."""
         return self._alarms.pop_due(now_s)
 
@@ -94,7 +94,7 @@ class Looked(Hashable, Protocol):
 
     peer: str
 
-    def look_after(self, now_s: float) -> None: ...
+    def check_heartbeat(self, now_s: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -105,17 +105,17 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
     """
     while True:
         now_s = clock.now_s()
-        while clients := looks.due(now_s, _LOOKS_MAX):
+        while clients := looks.pop_due(now_s, _LOOKS_MAX):
             for client in clients:
                 try:
-                    client.look_after(now_s)
+                    client.check_heartbeat(now_s)
                 except Exception as error:
                     defects.note("heartbeat", f"client({client.peer}): heartbeat", error)
                     client.close()
             await trio.lowlevel.checkpoint()
             now_s = clock.now_s()
-        # Whatever is scheduled meanwhile is due in LOOK_S at the earliest.
-        await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
+        # Whatever is scheduled meanwhile is due in CHECK_INTERVAL_S at the earliest.
+        await trio.sleep_until(min(looks.next_s, now_s + CHECK_INTERVAL_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:

@@ -17,13 +17,14 @@ from typing import Final, NoReturn
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
+from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import RDY_MAX, Handshake
 from trionsq.client.waiting import Reply, Token
+from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
+from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, MessageFrame
 from trionsq.wire.columns import ColumnDecoder, Columns
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
@@ -92,7 +93,7 @@ class Connection:
                 `AuthError` if one of these steps failed.
             ValueError: that is no address.
         """
-        host, port = split_address(address)
+        host, port = parse_address(address)
         transport: Transport | None = None
         with trio.move_on_after(config.dial_timeout_s):
             try:
@@ -277,7 +278,7 @@ class Connection:
     def _take(self, frame: Frame) -> None:
         if isinstance(frame, ErrorFrame):
             self._take_error(frame)
-        elif not isinstance(frame, Message):
+        elif not isinstance(frame, MessageFrame):
             if frame.is_heartbeat:
                 self.put(commands.nop())
             elif self._replies:

@@ -21,7 +21,7 @@ from trionsq import httpget
 from trionsq.client.backoff import Outcome
 from trionsq.client.batches import Batches, Messages
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
+from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import (
     AlreadyConnectedError,
@@ -36,6 +36,7 @@ from trionsq.client.keeper import Keeper
 from trionsq.client.message import Batch, Message
 from trionsq.client.stats import ConsumerStats
 from trionsq.client.subscription import MSG_TIMEOUT_S, Subscription
+from trionsq.hostport import parse_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -395,7 +396,7 @@ class Consumer:
 
 
 def _checked(address: str) -> str:
-    split_address(address)
+    parse_address(address)
     return address
 
 

@@ -20,6 +20,7 @@ from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
 from trionsq.client.waiting import Token
+from trionsq.hostport import format_address
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
 
@@ -279,4 +280,4 @@ def _address(producer: _Producer) -> str:
     host, port = producer.broadcast_address, producer.tcp_port
     if not host:
         raise DiscoveryError(f"the answer makes no sense: an nsqd without an address, port {port}")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import split_address
 from trionsq.client.errors import (
     AuthError,
     AuthRequiredError,
@@ -25,13 +24,12 @@ from trionsq.client.errors import (
     UpgradeError,
 )
 from trionsq.client.tls import reason_of
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.hostport import parse_address
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, FrameError, Message, Response
+from trionsq.wire.client import ErrorFrame, FrameError, MessageFrame, Response
 from trionsq.wire.columns import ColumnDecoder
 
 __all__ = ["RDY_MAX", "Handshake"]
@@ -135,14 +133,14 @@ class Handshake:
             await self._start_tls()
         if self.features.get("deflate"):
             layer = DeflateLayer(self._config.deflate_level)
-            self.transport = UpgradedTransport(self.transport, layer)
+            self.transport = LayeredTransport(self.transport, layer)
             await self._confirmed("deflate", self._frame)
         if self.features.get("snappy"):
-            self.transport = UpgradedTransport(self.transport, SnappyLayer())
+            self.transport = LayeredTransport(self.transport, SnappyLayer())
             await self._confirmed("snappy", self._frame)
 
     async def _start_tls(self) -> None:
-        host, _ = split_address(self.address)
+        host, _ = parse_address(self.address)
         try:
             context = self._config.ssl_context()
             engine = SslEngine(context, server_side=False, server_hostname=host)
@@ -213,7 +211,7 @@ class Handshake:
         if self._decoder.take_columns().ids:
             raise FrameError("a message without a subscription")
         for frame in self._decoder:
-            if not isinstance(frame, Message) and not _is_heartbeat(frame):
+            if not isinstance(frame, MessageFrame) and not _is_heartbeat(frame):
                 return frame
         return None
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from trionsq.core.column import Column, ListColumn
 from trionsq.wire.bodies import Bodies, ListBodies
 
-__all__ = ["Batch", "Segment", "joined"]
+__all__ = ["MessageBatch", "Segment", "joined"]
 
 
-class Batch:
+class MessageBatch:
     """Messages published together. Immutable.
 
     Attributes:
@@ -44,16 +44,16 @@ class Batch:
         self.stamps = stamps
 
     def __repr__(self) -> str:
-        return f"<Batch of {self.count}, {self.bodies.nbytes} bytes>"
+        return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"
 
-    def extract(self, indexes: list[int], ids: list[bytes]) -> Batch:
+    def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
         """A batch of its own with copies of some messages, which pins nothing of this one."""
         bodies = ListBodies([self.bodies.one(index) for index in indexes])
         if self.stamps is None:
-            return Batch(bodies, ListColumn(ids), self.timestamp_ns)
+            return MessageBatch(bodies, ListColumn(ids), self.timestamp_ns)
         stamps = [self.stamp(index) for index in indexes]
         first_ns = int.from_bytes(stamps[0], signed=True)
-        return Batch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+        return MessageBatch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
 
     def stamp(self, index: int) -> bytes:
         """The time of publishing of one message, 8 bytes as `stamps` has them."""
@@ -74,7 +74,7 @@ class Segment:
 
     __slots__ = ("attempts", "batch", "first", "last")
 
-    def __init__(self, batch: Batch, first: int, last: int, attempts: int = 0) -> None:
+    def __init__(self, batch: MessageBatch, first: int, last: int, attempts: int = 0) -> None:
         self.batch = batch
         self.first = first
         self.last = last
@@ -99,10 +99,10 @@ class Segment:
         return self.batch.ids.cut(self.first, self.last)
 
 
-def joined(singles: Sequence[Segment]) -> Batch:
+def joined(singles: Sequence[Segment]) -> MessageBatch:
     """Segments of one message each, as one batch."""
     bodies = [one.batch.bodies.one(one.first) for one in singles]
     ids = [one.ids()[0] for one in singles]
     stamps = [one.batch.stamp(one.first) for one in singles]
     first_ns = int.from_bytes(stamps[0], signed=True)
-    return Batch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+    return MessageBatch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))

@@ -4,7 +4,7 @@ Synchronous, and told the time; `trionsq.broker` drives it. One invariant holds 
 
     message_count = finish_count + depth + in flight + deferred + dropped
 
-less what the backend held at the start, which no counter counts. `Channel.check` looks at it.
+less what the backend held at the start, which no counter counts. `ChannelState.check` looks at it.
 
 No call does more than a bounded amount of work. What is left over is done by the channel's task
 (`wake`), by the next scan (`alarm`), or by whoever runs the steps that a call returns.
@@ -22,7 +22,7 @@ from typing import Final
 
 from trionsq.core.backend import Backend
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 from trionsq.core.deferred import Deferred
 from trionsq.core.delivery import Delivery
 from trionsq.core.latency import Latencies
@@ -41,7 +41,7 @@ __all__ = [
     "PUT_QUEUED",
     "PUT_STORED",
     "SCAN_MAX",
-    "Channel",
+    "ChannelState",
 ]
 
 # A delivery is at most this much, so that clients share fairly and no frame buffer grows large.
@@ -70,10 +70,6 @@ PUT_BUSY: Final = 8
 PUT_STORED: Final = 32
 
 
-def _not_carried(segment: Segment) -> bool:
-    return False
-
-
 def _raise(error: Exception) -> None:
     raise error
 
@@ -86,15 +82,13 @@ def _no_task() -> None:
     return None
 
 
-class Channel:
+class ChannelState:
     """One channel of a topic.
 
     Times are monotonic seconds (``now_s``); due times of deferred messages are wall clock
     nanoseconds (``now_ns``).
 
     Attributes:
-        carry: takes a segment to the channel's task when a client is waiting for messages, False
-            if it can't; the task calls `arrived` with it.
         wake: makes the channel's task call `dispatch` in a turn to come.
         alarm: is told the monotonic time at which `scan` should run, `NEVER` if it need not.
         alarm_s: the time that it was told last.
@@ -115,8 +109,8 @@ class Channel:
         self.name = name
         self.store = Store(mem_queue_size, backend)
         self.paused = False
-        self.consumers: Roster[Consumer] = Roster()
-        self.waiting: deque[Consumer] = deque()
+        self.consumers: Roster[Subscription] = Roster()
+        self.waiting: deque[Subscription] = deque()
         self._gone_waiting = 0
         self.message_count = 0
         self.finish_count = 0
@@ -124,7 +118,6 @@ class Channel:
         self.timeout_count = 0
         self.dropped: Counter[str] = Counter()
         self.latencies: Latencies | None = None
-        self.carry: Callable[[Segment], bool] = _not_carried
         self.wake: Callable[[], None] = _no_task
         self.alarm: Callable[[float], None] = _no_alarm
         self.alarm_s = NEVER
@@ -135,9 +128,9 @@ class Channel:
         self.deferred = Deferred()
         self._random = random
         # Consumers whose connection has ended, as long as they have messages in flight.
-        self._orphans: Roster[Consumer] = Roster()
+        self._orphans: Roster[Subscription] = Roster()
         # When to look at which consumer for time-outs: all that have something in flight.
-        self._looks: TimerQueue[Consumer] = TimerQueue()
+        self._looks: TimerQueue[Subscription] = TimerQueue()
         # How often it was emptied.
         self._epoch = 0
         # In flight is what was handed out and has not come back. These count what came back, but
@@ -148,7 +141,7 @@ class Channel:
 
     def __repr__(self) -> str:
         return (
-            f"<Channel {self.name} depth={self.depth} in_flight={self.in_flight_count} "
+            f"<ChannelState {self.name} depth={self.depth} in_flight={self.in_flight_count} "
             f"deferred={self.deferred_count} clients={len(self.consumers)}>"
         )
 
@@ -165,14 +158,14 @@ class Channel:
     @property
     def held(self) -> int:
         """Messages in memory: those that wait there, are in flight, or deferred."""
-        return self.store.in_memory + self.in_flight_count + self.deferred_count
+        return self.store.memory.depth + self.in_flight_count + self.deferred_count
 
     @property
     def deferred_count(self) -> int:
         return len(self.deferred)
 
     @property
-    def holders(self) -> Iterator[Consumer]:
+    def holders(self) -> Iterator[Subscription]:
         """Whoever may have messages in flight: also consumers whose connection has ended.
 
         They may come and go while this is iterated over.
@@ -202,40 +195,32 @@ class Channel:
             return PUT_BUSY
         kept = self.store.admit(segment)
         self.message_count += taken
+        memory = self.store.memory
+        if kept is not None:
+            memory.append(kept)
         wanted = self.waiting and not self.paused
-        if kept is None:
-            if wanted:
-                # The backend has all of it.
+        if wanted:
+            if kept is not None and memory.depth <= AT_ONCE_MESSAGES_MAX:
+                try:
+                    self.dispatch(now_s)
+                except Exception as error:
+                    # The messages are in the queue, so to the topic this is no failure.
+                    self.failed(error)
+            else:
                 self.wake()
-        elif wanted and kept.last - kept.first <= AT_ONCE_MESSAGES_MAX and not self.store.carried:
-            self.store.memory.append(kept)
-            try:
-                self.dispatch(now_s)
-            except Exception as error:
-                # The messages are in the queue, so to the topic this is no failure.
-                self.failed(error)
-        elif wanted and self.carry(kept):
-            self.store.carried += kept.last - kept.first
-        else:
-            self.store.memory.append(kept)
         if kept is not segment:
             return PUT_STORED
         return PUT_BUSY if wanted else PUT_QUEUED
 
-    def arrived(self, segment: Segment) -> None:
-        """Queue what was carried; `dispatch` is the caller's next step."""
-        self.store.carried -= segment.last - segment.first
-        self.store.memory.append(segment)
-
     # To the clients
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Subscription) -> None:
         """Begin a subscription. Its RDY is 0."""
         self.consumers.add(consumer)
         consumer.epoch = self._epoch
 
     def remove_consumer(
-        self, consumer: Consumer, unwritten: list[Delivery], requeue_now: bool, now_s: float
+        self, consumer: Subscription, unwritten: list[Delivery], requeue_now: bool, now_s: float
     ) -> None:
         """End a subscription.
 
@@ -267,17 +252,17 @@ class Channel:
             self._looks.discard(consumer)
         self.dispatch(now_s)
 
-    def set_ready(self, consumer: Consumer, rdy: int, now_s: float) -> None:
+    def set_ready(self, consumer: Subscription, rdy: int, now_s: float) -> None:
         """Set the RDY of a client."""
         consumer.rdy = rdy
         self.offer_credit(consumer, now_s)
 
-    def unblock(self, consumer: Consumer, now_s: float) -> None:
+    def unblock(self, consumer: Subscription, now_s: float) -> None:
         """The client's hand-over queue has room again."""
         consumer.blocked = False
         self.offer_credit(consumer, now_s)
 
-    def offer_credit(self, consumer: Consumer, now_s: float) -> None:
+    def offer_credit(self, consumer: Subscription, now_s: float) -> None:
         """Put a client with credit in the line; serve at once if there are messages."""
         if not consumer.waiting:
             if consumer.rdy <= len(consumer.in_flight) or consumer.blocked or consumer.gone:
@@ -287,7 +272,7 @@ class Channel:
         if self.store.memory.depth or self.store.backend.depth:
             self.dispatch(now_s)
 
-    def _line_up(self, consumer: Consumer) -> None:
+    def _line_up(self, consumer: Subscription) -> None:
         """As `offer_credit`; somebody else serves."""
         if not (
             consumer.waiting
@@ -422,7 +407,7 @@ class Channel:
         kept_ids = [ids[index - segment.first] for index in keep]
         return Segment(segment.batch.extract(keep, kept_ids), 0, len(keep), segment.attempts)
 
-    def _deliver(self, consumer: Consumer, segment: Segment, now_s: float) -> bool:
+    def _deliver(self, consumer: Subscription, segment: Segment, now_s: float) -> bool:
         deadline_s = now_s + consumer.msg_timeout_s
         delivery = Delivery(segment, now_s, deadline_s)
         if not consumer.offer(delivery):
@@ -451,7 +436,7 @@ class Channel:
 
     # From the clients
 
-    def finish(self, consumer: Consumer, ids: list[bytes], now_s: float) -> Missed | None:
+    def finish(self, consumer: Subscription, ids: list[bytes], now_s: float) -> Missed | None:
         """FIN. Returns the ids that are not in flight at this client, None if all were."""
         in_flight = consumer.in_flight
         before = len(in_flight)
@@ -472,7 +457,7 @@ class Channel:
         return missed
 
     def requeue(
-        self, consumer: Consumer, id_: bytes, delay_ms: int, now_s: float, now_ns: int
+        self, consumer: Subscription, id_: bytes, delay_ms: int, now_s: float, now_ns: int
     ) -> bool:
         """REQ: back to the tail of the queue, or deferred. False if it is not in flight here."""
         if consumer.epoch != self._epoch:
@@ -493,7 +478,7 @@ class Channel:
         self.dispatch(now_s)
         return True
 
-    def missed(self, consumer: Consumer, ids: list[bytes]) -> Missed:
+    def missed(self, consumer: Subscription, ids: list[bytes]) -> Missed:
         """Begin to find out whose messages those are that are not in flight at a client."""
         nobody_else = self.in_flight_count == len(consumer.in_flight)
         missed = Missed(consumer, ids, iter(()) if nobody_else else self.holders)
@@ -521,7 +506,7 @@ class Channel:
         self._set_alarm(next_s)
         return looks
 
-    def _look(self, consumer: Consumer, now_s: float, messages_max: int) -> int:
+    def _look(self, consumer: Subscription, now_s: float, messages_max: int) -> int:
         """Take back what timed out at a consumer, and see when to look again; messages seen."""
         consumer.look_s = NEVER
         # If a defect comes between, the next look is due as after any other.
@@ -545,7 +530,7 @@ class Channel:
             self._line_up(consumer)
         return looks
 
-    def _take_back(self, consumer: Consumer, now_s: float, messages_max: int) -> int:
+    def _take_back(self, consumer: Subscription, now_s: float, messages_max: int) -> int:
         """Queue again what timed out at a consumer, or what it gives back; what that cost."""
         if consumer.gives_back:
             segments = consumer.take_first(messages_max)
@@ -580,7 +565,7 @@ class Channel:
                 break
         return looks
 
-    def _look_at(self, consumer: Consumer, at_s: float) -> None:
+    def _look_at(self, consumer: Subscription, at_s: float) -> None:
         """Look for time-outs of a consumer at that time, which is before the one set already."""
         consumer.look_s = at_s
         self._looks.set(consumer, at_s)
@@ -625,7 +610,9 @@ class Channel:
         self.store.save_memory()
         self.deferred.save(self.store.append_to_backend)
 
-    def touch(self, consumer: Consumer, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
+    def touch(
+        self, consumer: Subscription, id_: bytes, now_s: float, max_msg_timeout_s: float
+    ) -> bool:
         """TOUCH. False if the message is not in flight at this client."""
         if not consumer.touch(id_, now_s, max_msg_timeout_s):
             return False
@@ -643,7 +630,7 @@ class Channel:
         self.dispatch(now_s)
 
     def empty(self) -> Iterator[None]:
-        """Drop what waits, is in flight or deferred. What is being carried is the caller's part.
+        """Drop what waits, is in flight or deferred.
 
         What waits is gone at once, and what is in flight does not come back to the queue. The rest
         is done by whoever exhausts the iterator, which yields where a turn ends.
@@ -675,7 +662,7 @@ class Channel:
         if self.waiting and self.depth:
             self.wake()
 
-    def _forget(self, consumer: Consumer) -> int:
+    def _forget(self, consumer: Subscription) -> int:
         """Do a consumer's part in an `empty`; the messages that were in flight there."""
         consumer.epoch = self._epoch
         count = consumer.forget()
@@ -683,10 +670,6 @@ class Channel:
         self._drop("emptied", count)
         self._orphans.discard(consumer)
         return count
-
-    def drop_carried(self, count: int) -> None:
-        """Messages that were being carried are dropped, as `empty` does it."""
-        self._drop("emptied", count)
 
     def _drop(self, reason: str, count: int) -> None:
         self.dropped[reason] += count
@@ -707,7 +690,7 @@ class Channel:
         in_flight = self.in_flight_count
         came = self.message_count + store.backend_out_count
         went = self.finish_count + self._dropped_here + store.backend_in_count
-        held = store.in_memory + in_flight + self.deferred_count
+        held = store.memory.depth + in_flight + self.deferred_count
         if came != went + held:
             return f"{came} messages came, {went} went, {held} are held"
         if in_flight < 0:

@@ -12,7 +12,7 @@ from trionsq.core.batch import Segment
 from trionsq.core.delivery import Delivery
 from trionsq.core.timerqueue import NEVER
 
-__all__ = ["Consumer"]
+__all__ = ["Subscription"]
 
 # Bodies that are taken back at once: they may have to be written to disk.
 _TAKE_NBYTES_MAX: Final = 1024 * 1024
@@ -21,7 +21,7 @@ _TAKE_NBYTES_MAX: Final = 1024 * 1024
 _COMPACT_LOOKS_MAX: Final = 4096
 
 
-class Consumer:
+class Subscription:
     """One subscription. It outlives its connection until the last in-flight message is gone.
 
     Attributes:
@@ -72,7 +72,7 @@ class Consumer:
         flags = "".join(
             f" {name}" for name in ("waiting", "blocked", "gone") if getattr(self, name)
         )
-        return f"<Consumer rdy={self.rdy} in_flight={len(self.in_flight)}{flags}>"
+        return f"<Subscription rdy={self.rdy} in_flight={len(self.in_flight)}{flags}>"
 
     @property
     def credit(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trionsq.core.consumer import Consumer
+from trionsq.core.consumer import Subscription
 
 __all__ = ["AT_ONCE_LOOKUPS_MAX", "LOOKUPS_MAX", "Missed"]
 
@@ -27,7 +27,9 @@ class Missed:
 
     __slots__ = ("_client", "_holders", "_ids", "_owned", "_sought", "is_known")
 
-    def __init__(self, client: Consumer, ids: list[bytes], holders: Iterator[Consumer]) -> None:
+    def __init__(
+        self, client: Subscription, ids: list[bytes], holders: Iterator[Subscription]
+    ) -> None:
         """``holders`` yields whoever may have messages in flight; they may come and go."""
         self._client = client
         self._ids = ids

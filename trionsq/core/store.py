@@ -34,48 +34,38 @@ def free(holder: Droppable) -> Iterator[None]:
 
 
 class Store:
-    """Where messages wait.
-
-    Messages may be *carried*: admitted, but on their way to the queue through a memory channel.
-    They count as depth from the moment they are admitted.
+    """The queue of a topic or channel.
 
     Attributes:
         limit: messages that memory may hold (--mem-queue-size).
         memory: the memory queue.
         backend: the overflow.
-        carried: messages admitted that are not in the memory queue yet.
         backend_in_count: messages appended to the backend.
         backend_out_count: messages read from the backend.
     """
 
-    __slots__ = ("backend", "backend_in_count", "backend_out_count", "carried", "limit",
+    __slots__ = ("backend", "backend_in_count", "backend_out_count", "limit",
                  "memory")  # fmt: skip
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
         self.memory = MessageQueue()
         self.backend = backend
-        self.carried = 0
         self.backend_in_count = 0
         self.backend_out_count = 0
 
     def __repr__(self) -> str:
-        return f"<Store {self.memory} carried={self.carried} backend={self.backend.depth}>"
+        return f"<Store {self.memory} backend={self.backend.depth}>"
 
     @property
     def depth(self) -> int:
         """Messages that wait, in memory and in the backend."""
-        return self.memory.depth + self.carried + self.backend.depth
+        return self.memory.depth + self.backend.depth
 
     @property
     def room(self) -> int:
         """Messages that memory has room for."""
-        return self.limit - self.memory.depth - self.carried
-
-    @property
-    def in_memory(self) -> int:
-        """Messages that wait in memory."""
-        return self.memory.depth + self.carried
+        return self.limit - self.memory.depth
 
     def oldest_ns(self) -> int | None:
         """When the older was published of the two that are next, in memory and in the backend.
@@ -91,14 +81,13 @@ class Store:
     def admit(self, segment: Segment) -> Segment | None:
         """Make sure of a place for all messages of ``segment``, or of none.
 
-        Returns the part that is to be put in memory (by `memory.append`, or carried), None if the
-        backend took it all.
+        Returns the part that the caller is to append to `memory`, None if the backend took it all.
 
         Raises:
             BackendBusy: memory is full and the backend is behind; nothing changed.
             BackendError: memory is full and the backend refused; nothing changed.
         """
-        room = self.limit - self.memory.depth - self.carried
+        room = self.limit - self.memory.depth
         count = segment.last - segment.first
         if count <= room:
             return segment
@@ -165,7 +154,7 @@ class Store:
                 raise
 
     def empty(self) -> tuple[MessageQueue, int]:
-        """Drop all but what is being carried.
+        """Drop everything.
 
         Returns the memory queue of before, which the caller lets go of by `free`, and the number
         of messages that the backend dropped.
@@ -175,6 +164,6 @@ class Store:
 
     def check(self) -> str | None:
         """What is wrong with the store's account of itself, None if nothing is."""
-        if self.memory.depth < 0 or self.carried < 0:
-            return f"negative depth: memory {self.memory.depth}, carried {self.carried}"
+        if self.memory.depth < 0:
+            return f"negative depth: {self.memory.depth} messages in memory"
         return self.backend.check()

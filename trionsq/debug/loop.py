@@ -5,13 +5,11 @@ While it is asked for it costs some five microseconds for each step of a task, e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns, process_time
 from typing import Final
 
 import trio
-from trio.lowlevel import Task
 
 from trionsq.debug.exclusive import exclusive
 from trionsq.debug.steps import GarbagePauses, SlowStep, StepWatch
@@ -53,17 +51,13 @@ class LoopFigures:
         return self.lag_ms[min(len(self.lag_ms) - 1, int(quantile * len(self.lag_ms)))]
 
 
-async def watch_loop(
-    seconds: float, name: Callable[[Task], str | None] = lambda task: None
-) -> LoopFigures:
+async def watch_loop(seconds: float) -> LoopFigures:
     """Watch the event loop for so long.
-
-    ``name`` may have a better name for a task than trio.
 
     Raises:
         UnderWayError: somebody else watches already.
     """
-    watch = StepWatch(name, trio.lowlevel.current_task())
+    watch = StepWatch(trio.lowlevel.current_task())
     lag_ms: list[float] = []
     with exclusive("loop"), watch:
         trio.lowlevel.add_instrument(watch)

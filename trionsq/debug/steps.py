@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from time import perf_counter_ns, thread_time_ns
@@ -99,11 +98,8 @@ class StepWatch(trio.abc.Instrument):
         garbage: pauses by generation.
     """
 
-    def __init__(
-        self, name: Callable[[Task], str | None] = lambda task: None, own: Task | None = None
-    ) -> None:
-        """``name`` may have a better name for a task than trio; ``own`` is not watched."""
-        self._name = name
+    def __init__(self, own: Task | None = None) -> None:
+        """``own`` is not watched."""
         self._own = own
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -188,7 +184,6 @@ class StepWatch(trio.abc.Instrument):
     def _step(self, task: Task, seen: _Seen, duration_ms: float, cpu_ms: float) -> SlowStep:
         places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
         own = [place for place in places if not place.is_of_trio]
-        name = self._name(task) if places else None
         garbage_ms = seen.garbage_ns / 1e6
         ran = Counter(seen.ran).most_common(1)[0][0] if seen.ran else None
         if garbage_ms > duration_ms / 2:
@@ -199,7 +194,7 @@ class StepWatch(trio.abc.Instrument):
             if queued_ns is not None and seen.began_queued_ns is not None:
                 queued_ms = min(duration_ms, (queued_ns - seen.began_queued_ns) / 1e6)
         after = own[-1] if own else None
-        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, name or task.name, after, ran)
+        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, task.name, after, ran)
 
     def _keep(self, step: SlowStep) -> None:
         entry = (step.duration_ms, self.steps, step)

@@ -8,7 +8,7 @@ even so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -33,8 +33,8 @@ class TaskNode:
     """A task.
 
     Attributes:
-        name: for people.
-        function: what it runs, as trio names it.
+        name: given when it was started; else that of the function.
+        function: that it runs, with its module.
         state: running, runnable or waiting.
         cancelled: a cancellation is on its way to it, or was delivered.
         waits_for: what it called of trio: ``Event.wait``; empty if it does not wait.
@@ -90,25 +90,23 @@ class _Branch:
         self.tasks = deque(sorted(nursery.child_tasks, key=_AGE))
 
 
-async def task_tree(
-    *, limit: int, stacks: bool, name: Callable[[Task], str | None] = lambda task: None
-) -> TaskTree:
+async def task_tree(*, limit: int, stacks: bool) -> TaskTree:
     """The tree from the root task down, of at most ``limit`` tasks.
 
-    What is near the root comes first, and large nurseries take turns. ``name`` may have a better
-    name for a task than trio.
+    What is near the root comes first, and large nurseries take turns.
     """
     running = trio.lowlevel.current_task()
     root_task = trio.lowlevel.current_root_task()
     assert root_task is not None, "a task is running"
-    root = _describe(root_task, running, stacks, name)
+    root = _describe(root_task, running, stacks)
     assert root is not None, "the root task lives as long as any"
+    root.name = "trio"
     pending = deque(_branches(root_task, root))
     shown = 1
     while pending and shown < limit:
         branch = pending.popleft()
         for task in islice(_take(branch.tasks), min(_SLICE, limit - shown)):
-            node = _describe(task, running, stacks, name)
+            node = _describe(task, running, stacks)
             if node is not None:
                 branch.node.tasks.append(node)
                 pending.extend(_branches(task, node))
@@ -134,9 +132,7 @@ def _branches(task: Task, node: TaskNode) -> Iterator[_Branch]:
         yield branch
 
 
-def _describe(
-    task: Task, running: Task, stacks: bool, name: Callable[[Task], str | None]
-) -> TaskNode | None:
+def _describe(task: Task, running: Task, stacks: bool) -> TaskNode | None:
     """None if the task has ended."""
     places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
     if not places:
@@ -146,8 +142,8 @@ def _describe(
     state = "running" if task is running else "runnable" if task._next_send_fn else "waiting"
     inner = places[min((own or 0) + 1, len(places) - 1)]
     return TaskNode(
-        name=name(task) or task.name,
-        function=task.name,
+        name=task.name,
+        function=f"{places[0].module}.{places[0].function}",
         state=state,
         cancelled=task._cancel_status.effectively_cancelled,
         waits_for=inner.function if state == "waiting" else "",

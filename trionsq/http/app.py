@@ -45,7 +45,7 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
     def ask_by_https(path: str) -> Response | None:
         if is_open or path in OPEN_PATHS:
             return None
-        return tls_required(broker.https_port)
+        return tls_required(broker.ports.https)
 
     nbytes_max = max(broker.options.max_msg_size, broker.options.max_body_size)
     return app.create_app(

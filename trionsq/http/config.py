@@ -78,23 +78,23 @@ class Configuration:
         if key in _NUMBERED:
             return _NUMBERED[key][value]
         if key == "broadcast_tcp_port":
-            return value or broker.tcp_port
+            return value or broker.ports.tcp
         if key == "broadcast_http_port":
-            return value or broker.http_port
+            return value or broker.ports.http
         if key == "statsd_prefix":
-            return statsd_prefix(broker)
+            return statsd_prefix(broker.options, broker.ports)
         return value
 
     def _change_log_level(self, value: str) -> None:
         if not value.isalpha():
             raise ValueError(value)
-        self._broker.change_log_level(str(LOG_LEVEL.parse(value)))
+        self._broker.live_options.change_log_level(str(LOG_LEVEL.parse(value)))
 
     def _change_lookupds(self, value: str) -> None:
         addresses = json.loads(value)
         if addresses is None:
-            self._broker.change_lookupds(None)
+            self._broker.live_options.change_lookupds(None)
         elif isinstance(addresses, list) and all(isinstance(each, str) for each in addresses):
-            self._broker.change_lookupds(tuple(addresses))
+            self._broker.live_options.change_lookupds(tuple(addresses))
         else:
             raise ValueError(value)

@@ -27,7 +27,6 @@ from trionsq.http.debug_figures import (
     loop_document,
     trio_figures,
 )
-from trionsq.http.debug_names import task_name
 from trionsq.web.answers import json_document, plain
 from trionsq.web.app import Endpoint
 from trionsq.web.debug_answers import as_text, attachment, chosen, html, number, wants_json
@@ -71,7 +70,7 @@ class Debugging:
 
     def endpoints(self) -> Iterable[Endpoint]:
         """Each page; none answers whoever may not ask."""
-        pprof = Pprof(task_name, "/debug/pprof/", _BACK)
+        pprof = Pprof("/debug/pprof/", _BACK)
         pages: list[Endpoint] = [
             ("GET", "/debug", self.index),
             ("GET", "/debug/tasks", self.tasks),
@@ -107,7 +106,6 @@ class Debugging:
         tree = await task_tree(
             limit=int(number(values, "limit", 2000, 1, _TASKS_MAX)),
             stacks=flag(values, b"stacks", default=False),
-            name=task_name,
         )
         as_json = wants_json(values)
         pieces = tasks_shown.json_pieces(tree) if as_json else tasks_shown.text_pieces(tree)
@@ -125,7 +123,7 @@ class Debugging:
         top = int(number(values, "top", 10, 0, _TOP_MAX))
         as_json = wants_json(values)
         seconds = number(values, "seconds", 1, 0.01, _SECONDS_MAX)
-        figures = await watch_loop(seconds, task_name)
+        figures = await watch_loop(seconds)
         process = await trio.to_thread.run_sync(process_figures)
         return _shown(
             {

@@ -106,7 +106,7 @@ class _Sums:
         """Add all; the ``top`` clients that owe most to their sockets."""
         turns = _Turns()
         for topic in list(broker.topics.values()):
-            self.in_memory += topic.core.store.in_memory
+            self.in_memory += topic.core.store.memory.depth
             await turns.spend()
             for channel in list(topic.channels.values()):
                 core = channel.core
@@ -189,8 +189,8 @@ def _asked_for(broker: Broker) -> dict[str, Any]:
     if servers is None:
         return {}
     return {
-        "clients_asked_for_at_auth_servers": servers.asking,
-        "clients_waiting_to_be_asked_for": servers.waiting,
+        "clients_asked_for_at_auth_servers": servers.active_requests,
+        "clients_waiting_to_be_asked_for": servers.waiting_requests,
     }
 
 

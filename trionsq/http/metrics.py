@@ -212,13 +212,13 @@ def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
     servers = broker.auth_servers
     asked: list[tuple[Labels, Sequence[float | None]]] = []
     if servers is not None:
-        asked.append(({}, [servers.asking, servers.waiting]))
+        asked.append(({}, [servers.active_requests, servers.waiting_requests]))
     return [
         Table(_PROCESS, [({}, values)]),
         _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
         Table(_AUTH, asked),
-        _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),
+        _one(_LOOKUPD, [({"lookupd": peer.label}, [peer.is_connected]) for peer in peers]),
         HistogramFigures.of(
             "nsqd_fsync_duration_seconds",
             "Duration of an fsync of a disk queue's file.",

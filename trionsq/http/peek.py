@@ -21,8 +21,8 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.consumer import Consumer
+from trionsq.core.channel import ChannelState
+from trionsq.core.consumer import Subscription
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
 from trionsq.core.store import Store
 from trionsq.http.admin import Administration
@@ -268,10 +268,10 @@ class _Turns:
 
 
 async def _offer_in_flight(
-    core: ChannelCore, skip: int, page: Page
-) -> list[tuple[Consumer, float]]:
+    core: ChannelState, skip: int, page: Page
+) -> list[tuple[Subscription, float]]:
     """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
-    owners: list[tuple[Consumer, float]] = []
+    owners: list[tuple[Subscription, float]] = []
     for looked_at, consumer in enumerate(list(core.holders), 1):
         in_flight = consumer.in_flight
         if skip >= len(in_flight):
@@ -289,7 +289,7 @@ async def _offer_in_flight(
     return owners
 
 
-async def _clients_of(channel: Channel, consumers: set[Consumer]) -> dict[Consumer, Client]:
+async def _clients_of(channel: Channel, consumers: set[Subscription]) -> dict[Subscription, Client]:
     found = {}
     for looked_at, client in enumerate(list(channel.clients), 1):
         if client.consumer in consumers:

@@ -14,11 +14,10 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.upgrade import HANDSHAKE_S
 from trionsq.http.short import ShortConnection
 from trionsq.http.short_way import ShortWay, WaitLimits
 from trionsq.transports.certificates import ServerTls
-from trionsq.transports.tls import start_tls
+from trionsq.transports.tls import HANDSHAKE_S, start_tls
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits, pace
 from trionsq.web.gate import Gate
@@ -103,7 +102,7 @@ class HttpServer(WebServer):
             return transport
         upgraded: Transport | None = None
         with trio.move_on_after(HANDSHAKE_S):
-            upgraded = await start_tls(transport, self._tls.engine(self._clock.now_s()))
+            upgraded = await start_tls(transport, self._tls.new_engine(self._clock.now_s()))
         if upgraded is None:
             raise TimeoutError("TLS handshake timed out")
         return upgraded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trionsq.broker.statistics import ChannelRow, ClientRow, Head, ProducerRow, Row, TopicRow
+from trionsq.broker.statistics import ChannelRow, ClientRow, ProcessRow, ProducerRow, Row, TopicRow
 from trionsq.web.answers import json_bytes
 
 __all__ = ["StatsJson"]
@@ -27,7 +27,7 @@ class StatsJson:
     def row(self, row: Row) -> bytes:
         """The next row, with what ends those before it."""
         match row:
-            case Head():
+            case ProcessRow():
                 return self._begin(row)
             case TopicRow(stats):
                 return self._item(1, json_bytes(stats), _CHANNELS)
@@ -42,7 +42,7 @@ class StatsJson:
         """What ends the document."""
         return b"]}" if self._has_producers else self._end_topics() + b'"producers":null}'
 
-    def _begin(self, head: Head) -> bytes:
+    def _begin(self, head: ProcessRow) -> bytes:
         if head.memory is not None:
             self._memory = b'"memory":%b,' % json_bytes(head.memory)
         first = json_bytes(

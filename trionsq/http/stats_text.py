@@ -6,18 +6,8 @@ import platform
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from trionsq.broker.statistics import (
-    ChannelRow,
-    ChannelStats,
-    ClientRow,
-    ClientStats,
-    Head,
-    Latency,
-    ProducerRow,
-    Row,
-    TopicRow,
-    TopicStats,
-)
+from trionsq.broker.statistics import ChannelRow, ClientRow, ProcessRow, ProducerRow, Row, TopicRow
+from trionsq.broker.stats_types import ChannelStats, ClientStats, Latency, TopicStats
 from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
 
 __all__ = ["StatsText"]
@@ -43,7 +33,7 @@ class StatsText:
 
     def _lines(self, row: Row) -> Iterator[str]:
         match row:
-            case Head():
+            case ProcessRow():
                 yield from _head(row, self._now_ns)
             case TopicRow(stats):
                 yield "" if self._has_topics else "Topics:"
@@ -70,7 +60,7 @@ def _encoded(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
 
-def _head(head: Head, now_ns: int) -> Iterator[str]:
+def _head(head: ProcessRow, now_ns: int) -> Iterator[str]:
     started_s = head.start_time
     started = datetime.fromtimestamp(started_s).astimezone().isoformat()
     yield f"nsqd v{head.version} (built w/python{platform.python_version()})"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from trionsq.broker.options import NsqdOptions, OptionsError, validated
 from trionsq.daemon import limits, log
 from trionsq.daemon.command import fatal, read_options
+from trionsq.logtext import first_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,19 +44,12 @@ def _run(options: NsqdOptions) -> int:
     try:
         code = trio.run(run_nsqd, options)
     except* (DataPathError, TlsConfigError) as group:
-        failure = f"failed to instantiate nsqd - {_first(group)}"
+        failure = f"failed to instantiate nsqd - {first_error(group)}"
     except* (ListenError, MetadataError, OptionsError) as group:
-        failure = str(_first(group))
+        failure = str(first_error(group))
     if failure:
         fatal(options.log_prefix, failure, options.log_format)
     return code
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

@@ -68,24 +68,45 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         tcp = await _open(options.tcp_address, sockets)
         https = await _open(options.https_address if broker.tls else "", sockets)
         http = await _open(options.http_address, sockets)
-        broker.options_changed.append(lambda changed: set_level(changed.log_level))
-        broker.tcp_port = _announce("TCP", tcp)
-        broker.https_port = _announce("HTTPS", https) if https else 0
-        broker.http_port = _announce("HTTP", http) if http else 0
+        broker.live_options.observers.append(lambda changed: set_level(changed.log_level))
+        broker.ports.tcp = _announce("TCP", tcp)
+        broker.ports.https = _announce("HTTPS", https) if https else 0
+        broker.ports.http = _announce("HTTP", http) if http else 0
         mount = await _mount(broker, [*http, *https], stack) if options.admin else None
         tasks = await stack.enter_async_context(trio.open_nursery())
-        await tasks.start(background.run)
-        await tasks.start(_run_broker, broker, tasks.cancel_scope)
+        await tasks.start(background.run, name="disk jobs")
+        await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
-            await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
+            await listeners.start(
+                accept_forever,
+                sock,
+                lambda s: broker.accept(SocketTransport(s)),
+                name=f"listener {bound_address(sock)[0]}",
+            )
         mounts = mount.apps if mount is not None else NO_MOUNTS
         gate = gate_of(options)
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
+            await listeners.start(
+                _serve_http,
+                broker,
+                sock,
+                broker.tls,
+                mounts,
+                gate,
+                name=f"https server {bound_address(sock)[0]}",
+            )
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
+            await listeners.start(
+                _serve_http,
+                broker,
+                sock,
+                None,
+                mounts,
+                gate,
+                name=f"http server {bound_address(sock)[0]}",
+            )
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
@@ -140,7 +161,7 @@ async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitS
     # Not for an nsqd without: it costs time and memory.
     from trionsq.local.mount import running_mount
 
-    return await stack.enter_async_context(running_mount(broker, sockets, broker.http_port))
+    return await stack.enter_async_context(running_mount(broker, sockets, broker.ports.http))
 
 
 async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
@@ -167,6 +188,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
         DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
             `running_nsqd`.
     """
+    trio.lowlevel.current_task().name = "nsqd"
     tune_interpreter()
     start_collecting()
     code = 1
@@ -174,7 +196,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope)
+            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope, name="signals")
             try:
                 async with running_nsqd(options) as broker:
                     await stop.wait()

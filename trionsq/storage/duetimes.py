@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 
 __all__ = ["NO_WORK", "DueTimes", "SidecarWork"]
 
@@ -105,7 +105,7 @@ class DueTimes:
         del self._due_ns[ids[0]]
         alone = batch.extract([first], ids)
         delay_ms = max(1, -((alone.timestamp_ns - due_ns) // _MS_NS))
-        alone = Batch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
+        alone = MessageBatch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
         return Segment(alone, 0, 1, segment.attempts)
 
     def _next_deferred(self, segment: Segment) -> int:

@@ -18,7 +18,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final
 
-from trionsq.core.batch import Batch, Segment
+from trionsq.core.batch import MessageBatch, Segment
 from trionsq.wire import strides
 from trionsq.wire.bodies import PackedBodies, StridedBodies
 
@@ -95,7 +95,7 @@ class _PackedColumn:
         return [buffer[at + start : at + end] for at in self._ends[first:last]]
 
 
-class RecordBatch(Batch):
+class RecordBatch(MessageBatch):
     """Messages that lie in memory as the records they were read as.
 
     Attributes:
@@ -218,7 +218,7 @@ def encode(segment: Segment) -> Records:
     return _encode_varied(batch, first, last, attempts)
 
 
-def _encode_one(batch: Batch, index: int, attempts: int) -> Records:
+def _encode_one(batch: MessageBatch, index: int, attempts: int) -> Records:
     body = batch.bodies.one(index)
     (id_,) = batch.ids.cut(index, index + 1)
     length = _LENGTH_MIN + len(body)
@@ -230,7 +230,7 @@ def _encode_one(batch: Batch, index: int, attempts: int) -> Records:
     return Records(data, 1, len(data))
 
 
-def _encode_varied(batch: Batch, first: int, last: int, attempts: int) -> Records:
+def _encode_varied(batch: MessageBatch, first: int, last: int, attempts: int) -> Records:
     count = last - first
     bodies = batch.bodies.cut(first, last)
     size = batch.bodies.size

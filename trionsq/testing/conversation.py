@@ -11,7 +11,7 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
-from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, Message, Response
+from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
 from trionsq.wire.server import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
@@ -104,18 +104,18 @@ class Conversation:
             raise UnexpectedFrame(f"{frame} instead of an error")
         return str(frame.as_error())
 
-    async def message(self) -> Message:
+    async def message(self) -> MessageFrame:
         """The message that comes next.
 
         Raises:
             UnexpectedFrame: it was another frame.
         """
         frame = await self.frame()
-        if not isinstance(frame, Message):
+        if not isinstance(frame, MessageFrame):
             raise UnexpectedFrame(f"{frame} instead of a message")
         return frame
 
-    async def messages(self, count: int) -> list[Message]:
+    async def messages(self, count: int) -> list[MessageFrame]:
         """The next messages."""
         return [await self.message() for _ in range(count)]
 

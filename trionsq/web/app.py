@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 from urllib.parse import quote
 
+import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, request
 from quart_trio import QuartTrio
@@ -41,6 +42,7 @@ class _App(QuartTrio):
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
         if scope["type"] == "http":
+            trio.lowlevel.current_task().name = "http request"
             # quart fails on some names. What was given is kept, by a name that no client can send.
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
             given = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]

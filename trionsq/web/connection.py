@@ -20,7 +20,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 
-from trionsq.transports.stream import TransportStream
+from trionsq.transports.transport import TransportStream
 from trionsq.web import limits
 from trionsq.web.answers import reason
 

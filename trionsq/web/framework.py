@@ -12,8 +12,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework
 from hypercorn.utils import wrap_app
 
-from trionsq.transports.stream import TransportStream
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.transport import SocketTransport, Transport, TransportStream
 from trionsq.web import limits
 from trionsq.web.connection import HttpConnection
 

@@ -24,7 +24,6 @@ from trionsq.web.answers import empty, plain
 from trionsq.web.app import Endpoint
 from trionsq.web.debug_answers import as_text, attachment, html
 from trionsq.web.query import query
-from trionsq.web.task_names import TaskName
 
 __all__ = ["Pprof", "census_document"]
 
@@ -41,9 +40,8 @@ _NAMES: Final = ("block", "goroutine", "heap", "threadcreate")
 class Pprof:
     """The endpoints."""
 
-    def __init__(self, task_name: TaskName, index_path: str, more: str = "") -> None:
-        """``task_name`` names tasks for users, if it can; ``more`` is HTML below the index."""
-        self._task_name = task_name
+    def __init__(self, index_path: str, more: str = "") -> None:
+        """``more`` is HTML below the index."""
         self._index_path = index_path
         self._more = more
 
@@ -103,7 +101,7 @@ class Pprof:
 
     async def goroutine(self) -> Response:
         """GET /debug/pprof/goroutine: what comes nearest, all tasks and threads."""
-        tree = await task_tree(limit=_TASKS_MAX, stacks=True, name=self._task_name)
+        tree = await task_tree(limit=_TASKS_MAX, stacks=True)
         body = await trio.to_thread.run_sync("".join, tasks_shown.text_pieces(tree))
         return _report("goroutine", [body, "\n", *threads.text_pieces(stacks=True)])
 

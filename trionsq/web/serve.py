@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from trionsq.daemon.listener import accept_forever
+from trionsq.daemon.listener import accept_forever, peer_address
+from trionsq.logtext import first_error
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
@@ -84,9 +85,9 @@ class WebServer:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
                 if self._front is not None:
-                    nursery.start_soon(self._front.watch)
+                    nursery.start_soon(self._front.watch, name="http time-outs")
                 if self._framework is None:
-                    nursery.start_soon(self.prepare)
+                    nursery.start_soon(self.prepare, name="start of the http server")
                 async with trio.open_nursery() as connections:
                     task_status.started(connections)
                     await self._ending.wait()
@@ -113,7 +114,8 @@ class WebServer:
         """Serve a connection in a task of its own, or close it if there are too many."""
         limit = self._gate.connections
         if limit.admit(accepted, is_plain=self.is_plain):
-            connections.start_soon(self.serve, accepted, limit.leave)
+            name = f"http client {peer_address(accepted)}"
+            connections.start_soon(self.serve, accepted, limit.leave, name=name)
 
     async def serve(
         self, accepted: socket.socket, ended: Callable[[], None] = lambda: None
@@ -129,7 +131,7 @@ class WebServer:
                     await self._framework.end()
                 await self._framework.serve(transport, accepted, unread)
         except* OSError as errors:
-            log.debug("HTTP: connection lost: %s", errors.exceptions[0])
+            log.debug("HTTP: connection lost: %s", first_error(errors))
         except* Exception:
             # A defect of ours or of a library.
             log.exception("HTTP: connection failed")
@@ -156,7 +158,7 @@ async def serve_web(
     On cancellation idle connections end at once, the others after their answer or a second.
     """
     async with trio.open_nursery() as nursery:
-        connections = await nursery.start(server.hold_connections)
+        connections = await nursery.start(server.hold_connections, name="http clients")
         try:
             await accept_forever(
                 sock,

@@ -17,6 +17,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import urlencode, urlsplit
 
+from trionsq.hostport import format_address
+
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
@@ -120,8 +122,7 @@ def https_retry_url(url: str, body: bytes) -> str | None:
     port = said.get("https_port")
     if parts.scheme != "http" or type(port) is not int or not 0 < port <= _PORT_MAX:
         return None
-    host = parts.hostname or ""
-    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    netloc = format_address(parts.hostname or "", port)
     return parts._replace(scheme="https", netloc=netloc).geturl()
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "ErrorFrame",
     "Frame",
     "FrameError",
-    "Message",
+    "MessageFrame",
     "Response",
 ]
 
@@ -67,7 +67,7 @@ class ErrorFrame(NamedTuple):
         return ProtocolError(self.code, self.text, self.fatal)
 
 
-class Message(NamedTuple):
+class MessageFrame(NamedTuple):
     """A message of the subscribed channel.
 
     `timestamp_ns` is the time of publishing in nanoseconds since the epoch; `attempts` is 1 at
@@ -80,7 +80,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-Frame: TypeAlias = Response | ErrorFrame | Message
+Frame: TypeAlias = Response | ErrorFrame | MessageFrame
 
 
 class FrameError(ValueError):
@@ -176,7 +176,7 @@ class ClientDecoder:
             if frame_type == FRAME_MESSAGE:
                 timestamp_ns, attempts, message_id = _unpack_message(data, position)
                 body = data[position + MESSAGE_META_SIZE_BYTES : frame_end]
-                append(Message(timestamp_ns, attempts, message_id, body))
+                append(MessageFrame(timestamp_ns, attempts, message_id, body))
             elif frame_type == FRAME_RESPONSE:
                 append(Response(data[position:frame_end]))
             else:

@@ -43,7 +43,7 @@ from trionsq.wire.params import (
     valid_name,
 )
 from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
-from trionsq.wire.states import COMMANDS, TRANSITIONS, State
+from trionsq.wire.states import COMMANDS, TRANSITIONS, ConnectionState
 
 __all__ = ["LINE_SIZE_MAX", "MAGIC_V2", "CommandLimits", "LineTooLong", "ServerParser"]
 
@@ -111,8 +111,8 @@ class ServerParser:
     )
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
-        self.state = State.INIT
-        self._allowed = _ALLOWED[State.INIT]
+        self.state = ConnectionState.INIT
+        self._allowed = _ALLOWED[ConnectionState.INIT]
         self.commands = 0
         self.heartbeats = True
         self.tls_required = tls_required
@@ -236,7 +236,11 @@ class ServerParser:
         """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
         self.commands += 1
         line = bytes(buffer[pos:after])
-        if line.startswith(b"FIN ") and self.state is not State.INIT and not self.tls_required:
+        if (
+            line.startswith(b"FIN ")
+            and self.state is not ConnectionState.INIT
+            and not self.tls_required
+        ):
             ids = fin_run(buffer, pos)
             if ids:
                 self._pos = pos + FIN_LINE_SIZE * len(ids)
@@ -317,7 +321,7 @@ class ServerParser:
         return Subscribe(topic, valid_name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
 
     def _rdy(self, params: Params, line: bytes) -> Event | None:
-        if self.state is State.CLOSING:
+        if self.state is ConnectionState.CLOSING:
             return _NOTHING
         count = 1
         if len(params) > 1:
@@ -430,7 +434,7 @@ _NOTHING: Final = StartClose()
 
 _ALLOWED: Final = {
     state: {name: after for (before, name), after in TRANSITIONS.items() if before is state}
-    for state in State
+    for state in ConnectionState
 }
 
 _HANDLERS: Final = {

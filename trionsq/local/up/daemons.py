@@ -39,7 +39,7 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
     for warning in warnings:
         log.warning("%s", warning)
     async with running_nsqd(options) as broker:
-        yield Ports(broker.tcp_port, broker.http_port)
+        yield Ports(broker.ports.tcp, broker.ports.http)
     for line in broker.unsaved:
         log.error("NSQ: could not be saved: %s", line)
     if broker.unsaved:

@@ -9,8 +9,9 @@ import trio
 from trionsq.daemon.log import set_task_prefix
 from trionsq.local.up.cluster import Member
 from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, leaf_of, start_error
+from trionsq.local.up.errors import UpError, start_error
 from trionsq.local.up.parts import Ports
+from trionsq.logtext import first_error
 
 __all__ = ["host_inside"]
 
@@ -32,7 +33,7 @@ async def host_inside(member: Member, *, task_status: trio.TaskStatus[Ports]) ->
     except Exception as error:
         if reason := start_error(error):
             raise UpError(f"{name}: {reason}") from None
-        leaf = leaf_of(error)
+        leaf = first_error(error)
         if isinstance(leaf, UpError):
             raise leaf from None
         log.error("a defect ends it", exc_info=error)

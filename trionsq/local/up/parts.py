@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from trionsq.broker.options import default_node_id
+from trionsq.hostport import format_address
 from trionsq.local.up.options import UpOptions, nsqd_flags
 
 __all__ = ["Addresses", "Known", "Part", "Ports", "plan"]
@@ -63,8 +64,8 @@ class Part:
     def addresses(self, ports: Ports) -> Addresses:
         """How to reach it on these ports."""
         host = _ANYWHERE.get(self.host, self.host)
-        tcp = _address(host, ports.tcp) if ports.tcp else ""
-        return Addresses(tcp, _address(host, ports.http))
+        tcp = format_address(host, ports.tcp) if ports.tcp else ""
+        return Addresses(tcp, format_address(host, ports.http))
 
 
 def plan(options: UpOptions) -> list[Part]:
@@ -103,7 +104,7 @@ def _lookupd_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
 
 def _admin_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
     return [
-        f"--http-address={_address(options.host, ports.http)}",
+        f"--http-address={format_address(options.host, ports.http)}",
         *_log_flags(options),
         f"--lookupd-http-address={known['nsqlookupd'].http}",
     ]
@@ -125,8 +126,8 @@ def _nsqd_flags(
 
 def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
     flags = [
-        f"--tcp-address={_address(options.host, ports.tcp)}",
-        f"--http-address={_address(options.host, ports.http)}",
+        f"--tcp-address={format_address(options.host, ports.tcp)}",
+        f"--http-address={format_address(options.host, ports.http)}",
         *_log_flags(options),
     ]
     if options.host not in _ANYWHERE:
@@ -136,7 +137,3 @@ def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
 
 def _log_flags(options: UpOptions) -> list[str]:
     return [f"--log-level={options.log_level}", f"--log-format={options.log_format}"]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

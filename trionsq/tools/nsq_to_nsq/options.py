@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trionsq.client.dial import split_address
+from trionsq.hostport import parse_address
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import ConsumerOptions
 from trionsq.wire.names import is_valid_name
@@ -70,7 +70,7 @@ def refusal(options: Options) -> str:
         return "--destination-nsqd-tcp-address required"
     for address in options.destination_nsqd_tcp_address:
         try:
-            split_address(address)
+            parse_address(address)
         except ValueError as error:
             return f"--destination-nsqd-tcp-address: {error}"
     if options.max_in_flight <= 0:
