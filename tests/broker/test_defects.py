@@ -15,7 +15,7 @@ from trionsq.broker.client import Client
 from trionsq.broker.defects import PARTS, Defects
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.core.channel import ChannelState
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
 from trionsq.core.topic import TopicState
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation

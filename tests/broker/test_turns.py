@@ -18,8 +18,8 @@ from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
-from trionsq.core.delivery import Delivery
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Delivery
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation

@@ -15,8 +15,7 @@ from random import Random
 
 from tests.core.helpers import WALL_NS, MemoryBackend, body_of, contents, wall_ns
 from trionsq.core.channel import ChannelState
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 
 SIZES = (16, 48, 16, 32)
 

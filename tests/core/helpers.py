@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trionsq.core.backend import BackendError
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.missed import Missed
 from trionsq.core.peek import Page, show_segments
+from trionsq.core.queue import BackendError
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000

@@ -9,13 +9,11 @@ import pytest
 from tests.core.helpers import MemoryBackend, batch, message_ids, run_out, segment, wall_ns
 from trionsq.core.batch import Segment
 from trionsq.core.channel import SCAN_MAX, ChannelState
-from trionsq.core.consumer import Subscription
+from trionsq.core.containers import TimerQueue
 from trionsq.core.deferred import Deferred
-from trionsq.core.delivery import Delivery
 from trionsq.core.missed import AT_ONCE_LOOKUPS_MAX, LOOKUPS_MAX
-from trionsq.core.queue import MessageQueue
-from trionsq.core.store import free
-from trionsq.core.timerqueue import TimerQueue
+from trionsq.core.queue import MessageQueue, free
+from trionsq.core.subscription import Delivery, Subscription
 
 FEW, MANY = 10, 10_000
 numbers = pytest.mark.parametrize("count", [FEW, MANY])

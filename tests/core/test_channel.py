@@ -17,7 +17,6 @@ from tests.core.helpers import (
     segment,
     wall_ns,
 )
-from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import (
     AT_ONCE_MESSAGES_MAX,
@@ -26,8 +25,8 @@ from trionsq.core.channel import (
     DELIVERY_NBYTES_MAX,
     ChannelState,
 )
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.queue import BackendError
+from trionsq.core.subscription import Delivery, Subscription
 
 
 class Client:

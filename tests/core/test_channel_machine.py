@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 from tests.core.channel_model import SIZES, Model, Peer
 from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids, reasons, run_out
 from tests.soak import by_level, more_in_soak
-from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import AT_ONCE_MESSAGES_MAX, SCAN_MAX
+from trionsq.core.queue import BackendError
 
 SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""

@@ -15,9 +15,9 @@ from tests.core.helpers import (
     wall_ns,
 )
 from tests.core.test_channel import Client, new_channel, put
-from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
+from trionsq.core.queue import BackendBusy, BackendError
 
 
 def busy_channel(backend: MemoryBackend) -> tuple[ChannelState, Client]:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.helpers import contents, message_ids, segment
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 from trionsq.wire.frames import message_frame
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn
 from trionsq.core.ids import SEQUENCES, IdSource
 
 NOW_NS = 1_700_000_000_000_000_000

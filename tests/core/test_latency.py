@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
-from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.column import ListColumn
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
 from trionsq.core.latency import ERROR_MAX, EXACT_MAX, Latencies, quantiles
+from trionsq.core.subscription import Delivery, Subscription
 
 WINDOW_S = 10.0
 QUANTILES = [1.0, 0.99, 0.5, 0.001]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
-from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.store import Store, free
+from trionsq.core.queue import BackendBusy, BackendError, Store, free
 
 
 def stored(store: Store) -> list[bytes]:

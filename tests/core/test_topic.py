@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.helpers import MemoryBackend, run_out, wall_ns
-from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import ListBodies
 

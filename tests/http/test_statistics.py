@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
-from trionsq.core.consumer import Subscription
+from trionsq.core.subscription import Subscription
 from trionsq.http.stats_text import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport

@@ -6,8 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue

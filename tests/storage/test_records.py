@@ -14,9 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
-from trionsq.core.delivery import Delivery
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.subscription import Delivery
 from trionsq.storage.records import (
     RECORD_NBYTES_EXTRA,
     Block,

@@ -36,10 +36,10 @@ from trionsq.broker.timers import (
 )
 from trionsq.broker.topic import Topic
 from trionsq.broker.upgrade import server_tls
-from trionsq.core.backend import Backend
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
+from trionsq.core.queue import Backend
 from trionsq.core.topic import TopicState
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.durations import MILLISECOND_NS, SECOND_NS

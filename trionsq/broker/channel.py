@@ -12,7 +12,7 @@ import trio
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.channel import ChannelState
-from trionsq.core.roster import Roster
+from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 

@@ -16,8 +16,7 @@ import trio
 from trionsq.broker.heartbeats import Finding, Heartbeats
 from trionsq.broker.inbox import Inbox
 from trionsq.broker.output import Output
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 from trionsq.transports.layered import BrokenStreamError
 from trionsq.transports.tls import TlsInfo
 from trionsq.transports.transport import Transport

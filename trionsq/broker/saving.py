@@ -11,8 +11,8 @@ from typing import Final
 import trio
 
 from trionsq.broker.topic import Topic
-from trionsq.core.backend import Backend, BackendError
 from trionsq.core.channel import ChannelState
+from trionsq.core.queue import Backend, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 

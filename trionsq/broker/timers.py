@@ -12,7 +12,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import LOOK_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
 from trionsq.core.channel import SCAN_MAX, ChannelState
-from trionsq.core.timerqueue import NEVER, TimerQueue
+from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
 __all__ = [

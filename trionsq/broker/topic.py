@@ -12,7 +12,7 @@ import trio
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.inbox import WakeUp
-from trionsq.core.backend import BackendBusy, BackendError
+from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral

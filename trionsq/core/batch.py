@@ -7,11 +7,31 @@ channel gets the same object, so nothing is made for a single message before it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
+from typing import Protocol
 
-from trionsq.core.column import Column, ListColumn
 from trionsq.wire.bodies import Bodies, ListBodies
 
-__all__ = ["MessageBatch", "Segment", "joined"]
+__all__ = ["Column", "ListColumn", "MessageBatch", "Segment", "joined", "sampled"]
+
+
+class Column(Protocol):
+    """Values of one size, one for each message of a batch."""
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        """The values ``first`` to ``last`` (exclusive)."""
+
+
+class ListColumn:
+    """Values that are objects of their own."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = values
+
+    def cut(self, first: int, last: int) -> list[bytes]:
+        return self._values[first:last]
 
 
 class MessageBatch:
@@ -106,3 +126,16 @@ def joined(singles: Sequence[Segment]) -> MessageBatch:
     stamps = [one.batch.stamp(one.first) for one in singles]
     first_ns = int.from_bytes(stamps[0], signed=True)
     return MessageBatch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+
+
+def sampled(segment: Segment, rate: int, random: Random) -> Segment | None:
+    """The part of ``segment`` that sampling at ``rate`` percent keeps; None if it keeps nothing."""
+    # The original keeps a message if a number of 0..99 is not above the rate.
+    kept = [index for index in range(segment.first, segment.last) if random.randrange(100) <= rate]
+    if not kept:
+        return None
+    if len(kept) == segment.count:
+        return segment
+    ids = segment.ids()
+    kept_ids = [ids[index - segment.first] for index in kept]
+    return Segment(segment.batch.extract(kept, kept_ids), 0, len(kept), segment.attempts)

@@ -20,17 +20,14 @@ from itertools import repeat
 from random import Random
 from typing import Final
 
-from trionsq.core.backend import Backend
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Subscription
+from trionsq.core.containers import NEVER, Roster, TimerQueue
 from trionsq.core.deferred import Deferred
-from trionsq.core.delivery import Delivery
 from trionsq.core.latency import Latencies
 from trionsq.core.missed import AT_ONCE_LOOKUPS_MAX, Missed
+from trionsq.core.queue import Backend, Droppable, Store, free
 from trionsq.core.recovered import Recovered
-from trionsq.core.roster import Roster
-from trionsq.core.store import Droppable, Store, free
-from trionsq.core.timerqueue import NEVER, TimerQueue
+from trionsq.core.subscription import Delivery, Subscription
 
 __all__ = [
     "AT_ONCE_MESSAGES_MAX",

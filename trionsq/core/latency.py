@@ -16,8 +16,8 @@ from itertools import groupby
 from math import ceil
 from typing import Final
 
-from trionsq.core.column import Column
-from trionsq.core.delivery import Delivery
+from trionsq.core.batch import Column
+from trionsq.core.subscription import Delivery
 
 __all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "MergedLatencies", "quantiles"]
 

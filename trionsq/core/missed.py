@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trionsq.core.consumer import Subscription
+from trionsq.core.subscription import Subscription
 
 __all__ = ["AT_ONCE_LOOKUPS_MAX", "LOOKUPS_MAX", "Missed"]
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import ref
 
-from trionsq.core.backend import Backend, BackendError
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
+from trionsq.core.containers import Roster
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import Backend, BackendError, Store, free
 from trionsq.core.recovered import Recovered
-from trionsq.core.roster import Roster
-from trionsq.core.store import Store, free
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["TopicState"]

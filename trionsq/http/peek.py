@@ -22,9 +22,9 @@ from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.consumer import Subscription
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Subscription
 from trionsq.http.admin import Administration
 from trionsq.web.answers import json_pieces
 from trionsq.web.errors import HttpError
