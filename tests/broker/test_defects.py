@@ -307,7 +307,7 @@ async def test_a_defect_at_the_end_of_a_connection_ends_no_other(
     async with nsqd_in_memory() as broker:
         talk, _, _ = connect(broker)
         await talk.subscribe("t", "c", ready=1)
-        breakage = Breakage(monkeypatch, ChannelState, "remove_consumer")
+        breakage = Breakage(monkeypatch, ChannelState, "remove_subscription")
         breakage.times(1)
         talk.close()
         await wait_all_tasks_blocked()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
-from trionsq.core.missed import Missed
+from trionsq.core.in_flight import MissedIds
 from trionsq.core.peek import Page, show_segments
 from trionsq.core.queue import BackendError
 from trionsq.wire.bodies import ListBodies, StridedBodies
@@ -56,12 +56,12 @@ def run_out(steps: Iterator[None]) -> int:
     return 1 + sum(1 for _ in steps)
 
 
-def reasons(missed: Missed | None) -> list[tuple[bytes, str]]:
+def reasons(missed: MissedIds | None) -> list[tuple[bytes, str]]:
     """The answers to ids that were missed, however long it takes to find them out."""
     if missed is None:
         return []
     while not missed.is_known:
-        missed.look(1)
+        missed.search(1)
     return missed.reasons()
 
 

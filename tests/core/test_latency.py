@@ -168,7 +168,7 @@ def test_a_channel_records_what_is_finished() -> None:
     channel = ChannelState("c", 100, MemoryBackend(), Random(1))
     channel.latencies = Latencies(WINDOW_S, lambda: now_ns, 0.0)
     consumer = Subscription(lambda delivery: True)
-    channel.add_consumer(consumer)
+    channel.add_subscription(consumer)
     channel.set_ready(consumer, 10, 0.0)
     one = batch(0, 3)
     channel.put(Segment(one, 0, 3), 0.0, WALL_NS)

@@ -68,8 +68,8 @@ def test_empty_drops_both_parts() -> None:
     store = Store(2, MemoryBackend())
     store.memory.append(segment(0, 2))
     assert store.admit(segment(2, 4)) is None
-    memory, backend_dropped = store.empty()
-    assert (len(memory), backend_dropped, store.depth) == (2, 4, 0)
+    memory = store.empty()
+    assert (len(memory), store.dropped, store.depth) == (2, {"emptied": 6}, 0)
     assert run_out(free(memory)) == 1
     assert len(memory) == 0
 

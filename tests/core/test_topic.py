@@ -112,7 +112,7 @@ def test_a_deferred_publish_is_deferred_by_each_channel() -> None:
     topic.add_channel(channel)
     topic.publish(bodies(b"a"), wall_ns(0), defer_ms=500)
     topic.pump(10.0, wall_ns(10.0))
-    assert (channel.deferred_count, channel.depth, channel.alarm_s) == (1, 0, 10.5)
+    assert (channel.deferred_count, channel.depth, channel.wake_at_s) == (1, 0, 10.5)
     channel.scan(10.499, wall_ns(10.499))
     assert channel.deferred_count == 1
     channel.scan(10.5, wall_ns(10.5))

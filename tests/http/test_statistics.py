@@ -197,7 +197,7 @@ async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> No
         channel = broker.topic("t").channel("c")
         broker.topic("t").channel("d")
         consumer = Subscription(lambda delivery: True)
-        channel.core.add_consumer(consumer)
+        channel.core.add_subscription(consumer)
         channel.core.set_ready(consumer, 10, broker.clock.now_s())
         await trio.testing.wait_all_tasks_blocked()
         channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())

@@ -104,12 +104,12 @@ class Channel:
                 f"exceeds limit of {max_consumers}",
             )
         self.clients.add(client)
-        self.core.add_consumer(client.consumer)
+        self.core.add_subscription(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:
         """End a subscription; an ephemeral channel goes with its last client."""
         self.clients.discard(client)
-        self.core.remove_consumer(
+        self.core.remove_subscription(
             client.consumer, client.unwritten(), requeue_now, self._clock.now_s()
         )
         if self.is_ephemeral and not self.clients and not self.exiting:

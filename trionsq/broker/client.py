@@ -395,7 +395,7 @@ class Client:
     def _frames(self, delivery: Delivery) -> bytes:
         delivery.written = True
         if delivery.some_gone:
-            present = self.consumer.present(delivery)
+            present = self.consumer.present_ids(delivery)
             if not present:
                 return b""
             segment = delivery.extract(present)

@@ -15,7 +15,7 @@ import trio
 
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.broker.upgrade import check_upgrade, is_upgrade, upgrade
-from trionsq.core.missed import LOOKUPS_MAX, Missed
+from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
@@ -128,19 +128,19 @@ def _touch(client: Client, event: events.Touch) -> Reply:
     return None if done else _failed(client, "TOUCH", _missed(client, event.id))
 
 
-def _missed(client: Client, id_: bytes) -> Missed:
+def _missed(client: Client, id_: bytes) -> MissedIds:
     assert client.channel is not None
-    return client.channel.core.missed(client.consumer, [id_])
+    return client.channel.core.missed_ids(client.consumer, [id_])
 
 
-def _failed(client: Client, command: str, missed: Missed) -> Reply:
+def _failed(client: Client, command: str, missed: MissedIds) -> Reply:
     """The answers to a command that named messages which are not in flight at the client."""
     if missed.is_known:
         return _failures(command, missed)
     return _failures_later(client, command, missed)
 
 
-async def _failures_later(client: Client, command: str, missed: Missed) -> bytes:
+async def _failures_later(client: Client, command: str, missed: MissedIds) -> bytes:
     """To look at all other consumers takes its time; meanwhile the client is not read."""
     chore = client.broker.chores.add_later(_looks(missed))
     try:
@@ -150,12 +150,12 @@ async def _failures_later(client: Client, command: str, missed: Missed) -> bytes
     return _failures(command, missed)
 
 
-def _looks(missed: Missed) -> Iterator[None]:
-    while not missed.look(LOOKUPS_MAX):
+def _looks(missed: MissedIds) -> Iterator[None]:
+    while not missed.search(MAX_LOOKUPS):
         yield
 
 
-def _failures(command: str, missed: Missed) -> bytes:
+def _failures(command: str, missed: MissedIds) -> bytes:
     return b"".join([_failure(command, id_, why) for id_, why in missed.reasons()])
 
 

@@ -5,7 +5,7 @@ The backends live in `trionsq.storage`; a topic and each channel has one of its 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 # What is moved to the backend at once when all of memory is.
-_SAVE_MESSAGES_MAX: Final = 10_000
-_SAVE_NBYTES_MAX: Final = 4 * 1024 * 1024
+_MAX_SAVE_MESSAGES: Final = 10_000
+_MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
 # What is let go of in one turn: 2,000 objects of the usual size are a millisecond, and the kernel
 # takes about as long for so many bytes.
-_FREE_COUNT_MAX: Final = 2_000
-_FREE_NBYTES_MAX: Final = 16 * 1024 * 1024
+_MAX_FREE_COUNT: Final = 2_000
+_MAX_FREE_BYTES: Final = 16 * 1024 * 1024
 
 
 class BackendError(Exception):
@@ -187,7 +187,7 @@ class Droppable(Protocol):
 
 def free(holder: Droppable) -> Iterator[None]:
     """Let go of all that ``holder`` has; yields where a turn ends."""
-    while holder.drop(_FREE_COUNT_MAX, _FREE_NBYTES_MAX) and len(holder):
+    while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
         yield
 
 
@@ -200,10 +200,12 @@ class Store:
         backend: the overflow.
         backend_in_count: messages appended to the backend.
         backend_out_count: messages read from the backend.
+        dropped: messages given up on purpose, by reason. The backend counts its own here as well.
+        dropped_count: messages given up on purpose, but for those that the backend dropped.
     """
 
-    __slots__ = ("backend", "backend_in_count", "backend_out_count", "limit",
-                 "memory")  # fmt: skip
+    __slots__ = ("backend", "backend_in_count", "backend_out_count", "dropped", "dropped_count",
+                 "limit", "memory")  # fmt: skip
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
@@ -211,6 +213,8 @@ class Store:
         self.backend = backend
         self.backend_in_count = 0
         self.backend_out_count = 0
+        self.dropped: Counter[str] = Counter()
+        self.dropped_count = 0
 
     def __repr__(self) -> str:
         return f"<Store {self.memory} backend={self.backend.depth}>"
@@ -304,21 +308,24 @@ class Store:
             BackendError: the rest is still in memory.
         """
         while self.memory.depth:
-            segment = self.memory.take(_SAVE_MESSAGES_MAX, _SAVE_NBYTES_MAX)
+            segment = self.memory.take(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
             try:
                 self.overflow(segment)
             except Exception:  # a defect loses no message either
                 self.memory.put_back(segment)
                 raise
 
-    def empty(self) -> tuple[MessageQueue, int]:
-        """Drop everything.
+    def drop(self, reason: str, count: int) -> None:
+        """Count messages that are given up on purpose."""
+        self.dropped[reason] += count
+        self.dropped_count += count
 
-        Returns the memory queue of before, which the caller lets go of by `free`, and the number
-        of messages that the backend dropped.
-        """
+    def empty(self) -> MessageQueue:
+        """Drop everything. Returns the old memory queue, which the caller lets go of by `free`."""
         memory, self.memory = self.memory, MessageQueue()
-        return memory, self.backend.empty()
+        self.drop("emptied", memory.depth)
+        self.dropped["emptied"] += self.backend.empty()
+        return memory
 
     def check(self) -> str | None:
         """What is wrong with the store's account of itself, None if nothing is."""

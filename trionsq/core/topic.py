@@ -58,7 +58,6 @@ class TopicState:
         fanned_out_count: messages that every channel has got, since the start.
         ids: of its messages.
         error: why the last fan-out could not go on, None if nothing is stuck.
-        dropped: messages given up on purpose, by reason.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
@@ -68,7 +67,6 @@ class TopicState:
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
-        self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
@@ -76,8 +74,6 @@ class TopicState:
         # The channels in the order in which they were made.
         self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
-        # Dropped, but for what the backend dropped.
-        self._dropped_here = 0
         self._backend_next = False
         # What channels must know that an unclean end left twice; theirs, as long as they need it.
         self._recovered: ref[Recovered] | None = None
@@ -89,6 +85,11 @@ class TopicState:
     def depth(self) -> int:
         """Messages that no channel, or not yet every channel, has got."""
         return self.store.depth + (self._fan_out.segment.count if self._fan_out else 0)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Messages given up on purpose, by reason."""
+        return self.store.dropped
 
     @property
     def held(self) -> int:
@@ -172,7 +173,7 @@ class TopicState:
         if recovered is None:
             self._recovered = None  # no channel needs it any more
         else:
-            recovered.note(segment)
+            recovered.note_segment(segment)
 
     def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
         segment = fan_out.segment
@@ -213,10 +214,10 @@ class TopicState:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
-        if channel.is_recovering is not None:
+        if channel.store.is_recovering is not None:
             recovered = self._recovered() if self._recovered is not None else None
-            channel.recovered = Recovered() if recovered is None else recovered
-            self._recovered = ref(channel.recovered)
+            channel.store.recovered = Recovered() if recovered is None else recovered
+            self._recovered = ref(channel.store.recovered)
 
     def remove_channel(self, name: str) -> None:
         """End the fan-out to a channel. What no other channel got goes back to the queue."""
@@ -257,9 +258,7 @@ class TopicState:
         It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
         of the memory.
         """
-        memory, backend_dropped = self.store.empty()
-        self._drop("emptied", memory.depth)
-        self.dropped["emptied"] += backend_dropped
+        memory = self.store.empty()
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is not None:
             recovered.clear()
@@ -268,13 +267,9 @@ class TopicState:
             if fan_out.some_got_it:
                 self._end_fan_out(fan_out)
             else:
-                self._drop("emptied", fan_out.segment.count)
+                self.store.drop("emptied", fan_out.segment.count)
             self.retry()
         return free(memory)
-
-    def _drop(self, reason: str, count: int) -> None:
-        self.dropped[reason] += count
-        self._dropped_here += count
 
     def check(self) -> str | None:
         """What is wrong with the topic's account of its messages, None if nothing is.
@@ -283,7 +278,7 @@ class TopicState:
         """
         store = self.store
         came = self.message_count + store.backend_out_count
-        went = self.fanned_out_count + self._dropped_here + store.backend_in_count
+        went = self.fanned_out_count + store.dropped_count + store.backend_in_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"
         if len(self._roster) != len(self.channels):

@@ -121,7 +121,8 @@ class Message(TypedDict):
 class _Core(Protocol):
     """A topic or a channel of `trionsq.core`."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def peek(self) -> Iterator[Segment]: ...
 
@@ -272,7 +273,7 @@ async def _offer_in_flight(
 ) -> list[tuple[Subscription, float]]:
     """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
     owners: list[tuple[Subscription, float]] = []
-    for looked_at, consumer in enumerate(list(core.holders), 1):
+    for looked_at, consumer in enumerate(list(core.in_flight.walk_holders()), 1):
         in_flight = consumer.in_flight
         if skip >= len(in_flight):
             skip -= len(in_flight)
