@@ -21,7 +21,7 @@ from trionsq.client.handshake import Handshake
 from trionsq.transports.layered import UpgradedTransport
 from trionsq.transports.transport import Transport
 from trionsq.wire import commands
-from trionsq.wire.columns import ColumnDecoder
+from trionsq.wire.client import ColumnDecoder
 
 BATCH = 200
 SIZE = 200

@@ -47,7 +47,7 @@ def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int 
 
 def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
     """Id, body and attempts of each message."""
-    bodies = one.batch.bodies.cut(one.first, one.last)
+    bodies = one.batch.bodies.slice(one.first, one.last)
     return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
 
 
@@ -116,7 +116,7 @@ class MemoryBackend:
         if self.reads_nothing or not self.segments:
             return None
         head = self.segments[0]
-        bodies = head.batch.bodies.cut(head.first, head.last)
+        bodies = head.batch.bodies.slice(head.first, head.last)
         count = nbytes = 0
         for body in bodies[:count_max]:
             nbytes += len(body)

@@ -195,7 +195,7 @@ def test_memory_is_freed_in_turns(count: int) -> None:
     queue, deferred = MessageQueue(), Deferred()
     for number in range(count):
         queue.append(segment(number, 1))
-        deferred.add(segment(number, 1), number)
+        deferred.add_segment(segment(number, 1), number)
     assert run_out(free(queue)) == run_out(free(deferred)) == 1 + (count - 1) // 2000
     assert (len(queue), len(deferred)) == (0, 0)
 

@@ -297,7 +297,7 @@ def test_what_was_never_written_goes_back_to_the_head() -> None:
     channel.remove_subscription(gone.consumer, unwritten, False, 1.0)
     queued = []
     while channel.store.memory:
-        queued += contents(channel.store.memory.take(99, 10**6))
+        queued += contents(channel.store.memory.pop_segment(99, 10**6))
     assert [(id_, attempts) for id_, _, attempts in queued] == [
         (id_, 0) for id_ in [*message_ids(0, 1), *message_ids(2, 1), *message_ids(4, 2)]
     ]

@@ -30,7 +30,7 @@ def one_in_flight(latency_ns: int, count: int = 1) -> Delivery:
 
 def record(channel: Latencies, latency_ns: int, count: int, now_s: float = 0.0) -> None:
     delivery = one_in_flight(latency_ns, count)
-    channel.finished(delivery.ids, [delivery] * count, now_s)
+    channel.record_finished(delivery.ids, [delivery] * count, now_s)
 
 
 def recorder(now_ns: int = WALL_NS) -> Latencies:
@@ -156,7 +156,7 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
     other = one_in_flight(3, 2)
     found = [None, *[delivery] * len(finished), other, other, None]
     named = [b"x" * 16, *[delivery.ids[place] for place in finished], *other.ids, b"y" * 16]
-    channel.finished(named, found, 0.0)
+    channel.record_finished(named, found, 0.0)
     latencies = [3, 3, *[10 ** ((place + 1) // 2) for place in finished]]
     wanted = [place / len(latencies) for place in range(1, len(latencies) + 1)]
     assert quantiles([channel], wanted, 0.0) == (len(latencies), exact(latencies, wanted))

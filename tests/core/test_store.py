@@ -12,7 +12,7 @@ def stored(store: Store) -> list[bytes]:
     """The ids in memory, then those in the backend; takes them out."""
     ids: list[bytes] = []
     while store.memory:
-        ids += store.memory.take(2**63, 2**63).ids()
+        ids += store.memory.pop_segment(2**63, 2**63).ids()
     while (read := store.backend.read(2**63, 2**63)) is not None:
         ids += read.ids()
     return ids

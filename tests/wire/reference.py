@@ -325,13 +325,13 @@ def one_by_one(event: Event) -> list[Command]:
         case StartClose():
             return [("CLS",)]
         case Publish(topic, bodies):
-            return [("PUB", topic, body) for body in bodies.cut(0, bodies.count)]
+            return [("PUB", topic, body) for body in bodies.slice(0, bodies.count)]
         case PublishDeferred(topic, delay_ms, bodies):
-            return [("DPUB", topic, delay_ms, bodies.one(0))]
+            return [("DPUB", topic, delay_ms, bodies.body_at(0))]
         case PublishManyBegins(topic):
             return [("MPUB line", topic)]
         case PublishMany(topic, bodies):
-            return [("MPUB", topic, *bodies.cut(0, bodies.count))]
+            return [("MPUB", topic, *bodies.slice(0, bodies.count))]
 
 
 class Feeder:

@@ -61,7 +61,7 @@ def test_what_is_let_go_is_parsed_no_other_way() -> None:
         bodies = None
         while (event := parser.next_event()) is not None:
             if isinstance(event, PublishMany):
-                bodies = event.bodies.cut(0, event.bodies.count)
+                bodies = event.bodies.slice(0, event.bodies.count)
         assert bodies is not None
         assert list(bodies) == [b"one", b"two"]
         assert parser.buffered == 0

@@ -116,5 +116,5 @@ def test_a_pub_run_is_what_reading_one_by_one_finds(
     records = [line + pack(">i", size) + b"PUB t\n\x00\x00\x00"[:size] for size in run]
     buffer = b" " * start + b"".join(records) + (line + broken if broken else tail)
     bodies, end = pub_run(bytearray(buffer) if gathered else buffer, start, line, SIZE_MAX)
-    assert (bodies.cut(0, bodies.count), end) == plain_pub_run(buffer, start, line, SIZE_MAX)
-    assert all(type(body) is bytes for body in bodies.cut(0, bodies.count))
+    assert (bodies.slice(0, bodies.count), end) == plain_pub_run(buffer, start, line, SIZE_MAX)
+    assert all(type(body) is bytes for body in bodies.slice(0, bodies.count))

@@ -364,11 +364,11 @@ def test_an_event_acts_before_the_bytes_behind_it_are_read() -> None:
 
 
 def test_the_rest_behind_identify_goes_to_the_upgraded_stream() -> None:
-    """`take_rest` gives every byte behind the last event, and the parser goes on without them."""
+    """`pop_rest` gives every byte behind the last event, and the parser goes on without them."""
     parser = ServerParser(LIMITS)
     parser.receive(MAGIC + b"IDENTIFY\n" + sized(b"{}") + b"\x16\x03")
     assert parser.next_event() == Identify(b"{}")
-    assert (parser.take_rest(), parser.buffered) == (b"\x16\x03", 0)
+    assert (parser.pop_rest(), parser.buffered) == (b"\x16\x03", 0)
     parser.receive(SUB)
     assert parser.next_event() is not None
     assert parser.state is ConnectionState.SUBSCRIBED

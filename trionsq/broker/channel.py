@@ -126,9 +126,9 @@ class Channel:
 
         No message of before is delivered when the chore is done, which it mostly is at once.
         """
-        return self._chores.add(self.core.empty())
+        return self._chores.start(self.core.empty())
 
-    def end(self) -> None:
+    def mark_exiting(self) -> None:
         """The task has ended: nobody subscribes any more."""
         self.exiting = True
 
@@ -146,7 +146,7 @@ class Channel:
         self.core.close()
         emptying = self.core.empty()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._close_clients(), emptying))
+        return self._chores.start(chain(self._close_clients(), emptying))
 
     def _close_clients(self) -> Iterator[None]:
         for number, client in enumerate(self.clients.walk(), 1):

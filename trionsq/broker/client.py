@@ -374,7 +374,7 @@ class Client:
 
     def _write_messages(self, item: Delivery | _Wake | None) -> None:
         """Write a delivery and what has come after it, up to a limit."""
-        take = self._inbox.take
+        take = self._inbox.pop_item
         if item is None:
             item = take()
         parts: list[bytes] = []
@@ -406,7 +406,7 @@ class Client:
     def unwritten(self) -> list[Delivery]:
         """Take the deliveries that have not been written."""
         deliveries, self._own_turn = self._own_turn or [], None
-        while (item := self._inbox.take()) is not None:
+        while (item := self._inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
                 deliveries.append(item)
         return deliveries

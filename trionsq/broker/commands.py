@@ -142,11 +142,11 @@ def _failed(client: Client, command: str, missed: MissedIds) -> Reply:
 
 async def _failures_later(client: Client, command: str, missed: MissedIds) -> bytes:
     """To look at all other consumers takes its time; meanwhile the client is not read."""
-    chore = client.broker.chores.add_later(_looks(missed))
+    chore = client.broker.chores.start_later(_looks(missed))
     try:
         await chore.wait()
     finally:
-        chore.end()
+        chore.stop()
     return _failures(command, missed)
 
 

@@ -114,7 +114,7 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
 def _queues(topic: Topic) -> list[_Queue]:
     """Of what is to be saved: nothing that is ephemeral."""
     try:
-        topic.end()
+        topic.mark_exiting()
     except Exception:
         # What has reached the queues is saved all the same.
         log.exception("NSQ: ending TOPIC(%s) failed by a defect", topic.name)

@@ -316,7 +316,7 @@ def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> Chan
     core = channel.core
     merged = MergedLatencies()
     if core.latencies is not None:
-        merged.add(core.latencies, broker.clock.now_s())
+        merged.add_channel(core.latencies, broker.clock.now_s())
     return {
         "channel_name": channel.name,
         "depth": core.depth,
@@ -339,7 +339,7 @@ async def _latency_of_topic(broker: Broker, topic: Topic, turns: _Turns) -> Late
     if broker.options.e2e_processing_latency_percentile:
         for channel in list(topic.channels.values()):
             if channel.core.latencies is not None:
-                merged.add(channel.core.latencies, broker.clock.now_s())
+                merged.add_channel(channel.core.latencies, broker.clock.now_s())
                 await turns.spend(_LATENCIES_ROWS)
     return _latency(broker, merged)
 

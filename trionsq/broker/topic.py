@@ -247,7 +247,7 @@ class Topic:
 
     def empty(self) -> Chore:
         """Drop what waits at the topic, not at its channels."""
-        chore = self._chores.add(self.core.empty())
+        chore = self._chores.start(self.core.empty())
         self._go_on()
         return chore
 
@@ -255,12 +255,12 @@ class Topic:
         """What is wrong with its account of its messages, None if nothing is. Cheap."""
         return self.core.check()
 
-    def end(self) -> None:
+    def mark_exiting(self) -> None:
         """The task has ended: nothing is published any more."""
         self.exiting = True
         self._go_on()
         for channel in self.channels.values():
-            channel.end()
+            channel.mark_exiting()
 
     def close(self) -> Chore:
         """End the task, and delete all channels; what waits is dropped.
@@ -272,7 +272,7 @@ class Topic:
         emptying = self.core.empty()
         self._go_on()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._delete_channels(), emptying))
+        return self._chores.start(chain(self._delete_channels(), emptying))
 
     def _delete_channels(self) -> Iterator[None]:
         closing: list[Chore] = []

@@ -83,7 +83,7 @@ async def upgrade(client: Client, wanted: Negotiated, answer: bytes) -> bytes:
     """
     with trio.move_on_after(UPGRADES_S):
         await _say(client, answer)
-        received = client.parser.take_rest()
+        received = client.parser.pop_rest()
         if wanted.tls_v1:
             await _start_tls(client, received)
             received = b""

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from trionsq.wire.bodies import Bodies, ListBodies
 
-__all__ = ["Column", "ListColumn", "MessageBatch", "Segment", "joined", "sampled"]
+__all__ = ["Column", "ListColumn", "MessageBatch", "Segment", "join_segments", "sampled"]
 
 
 class Column(Protocol):
     """Values of one size, one for each message of a batch."""
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         """The values ``first`` to ``last`` (exclusive)."""
 
 
@@ -30,7 +30,7 @@ class ListColumn:
     def __init__(self, values: list[bytes]) -> None:
         self._values = values
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         return self._values[first:last]
 
 
@@ -68,7 +68,7 @@ class MessageBatch:
 
     def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
         """A batch of its own with copies of some messages, which pins nothing of this one."""
-        bodies = ListBodies([self.bodies.one(index) for index in indexes])
+        bodies = ListBodies([self.bodies.body_at(index) for index in indexes])
         if self.stamps is None:
             return MessageBatch(bodies, ListColumn(ids), self.timestamp_ns)
         stamps = [self.stamp(index) for index in indexes]
@@ -79,7 +79,7 @@ class MessageBatch:
         """The time of publishing of one message, 8 bytes as `stamps` has them."""
         if self.stamps is None:
             return self.timestamp_ns.to_bytes(8, signed=True)
-        return self.stamps.cut(index, index + 1)[0]
+        return self.stamps.slice(index, index + 1)[0]
 
 
 class Segment:
@@ -116,12 +116,12 @@ class Segment:
 
     def ids(self) -> list[bytes]:
         """The ids of the messages, 16 bytes each."""
-        return self.batch.ids.cut(self.first, self.last)
+        return self.batch.ids.slice(self.first, self.last)
 
 
-def joined(singles: Sequence[Segment]) -> MessageBatch:
+def join_segments(singles: Sequence[Segment]) -> MessageBatch:
     """Segments of one message each, as one batch."""
-    bodies = [one.batch.bodies.one(one.first) for one in singles]
+    bodies = [one.batch.bodies.body_at(one.first) for one in singles]
     ids = [one.ids()[0] for one in singles]
     stamps = [one.batch.stamp(one.first) for one in singles]
     first_ns = int.from_bytes(stamps[0], signed=True)

@@ -194,7 +194,7 @@ class ChannelState(ChannelDispatch):
         self.finish_count += count
         self.in_flight.count -= count
         if self.latencies is not None:
-            self.latencies.finished(ids, deliveries, now_s)
+            self.latencies.record_finished(ids, deliveries, now_s)
         missed: MissedIds | None = None
         if count < len(ids):
             # Before the credit is used: it may bring one of these very messages again.
@@ -267,7 +267,7 @@ class ChannelState(ChannelDispatch):
     def _queue_due(self, now_ns: int) -> int:
         """Queue deferred messages whose time has come; returns the cost."""
         cost = 0
-        for segment in self.deferred.due(now_ns):
+        for segment in self.deferred.pop_due(now_ns):
             cost += 1 + segment.batch.bodies.nbytes // _COST_BYTES
             self.store.restore(segment)
             if cost >= MAX_SCAN:
@@ -275,7 +275,7 @@ class ChannelState(ChannelDispatch):
         return cost
 
     def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> None:
-        self.deferred.add(segment, now_ns + delay_ms * 1_000_000)
+        self.deferred.add_segment(segment, now_ns + delay_ms * 1_000_000)
         self.scan_at(now_s + delay_ms / 1e3)
 
     # By the operator

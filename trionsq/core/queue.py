@@ -129,7 +129,7 @@ class MessageQueue:
         self._segments.appendleft(segment)
         self.depth += segment.last - segment.first
 
-    def take(self, count_max: int, nbytes_max: int) -> Segment:
+    def pop_segment(self, count_max: int, nbytes_max: int) -> Segment:
         """Take from the head: messages of one segment, at least one, within both limits.
 
         Raises:
@@ -155,7 +155,7 @@ class MessageQueue:
         if bodies.size:
             return min(count, max(1, nbytes_max // bodies.size))
         nbytes = fit = 0
-        for body in bodies.cut(head.first, head.first + count):
+        for body in bodies.slice(head.first, head.first + count):
             nbytes += len(body)
             if nbytes > nbytes_max:
                 break
@@ -308,7 +308,7 @@ class Store:
             BackendError: the rest is still in memory.
         """
         while self.memory.depth:
-            segment = self.memory.take(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
+            segment = self.memory.pop_segment(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
             try:
                 self.overflow(segment)
             except Exception:  # a defect loses no message either

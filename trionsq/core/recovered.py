@@ -48,14 +48,14 @@ class Recovered:
         """Note messages that all channels get now, unless too many are noted already."""
         if len(self._bodies) >= _MAX_IDS:
             return
-        bodies = segment.batch.bodies.cut(segment.first, segment.last)
+        bodies = segment.batch.bodies.slice(segment.first, segment.last)
         self._bodies.update(zip(segment.ids(), map(hash, bodies), strict=True))
 
     def without_copies(self, segment: Segment) -> Segment | None:
         """Return the messages of a segment that were not noted; None if all were."""
         noted = self._bodies.get
         ids = segment.ids()
-        bodies = segment.batch.bodies.cut(segment.first, segment.last)
+        bodies = segment.batch.bodies.slice(segment.first, segment.last)
         kept = [
             place
             for place, (id_, body) in enumerate(zip(ids, bodies, strict=True))
@@ -102,7 +102,7 @@ class ChannelStore(Store):
                 return segment
             if not self.memory.depth:
                 return None
-        return self.memory.take(max_count, MAX_DELIVERY_BYTES)
+        return self.memory.pop_segment(max_count, MAX_DELIVERY_BYTES)
 
     def _read_segment(self, max_count: int) -> Segment | None:
         """Read the next messages of the backend, without copies of what the topic gave again."""

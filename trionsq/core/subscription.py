@@ -62,7 +62,7 @@ class Delivery:
         self.batch = segment.batch
         self.first = segment.first
         self.last = segment.last
-        self.ids = segment.batch.ids.cut(segment.first, segment.last)
+        self.ids = segment.batch.ids.slice(segment.first, segment.last)
         self.attempts = segment.attempts + 1
         self.started_s = now_s
         self.deadline_s = deadline_s
@@ -91,12 +91,12 @@ class Delivery:
                 _FRAME_EXTRA + size, _FRAME_TYPE, self.batch.timestamp_ns, attempts
             )
             if len(ids) == 1:
-                return header + ids[0] + bodies.one(self.first)
+                return header + ids[0] + bodies.body_at(self.first)
             parts = [header] * (3 * len(ids))
             parts[1::3] = ids
-            parts[2::3] = bodies.cut(self.first, self.last)
+            parts[2::3] = bodies.slice(self.first, self.last)
             return b"".join(parts)
-        cut = bodies.cut(self.first, self.last)
+        cut = bodies.slice(self.first, self.last)
         parts = [_TIMESTAMP_AND_ATTEMPTS.pack(self.batch.timestamp_ns, attempts)] * (4 * len(ids))
         parts[0::4] = _sizes(cut)
         parts[2::4] = ids
@@ -104,10 +104,10 @@ class Delivery:
         return b"".join(parts)
 
     def _stamped_frames(self, stamps: Column, attempts: int) -> bytes:
-        cut = self.batch.bodies.cut(self.first, self.last)
+        cut = self.batch.bodies.slice(self.first, self.last)
         parts = [_ATTEMPTS.pack(attempts)] * (5 * len(cut))
         parts[0::5] = _sizes(cut)
-        parts[1::5] = stamps.cut(self.first, self.last)
+        parts[1::5] = stamps.slice(self.first, self.last)
         parts[3::5] = self.ids
         parts[4::5] = cut
         return b"".join(parts)

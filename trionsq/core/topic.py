@@ -120,7 +120,7 @@ class TopicState:
         Raises:
             BackendError: there is no room for them.
         """
-        batch = MessageBatch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        batch = MessageBatch(bodies, self.ids.next_ids(bodies.count, now_ns), now_ns, defer_ms)
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
@@ -166,7 +166,7 @@ class TopicState:
         if not store.memory.depth:
             return None
         self._backend_next = True
-        return store.memory.take(_ANY, _ANY)
+        return store.memory.pop_segment(_ANY, _ANY)
 
     def _note_recovered(self, segment: Segment) -> None:
         recovered = self._recovered() if self._recovered is not None else None

@@ -236,7 +236,7 @@ class Peeking:
         if offset > _DEFERRED_PASSED_MAX:
             raise HttpError(400, "OFFSET_TOO_FAR")
         for due_ns, segment in islice(channel.core.deferred, offset, None):
-            if not page.offer(segment, segment.first, due_ns):
+            if not page.offer_message(segment, segment.first, due_ns):
                 break
         return await self._shown(page, len(page.messages))
 
@@ -281,7 +281,7 @@ async def _offer_in_flight(
             for id_, delivery in islice(in_flight.items(), skip, None):
                 place = delivery.first + delivery.ids.index(id_)
                 one = Segment(delivery.batch, place, place + 1, delivery.attempts)
-                if not page.offer(one, place):
+                if not page.offer_message(one, place):
                     return owners
                 owners.append((consumer, delivery.deadline_s))
             skip = 0

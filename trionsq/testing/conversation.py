@@ -146,7 +146,7 @@ class Conversation:
                 while data := await self.stream.receive_some():
                     await self._decode(data)
             except trio.BrokenResourceError:
-                self._frames.extend(self._decoder.take())
+                self._frames.extend(self._decoder.pop_frames())
             left = list(self._frames)
             self._frames.clear()
             return left

@@ -166,7 +166,7 @@ class ServerParser:
         """Whether an MPUB of very many messages comes in: each read of it takes milliseconds."""
         return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
 
-    def take_rest(self) -> bytes:
+    def pop_rest(self) -> bytes:
         """Give up what was received after the last event (it belongs to an upgraded stream)."""
         rest = bytes(self._buffer[self._pos :])
         self._buffer, self._pos = b"", 0
