@@ -19,7 +19,7 @@ from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_con
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
 from trionsq.wire.client import MessageFrame
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 
 def accounted(channel: Channel) -> int:

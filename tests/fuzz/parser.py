@@ -15,7 +15,8 @@ from trionsq.wire.events import (
     PublishMany,
     PublishManyBegins,
 )
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.lines import CommandLimits, LineTooLong
+from trionsq.wire.server import ServerParser
 
 LIMITS = CommandLimits(max_msg_size=100_000, max_body_size=400_000)
 

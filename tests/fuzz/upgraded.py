@@ -9,7 +9,7 @@ from trionsq.transports.deflate import DeflateLayer
 from trionsq.transports.layered import Layer
 from trionsq.transports.snappy import SnappyLayer
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["upgraded"]
 

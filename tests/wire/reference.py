@@ -27,12 +27,13 @@ from trionsq.wire.events import (
     Subscribe,
     Touch,
 )
+from trionsq.wire.lines import CommandLimits, LineTooLong
 from trionsq.wire.names import quote
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.server import ServerParser
 
 Command = tuple[object, ...]
 TOO_LONG = ("line too long", b"")
-LINE_SIZE_MAX = 16384
+MAX_LINE_BYTES = 16384
 
 
 @dataclass
@@ -75,10 +76,10 @@ class _Input:
     def line(self) -> bytes:
         end = self.data.find(b"\n", self.at)
         if end < 0:
-            if len(self.data) - self.at >= LINE_SIZE_MAX:
+            if len(self.data) - self.at >= MAX_LINE_BYTES:
                 raise _Refused(*TOO_LONG)
             raise _Closed
-        if end + 1 - self.at > LINE_SIZE_MAX:
+        if end + 1 - self.at > MAX_LINE_BYTES:
             raise _Refused(*TOO_LONG)
         line = self.data[self.at : end]
         self.at = end + 1

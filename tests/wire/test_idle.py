@@ -9,7 +9,9 @@ import pytest
 
 from trionsq.wire import commands
 from trionsq.wire.events import PublishMany
-from trionsq.wire.server import MAGIC_V2, CommandLimits, ServerParser
+from trionsq.wire.lines import CommandLimits
+from trionsq.wire.server import ServerParser
+from trionsq.wire.states import MAGIC_V2
 
 PARSERS = 60
 MPUB = commands.publish_many("t", [bytes(1_000_000)] * 5)

@@ -13,7 +13,8 @@ from tests.wire.reference import TOO_LONG, Feeder, Outcome, Reference, parse
 from trionsq.wire import mpub
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.events import Finish, Identify, Publish, PublishMany, PublishManyBegins
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.lines import CommandLimits, LineTooLong
+from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
 LIMITS = CommandLimits(max_msg_size=40, max_body_size=200)

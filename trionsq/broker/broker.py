@@ -54,8 +54,8 @@ from trionsq.storage.metadata import TopicRecord, load_metadata
 from trionsq.storage.none import DroppingBackend
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
+from trionsq.wire.lines import CommandLimits
 from trionsq.wire.names import is_ephemeral
-from trionsq.wire.server import CommandLimits
 
 __all__ = ["VERSION", "Broker", "data_folder"]
 

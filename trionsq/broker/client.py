@@ -23,7 +23,8 @@ from trionsq.transports.transport import Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated
-from trionsq.wire.server import LineTooLong, ServerParser
+from trionsq.wire.lines import LineTooLong
+from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from trionsq.broker.broker import Broker
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
 
