@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from trionsq.broker.chores import Chore, Chores
+from trionsq.broker.client import Client
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
-    from trionsq.broker.topic import Topic
-
-__all__ = ["Channel"]
+__all__ = ["Channel", "ChannelOwner"]
 
 # Connections that a turn closes: each has two tasks, which then have their last turn.
 _CLOSE_MAX: Final = 32
+
+
+class ChannelOwner(Protocol):
+    """A topic, as its channels see it."""
+
+    name: str
+    channels: dict[str, Channel]
+
+    @property
+    def is_ephemeral(self) -> bool: ...
+    def delete_channel(self, name: str) -> Chore: ...
 
 
 class Channel:
@@ -40,7 +48,9 @@ class Channel:
         wake: makes the task look whether it can deliver something.
     """
 
-    def __init__(self, topic: Topic, core: ChannelState, clock: Clock, chores: Chores) -> None:
+    def __init__(
+        self, topic: ChannelOwner, core: ChannelState, clock: Clock, chores: Chores
+    ) -> None:
         self.name = core.name
         self.topic = topic
         self.core = core

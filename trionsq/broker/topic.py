@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
 
 __all__ = ["PublishRefused", "Topic"]
 
