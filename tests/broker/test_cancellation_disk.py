@@ -118,10 +118,10 @@ def in_memory(core: TopicState | ChannelState) -> Iterator[set[bytes]]:
     segments = list(core.store.memory._segments)
     if isinstance(core, ChannelState):
         segments += [segment for _, segment in core.deferred]
-        for consumer in (*core.consumers, *core._orphans):
+        for consumer in (*core.in_flight.subscriptions, *core.in_flight._disconnected):
             segments += [delivery.extract([id_]) for id_, delivery in consumer.in_flight.items()]
     for one in segments:
-        bodies.update(one.batch.bodies.cut(one.first, one.last))
+        bodies.update(one.batch.bodies.slice(one.first, one.last))
 
 
 async def fill(broker: Broker) -> None:

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.broker.support import connect, finish, numbered, publish
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
 from trionsq.testing.memory import nsqd_in_memory
 
 

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_balances, connect, finish, numbered, publish
 from trionsq.broker.timers import ScanQueue
 from trionsq.core.channel import ChannelState
-from trionsq.core.timerqueue import NEVER
+from trionsq.core.containers import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.storage.none import DroppingBackend
 from trionsq.testing.conversation import Conversation

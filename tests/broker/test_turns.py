@@ -18,8 +18,9 @@ from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
-from trionsq.core.delivery import Delivery
-from trionsq.core.store import Store
+from trionsq.core.in_flight import InFlight
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Delivery
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
@@ -354,7 +355,7 @@ async def test_a_channel_is_emptied_in_turns(
     count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting, in flight and deferred messages, of any number of clients."""
-    steps.watch(monkeypatch, ChannelState, "_forget")
+    steps.watch(monkeypatch, InFlight, "drop_emptied")
     async with nsqd_in_memory(mem_queue_size=10**6) as broker:
         channel = broker.topic("t").channel("c")
         clients = [connect(broker)[1] for _ in range(count // 10)]

@@ -43,7 +43,7 @@ def test_a_look_shows_the_messages_from_an_offset_on(
     queue = queue_of(*counts)
     taken = 0
     if counts and last_is_begun:
-        taken = queue.take(1, 2**30).count
+        taken = queue.pop_segment(1, 2**30).count
     ids = message_ids(0, sum(counts))[taken:]
     page = Page(count_max, 2**30)
     left = show_segments(queue.peek(), offset, page)

@@ -40,6 +40,6 @@ async def test_a_step_reads_few_messages(
         nursery.cancel_scope.cancel()
     assert bodies is not None
     assert bodies.count == count
-    assert list(bodies.cut(0, 4)) == [b"a", b"bc"] * 2
-    assert list(bodies.cut(count - 2, count)) == [b"a", b"bc"]
+    assert list(bodies.slice(0, 4)) == [b"a", b"bc"] * 2
+    assert list(bodies.slice(count - 2, count)) == [b"a", b"bc"]
     assert count / (turns + 1) <= 110_000

@@ -27,7 +27,7 @@ def split(body: bytes, cuts: list[int]) -> list[bytes] | str:
     except HttpError as refused:
         return f"{refused}"
     bodies = splitter.finish()
-    return [] if bodies is None else list(bodies.cut(0, bodies.count))
+    return [] if bodies is None else list(bodies.slice(0, bodies.count))
 
 
 def plainly(body: bytes) -> list[bytes] | str:

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
-from trionsq.core.consumer import Subscription
+from trionsq.core.subscription import Subscription
 from trionsq.http.stats_text import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport
@@ -197,7 +197,7 @@ async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> No
         channel = broker.topic("t").channel("c")
         broker.topic("t").channel("d")
         consumer = Subscription(lambda delivery: True)
-        channel.core.add_consumer(consumer)
+        channel.core.add_subscription(consumer)
         channel.core.set_ready(consumer, 10, broker.clock.now_s())
         await trio.testing.wait_all_tasks_blocked()
         channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())

@@ -125,13 +125,13 @@ async def test_latencies_are_merged_some_at_a_time(
 ) -> None:
     """Those of all channels of a topic are added a few at a time."""
     broker = await start_broker(NsqdOptions(e2e_processing_latency_percentile=(0.5,)))
-    original = MergedLatencies.add
+    original = MergedLatencies.add_channel
 
     def counted(self: MergedLatencies, channel: Latencies, now_s: float) -> None:
         meter.did()
         original(self, channel, now_s)
 
-    monkeypatch.setattr(MergedLatencies, "add", counted)
+    monkeypatch.setattr(MergedLatencies, "add_channel", counted)
     with with_channels(broker, count):
         async with metered(meter):
             await document_of(broker)

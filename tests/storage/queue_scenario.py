@@ -15,7 +15,7 @@ from tests.storage.queues import (
     messages,
     put,
 )
-from trionsq.core.backend import BackendError
+from trionsq.core.queue import BackendError
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import SimulatedDisk

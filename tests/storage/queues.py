@@ -6,8 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.storage.background import Background
 from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
@@ -76,8 +75,8 @@ def contents(got: Segment) -> list[Message]:
     due_ns = batch.timestamp_ns + batch.defer_ms * NS_PER_MS if batch.defer_ms else None
     return [
         Message(
-            batch.ids.cut(index, index + 1)[0],
-            batch.bodies.one(index),
+            batch.ids.slice(index, index + 1)[0],
+            batch.bodies.body_at(index),
             int.from_bytes(batch.stamp(index), signed=True),
             got.attempts,
             due_ns,

@@ -294,9 +294,9 @@ class CountedIds:
         self.ids = ids
         self.count = 0
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         self.count += last - first
-        return list(self.ids.cut(first, last))
+        return list(self.ids.slice(first, last))
 
 
 @pytest.mark.parametrize("behind", [10, 2_000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.storage.queues import QUEUE, STAMP_NS, drain, folder_on, messages, put, queue_on
-from trionsq.core.backend import BackendError
+from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder

@@ -29,7 +29,7 @@ from tests.storage.queues import (
     messages,
     put,
 )
-from trionsq.core.backend import BackendError
+from trionsq.core.queue import BackendError
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import HeldBackground

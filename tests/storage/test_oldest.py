@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import InlineBackground

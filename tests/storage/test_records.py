@@ -14,9 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
-from trionsq.core.delivery import Delivery
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.subscription import Delivery
 from trionsq.storage.records import (
     RECORD_NBYTES_EXTRA,
     Block,
@@ -94,9 +93,9 @@ def messages_of(block: Block) -> list[Message]:
     if batch.stamps is None:
         stamps = [batch.timestamp_ns] * batch.count
     else:
-        cut = batch.stamps.cut(0, batch.count)
+        cut = batch.stamps.slice(0, batch.count)
         stamps = [int.from_bytes(stamp, "big", signed=True) for stamp in cut]
-    ids, bodies = batch.ids.cut(0, batch.count), batch.bodies.cut(0, batch.count)
+    ids, bodies = batch.ids.slice(0, batch.count), batch.bodies.slice(0, batch.count)
     return [Message(*fields) for fields in zip(stamps, attempts, ids, bodies, strict=True)]
 
 

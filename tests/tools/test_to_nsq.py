@@ -33,7 +33,7 @@ def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
     """However the input is cut, the records are those between delimiters; empty ones are none."""
     records = Records(b"\n")
     found = [record for piece in pieces for record in records.feed(piece)]
-    if rest := records.take_rest():
+    if rest := records.pop_rest():
         found.append(rest)
     assert found == [record for record in b"".join(pieces).split(b"\n") if record]
 

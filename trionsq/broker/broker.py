@@ -43,7 +43,7 @@ from trionsq.storage.idfloor import IdFloor
 from trionsq.storage.metadata import TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
-from trionsq.wire.server import CommandLimits
+from trionsq.wire.lines import CommandLimits
 
 __all__ = ["VERSION", "Broker", "data_folder"]
 

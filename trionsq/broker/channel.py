@@ -15,21 +15,24 @@ from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.core.channel import ChannelState
-from trionsq.core.roster import Roster
+from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "ChannelOwner"]
 
 # Connections that a turn closes: each has two tasks, which then have their last turn.
 _CLOSE_MAX: Final = 32
 
 
-class ParentTopic(Protocol):
-    """The topic of a channel, as the channel uses it."""
+class ChannelOwner(Protocol):
+    """A topic, as its channels see it."""
 
     name: str
+    channels: dict[str, Channel]
 
+    @property
+    def is_ephemeral(self) -> bool: ...
     def delete_channel(self, name: str) -> Chore: ...
 
 
@@ -46,7 +49,7 @@ class Channel:
     """
 
     def __init__(
-        self, topic: ParentTopic, core: ChannelState, clock: Clock, chores: Chores
+        self, topic: ChannelOwner, core: ChannelState, clock: Clock, chores: Chores
     ) -> None:
         self.name = core.name
         self.topic = topic
@@ -111,12 +114,12 @@ class Channel:
                 f"exceeds limit of {max_consumers}",
             )
         self.clients.add(client)
-        self.core.add_consumer(client.consumer)
+        self.core.add_subscription(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:
         """End a subscription; an ephemeral channel goes with its last client."""
         self.clients.discard(client)
-        self.core.remove_consumer(
+        self.core.remove_subscription(
             client.consumer, client.pump.pop_unwritten(), requeue_now, self._clock.now_s()
         )
         if self.is_ephemeral and not self.clients and not self.exiting:
@@ -133,9 +136,9 @@ class Channel:
 
         No message of before is delivered when the chore is done, which it mostly is at once.
         """
-        return self._chores.add(self.core.empty())
+        return self._chores.start(self.core.empty())
 
-    def end(self) -> None:
+    def mark_exiting(self) -> None:
         """The task has ended: nobody subscribes any more."""
         self.exiting = True
 
@@ -153,7 +156,7 @@ class Channel:
         self.core.close()
         emptying = self.core.empty()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._close_clients(), emptying))
+        return self._chores.start(chain(self._close_clients(), emptying))
 
     def _close_clients(self) -> Iterator[None]:
         for number, client in enumerate(self.clients.walk(), 1):

@@ -85,7 +85,7 @@ class Identify:
         client.heartbeats.stop()
         with trio.move_on_after(_LAYERS_S):
             await _send(client, reply)
-            received = client.parser.take_rest()
+            received = client.parser.pop_rest()
             if identity.tls_v1:
                 await self._start_tls(client, received)
                 received = b""

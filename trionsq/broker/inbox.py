@@ -37,7 +37,7 @@ class Inbox(Generic[T]):
         self._count += 1
         return True
 
-    def take(self) -> T | None:
+    def pop_item(self) -> T | None:
         """The next item in the channel, None if there is none."""
         if not self._count:
             return None

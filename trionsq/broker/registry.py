@@ -18,10 +18,10 @@ from trionsq.broker.lookup import Lookups
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.timers import ScanQueue
 from trionsq.broker.topic import Topic
-from trionsq.core.backend import Backend
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
+from trionsq.core.queue import Backend
 from trionsq.core.topic import TopicState
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
@@ -132,9 +132,9 @@ class TopicRegistry:
         if isinstance(backend, DroppingBackend):
             backend.dropped = core.dropped
         if isinstance(backend, DiskQueue) and backend.is_recovering():
-            core.is_recovering = backend.is_recovering
+            core.store.is_recovering = backend.is_recovering
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
-        core.alarm = partial(self.scan_queue.set, core)
+        core.wake_at = partial(self.scan_queue.set, core)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())

@@ -11,8 +11,8 @@ from typing import Final
 import trio
 
 from trionsq.broker.topic import Topic
-from trionsq.core.backend import Backend, BackendError
 from trionsq.core.channel import ChannelState
+from trionsq.core.queue import Backend, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 
@@ -114,7 +114,7 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
 def _queues(topic: Topic) -> list[_Queue]:
     """Of what is to be saved: nothing that is ephemeral."""
     try:
-        topic.end()
+        topic.mark_exiting()
     except Exception:
         # What has reached the queues is saved all the same.
         log.exception("NSQ: ending TOPIC(%s) failed by a defect", topic.name)

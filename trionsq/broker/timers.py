@@ -11,8 +11,8 @@ from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
-from trionsq.core.channel import SCAN_MAX, ChannelState
-from trionsq.core.timerqueue import NEVER, TimerQueue
+from trionsq.core.channel import MAX_SCAN, ChannelState
+from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
 __all__ = [
@@ -64,7 +64,7 @@ async def run_queue_scan(
     """Scan the channels that are due, for ever.
 
     Other tasks get their turn after --queue-scan-selection-count channels, or as many as have
-    `SCAN_MAX` messages to be looked at. A channel that has more waits for its next turn. A channel
+    `MAX_SCAN` messages to be looked at. A channel that has more waits for its next turn. A channel
     whose scan fails is scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
@@ -73,7 +73,7 @@ async def run_queue_scan(
         while True:
             now_s, now_ns = clock.now_s(), clock.now_ns()
             channels = looks = 0
-            while channels < selection and looks < SCAN_MAX:
+            while channels < selection and looks < MAX_SCAN:
                 channel = queue.pop_due(now_s)
                 if channel is None:
                     break
@@ -81,8 +81,8 @@ async def run_queue_scan(
                     looks += channel.scan(now_s, now_ns)
                 except Exception as error:
                     defects.note("scan", f"CHANNEL({channel.name}): scan", error)
-                    channel.alarm_s = now_s + _SCAN_RETRY_S
-                    queue.set(channel, channel.alarm_s)
+                    channel.wake_at_s = now_s + _SCAN_RETRY_S
+                    queue.set(channel, channel.wake_at_s)
                 channels += 1
             if not channels:
                 break

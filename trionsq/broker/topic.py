@@ -14,7 +14,7 @@ from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
-from trionsq.core.backend import BackendBusy, BackendError
+from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
@@ -245,7 +245,7 @@ class Topic:
 
     def empty(self) -> Chore:
         """Drop what waits at the topic, not at its channels."""
-        chore = self._chores.add(self.core.empty())
+        chore = self._chores.start(self.core.empty())
         self._go_on()
         return chore
 
@@ -253,12 +253,12 @@ class Topic:
         """What is wrong with its account of its messages, None if nothing is. Cheap."""
         return self.core.check()
 
-    def end(self) -> None:
+    def mark_exiting(self) -> None:
         """The task has ended: nothing is published any more."""
         self.exiting = True
         self._go_on()
         for channel in self.channels.values():
-            channel.end()
+            channel.mark_exiting()
 
     def close(self) -> Chore:
         """End the task, and delete all channels; what waits is dropped.
@@ -270,7 +270,7 @@ class Topic:
         emptying = self.core.empty()
         self._go_on()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._delete_channels(), emptying))
+        return self._chores.start(chain(self._delete_channels(), emptying))
 
     def _delete_channels(self) -> Iterator[None]:
         closing: list[Chore] = []

@@ -24,10 +24,17 @@ from trionsq.client.waiting import Reply, Token
 from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, MessageFrame
-from trionsq.wire.columns import ColumnDecoder, Columns
+from trionsq.wire.client import (
+    MAX_FRAME_BYTES,
+    ColumnDecoder,
+    Columns,
+    ErrorFrame,
+    Frame,
+    FrameError,
+    MessageFrame,
+)
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
+from trionsq.wire.frames import MESSAGE_META_BYTES
 
 __all__ = ["Connection"]
 
@@ -104,8 +111,8 @@ class Connection:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
         if config.tcp_user_timeout_s and isinstance(transport, SocketTransport):
             transport.set_user_timeout(config.tcp_user_timeout_s)
-        size_max = config.max_msg_size + MESSAGE_META_SIZE_BYTES + 4
-        decoder = ColumnDecoder(size_max if config.max_msg_size else FRAME_SIZE_BYTES_MAX)
+        size_max = config.max_msg_size + MESSAGE_META_BYTES + 4
+        decoder = ColumnDecoder(size_max if config.max_msg_size else MAX_FRAME_BYTES)
         handshake = Handshake(address, transport, config, decoder)
         try:
             await handshake.run()
@@ -265,7 +272,7 @@ class Connection:
                     return
                 self._last_read_s = trio.current_time()
                 decoder.feed(data)
-                columns = decoder.take_columns()
+                columns = decoder.pop_columns()
                 if columns.ids:
                     self.on_messages(columns)
                 for number, frame in enumerate(decoder, 1):

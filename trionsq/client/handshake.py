@@ -29,8 +29,7 @@ from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
 from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, FrameError, MessageFrame, Response
-from trionsq.wire.columns import ColumnDecoder
+from trionsq.wire.client import ColumnDecoder, ErrorFrame, FrameError, MessageFrame, Response
 
 __all__ = ["RDY_MAX", "Handshake"]
 
@@ -208,7 +207,7 @@ class Handshake:
                 return answer
 
     def _answer(self) -> _Answer | None:
-        if self._decoder.take_columns().ids:
+        if self._decoder.pop_columns().ids:
             raise FrameError("a message without a subscription")
         for frame in self._decoder:
             if not isinstance(frame, MessageFrame) and not _is_heartbeat(frame):

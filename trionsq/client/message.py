@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from trionsq.client.backoff import Outcome
-from trionsq.wire.columns import Columns
+from trionsq.wire.client import Columns
 
 __all__ = ["Batch", "Message", "Source"]
 

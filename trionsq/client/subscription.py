@@ -16,8 +16,7 @@ from trionsq.client.errors import ClientError, ProtocolError
 from trionsq.client.message import Batch
 from trionsq.client.rdy import Share
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame
-from trionsq.wire.columns import Columns
+from trionsq.wire.client import Columns, ErrorFrame
 
 __all__ = ["MSG_TIMEOUT_S", "Owner", "Subscription"]
 

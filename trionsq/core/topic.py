@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import ref
 
-from trionsq.core.backend import Backend, BackendError
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
+from trionsq.core.containers import Roster
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import Backend, BackendError, Store, free
 from trionsq.core.recovered import Recovered
-from trionsq.core.roster import Roster
-from trionsq.core.store import Store, free
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["TopicState"]
@@ -59,7 +58,6 @@ class TopicState:
         fanned_out_count: messages that every channel has got, since the start.
         ids: of its messages.
         error: why the last fan-out could not go on, None if nothing is stuck.
-        dropped: messages given up on purpose, by reason.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
@@ -69,7 +67,6 @@ class TopicState:
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
-        self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
@@ -77,8 +74,6 @@ class TopicState:
         # The channels in the order in which they were made.
         self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
-        # Dropped, but for what the backend dropped.
-        self._dropped_here = 0
         self._backend_next = False
         # What channels must know that an unclean end left twice; theirs, as long as they need it.
         self._recovered: ref[Recovered] | None = None
@@ -90,6 +85,11 @@ class TopicState:
     def depth(self) -> int:
         """Messages that no channel, or not yet every channel, has got."""
         return self.store.depth + (self._fan_out.segment.count if self._fan_out else 0)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Messages given up on purpose, by reason."""
+        return self.store.dropped
 
     @property
     def held(self) -> int:
@@ -120,7 +120,7 @@ class TopicState:
         Raises:
             BackendError: there is no room for them.
         """
-        batch = MessageBatch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        batch = MessageBatch(bodies, self.ids.next_ids(bodies.count, now_ns), now_ns, defer_ms)
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
@@ -166,14 +166,14 @@ class TopicState:
         if not store.memory.depth:
             return None
         self._backend_next = True
-        return store.memory.take(_ANY, _ANY)
+        return store.memory.pop_segment(_ANY, _ANY)
 
     def _note_recovered(self, segment: Segment) -> None:
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is None:
             self._recovered = None  # no channel needs it any more
         else:
-            recovered.note(segment)
+            recovered.note_segment(segment)
 
     def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
         segment = fan_out.segment
@@ -214,10 +214,10 @@ class TopicState:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
-        if channel.is_recovering is not None:
+        if channel.store.is_recovering is not None:
             recovered = self._recovered() if self._recovered is not None else None
-            channel.recovered = Recovered() if recovered is None else recovered
-            self._recovered = ref(channel.recovered)
+            channel.store.recovered = Recovered() if recovered is None else recovered
+            self._recovered = ref(channel.store.recovered)
 
     def remove_channel(self, name: str) -> None:
         """End the fan-out to a channel. What no other channel got goes back to the queue."""
@@ -258,9 +258,7 @@ class TopicState:
         It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
         of the memory.
         """
-        memory, backend_dropped = self.store.empty()
-        self._drop("emptied", memory.depth)
-        self.dropped["emptied"] += backend_dropped
+        memory = self.store.empty()
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is not None:
             recovered.clear()
@@ -269,13 +267,9 @@ class TopicState:
             if fan_out.some_got_it:
                 self._end_fan_out(fan_out)
             else:
-                self._drop("emptied", fan_out.segment.count)
+                self.store.drop("emptied", fan_out.segment.count)
             self.retry()
         return free(memory)
-
-    def _drop(self, reason: str, count: int) -> None:
-        self.dropped[reason] += count
-        self._dropped_here += count
 
     def check(self) -> str | None:
         """What is wrong with the topic's account of its messages, None if nothing is.
@@ -284,7 +278,7 @@ class TopicState:
         """
         store = self.store
         came = self.message_count + store.backend_out_count
-        went = self.fanned_out_count + self._dropped_here + store.backend_in_count
+        went = self.fanned_out_count + store.dropped_count + store.backend_in_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"
         if len(self._roster) != len(self.channels):

@@ -22,9 +22,9 @@ from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.consumer import Subscription
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Subscription
 from trionsq.http.admin import Administration
 from trionsq.web.answers import json_pieces
 from trionsq.web.errors import HttpError
@@ -121,7 +121,8 @@ class Message(TypedDict):
 class _Core(Protocol):
     """A topic or a channel of `trionsq.core`."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def peek(self) -> Iterator[Segment]: ...
 
@@ -235,7 +236,7 @@ class Peeking:
         if offset > _DEFERRED_PASSED_MAX:
             raise HttpError(400, "OFFSET_TOO_FAR")
         for due_ns, segment in islice(channel.core.deferred, offset, None):
-            if not page.offer(segment, segment.first, due_ns):
+            if not page.offer_message(segment, segment.first, due_ns):
                 break
         return await self._shown(page, len(page.messages))
 
@@ -272,7 +273,7 @@ async def _offer_in_flight(
 ) -> list[tuple[Subscription, float]]:
     """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
     owners: list[tuple[Subscription, float]] = []
-    for looked_at, consumer in enumerate(list(core.holders), 1):
+    for looked_at, consumer in enumerate(list(core.in_flight.walk_holders()), 1):
         in_flight = consumer.in_flight
         if skip >= len(in_flight):
             skip -= len(in_flight)
@@ -280,7 +281,7 @@ async def _offer_in_flight(
             for id_, delivery in islice(in_flight.items(), skip, None):
                 place = delivery.first + delivery.ids.index(id_)
                 one = Segment(delivery.batch, place, place + 1, delivery.attempts)
-                if not page.offer(one, place):
+                if not page.offer_message(one, place):
                     return owners
                 owners.append((consumer, delivery.deadline_s))
             skip = 0

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
+from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import DeferralFile
 from trionsq.storage.disk import DiskFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes

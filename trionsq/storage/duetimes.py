@@ -96,7 +96,7 @@ class DueTimes:
     def take(self, segment: Segment) -> Segment:
         """The first message alone if it is deferred, else those before the next deferred one."""
         batch, first = segment.batch, segment.first
-        ids = batch.ids.cut(first, first + 1)
+        ids = batch.ids.slice(first, first + 1)
         due_ns = self._due_ns.get(ids[0])
         if due_ns is None:
             segment.last = self._next_deferred(segment)
@@ -114,7 +114,7 @@ class DueTimes:
         first, step = segment.first + 1, _LOOK_FIRST
         while first < segment.last:
             end = min(first + step, segment.last)
-            for index, id_ in enumerate(ids.cut(first, end), first):
+            for index, id_ in enumerate(ids.slice(first, end), first):
                 if id_ in due_ns:
                     return index
             first, step = end, 2 * step

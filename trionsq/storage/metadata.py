@@ -10,11 +10,12 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from trionsq import NSQ_VERSION
 from trionsq.storage.disk import Disk, replace_file
 from trionsq.storage.lock import reason_of
+from trionsq.wire.gojson import JsonObject, decode, read_array, read_bool, read_object, read_string
 from trionsq.wire.names import is_ephemeral, is_valid_name, quote
 
 __all__ = [
@@ -86,8 +87,8 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
             f"failed to read metadata from {path} - open {path}: {reason_of(error)}"
         ) from error
     try:
-        return _topics(_parse(data))
-    except _ShapeError as error:
+        return _topics(decode(data))
+    except ValueError as error:
         raise MetadataError(
             f"failed to load metadata - failed to parse metadata in {path} - {error}"
         ) from error
@@ -148,35 +149,14 @@ def remove_drafts(disk: Disk) -> None:
                 log.warning("leaving a draft behind: %s", error)
 
 
-class _ShapeError(Exception):
-    """What is wrong in the file."""
-
-
-def _parse(data: bytes) -> object:
-    text = data.decode("utf-8", "replace")
-    try:
-        content: object = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        if error.pos >= len(text.rstrip()):
-            raise _ShapeError("unexpected end of JSON input") from error
-        raise _ShapeError(str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _ShapeError(str(error)) from error
-    return content
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _topics(content: object) -> list[TopicRecord]:
     # Names in the order of their first entry.
     paused: dict[str, bool] = {}
     channels: dict[str, dict[str, bool]] = {}
-    for topic in _list(_fields(content, "metadata").get("topics"), "topics"):
-        fields = _fields(topic, "topic")
-        name = _name(fields, "topic")
-        is_paused = _paused(fields, "topic")
+    for topic in read_array(read_object(content, "metadata").get("topics"), "topics"):
+        fields = read_object(topic, "topic")
+        name = read_string(fields.get("name"), "name of a topic")
+        is_paused = read_bool(fields.get("paused"), "paused of a topic")
         entries = _channels(fields)
         if not _is_usable(name, "topic"):
             continue
@@ -191,60 +171,18 @@ def _topics(content: object) -> list[TopicRecord]:
     ]
 
 
-def _channels(topic: dict[str, object]) -> list[tuple[str, bool]]:
+def _channels(topic: JsonObject) -> list[tuple[str, bool]]:
     entries = []
-    for channel in _list(topic.get("channels"), "channels"):
-        fields = _fields(channel, "channel")
-        entries.append((_name(fields, "channel"), _paused(fields, "channel")))
+    for channel in read_array(topic.get("channels"), "channels"):
+        fields = read_object(channel, "channel")
+        name = read_string(fields.get("name"), "name of a channel")
+        entries.append((name, read_bool(fields.get("paused"), "paused of a channel")))
     return entries
 
 
 def _is_usable(name: str, kind: str) -> bool:
-    # An escaped lone surrogate has no bytes; what stands for it is invalid as well.
-    encoded = name.encode("utf-8", "replace")
+    encoded = name.encode()
     if is_valid_name(encoded):
         return True
     log.warning("skipping creation of invalid %s %s", kind, quote(encoded)[1:-1].decode())
     return False
-
-
-# As in the original: null is the same as nothing, and keys are found in any case.
-
-
-def _fields(value: object, what: str) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _ShapeError(f"{what}: expected an object, not {_kind(value)}")
-    return {str(key).lower(): content for key, content in value.items()}
-
-
-def _list(value: object, what: str) -> list[object]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise _ShapeError(f"{what}: expected an array, not {_kind(value)}")
-    return value
-
-
-def _name(fields: dict[str, object], what: str) -> str:
-    value = fields.get("name")
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _ShapeError(f"name of a {what}: expected a string, not {_kind(value)}")
-    return value
-
-
-def _paused(fields: dict[str, object], what: str) -> bool:
-    value = fields.get("paused")
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise _ShapeError(f"paused of a {what}: expected true or false, not {_kind(value)}")
-    return value
-
-
-def _kind(value: object) -> str:
-    kinds = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
-    return kinds.get(type(value), "a number")

@@ -136,10 +136,12 @@ class QueueView:
                 shown = page.fits(nbytes)
                 if shown is None:
                     return
-                (id_,) = batch.ids.cut(index, index + 1)
+                (id_,) = batch.ids.slice(index, index + 1)
                 timestamp_ns = int.from_bytes(batch.stamp(index), "big", signed=True)
-                body = batch.bodies.one(index)[:shown]
-                page.add(Peeked(id_, timestamp_ns, attempts, body, nbytes, self._due_ns(id_)))
+                body = batch.bodies.body_at(index)[:shown]
+                page.add_message(
+                    Peeked(id_, timestamp_ns, attempts, body, nbytes, self._due_ns(id_))
+                )
 
     def _show_long(self, file: DiskFile, head: bytes, nbytes: int, page: Page) -> None:
         """A record longer than a block: no more of it is read than is shown."""
@@ -157,4 +159,4 @@ class QueueView:
                 raise _Stop(f"the record at offset {self._pos} is cut short")
         timestamp_ns = int.from_bytes(head[_STAMP], "big", signed=True)
         attempts, id_ = int.from_bytes(head[_ATTEMPTS], "big"), head[_ID]
-        page.add(Peeked(id_, timestamp_ns, attempts, body, body_nbytes, self._due_ns(id_)))
+        page.add_message(Peeked(id_, timestamp_ns, attempts, body, body_nbytes, self._due_ns(id_)))

@@ -19,8 +19,7 @@ from struct import error as StructError
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
-from trionsq.wire import strides
-from trionsq.wire.bodies import PackedBodies, StridedBodies
+from trionsq.wire.bodies import PackedBodies, StridedBodies, slice_fields
 
 __all__ = ["RECORD_NBYTES_EXTRA", "Block", "RecordBatch", "Records", "Run", "encode", "parse"]
 
@@ -68,13 +67,13 @@ class _StridedColumn:
         self._size = size
         self._stride = stride
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         stride = self._stride
         if last - first == 1:
             start = first * stride + self._offset
             return [self._buffer[start : start + self._size]]
         after = stride - self._offset - self._size
-        return strides.cut(self._buffer, self._offset, self._size, after, first, last)
+        return slice_fields(self._buffer, self._offset, self._size, after, first, last)
 
 
 class _PackedColumn:
@@ -89,7 +88,7 @@ class _PackedColumn:
         self._size = size
         self._ends = ends
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         buffer, start = self._buffer, self._offset
         end = start + self._size
         return [buffer[at + start : at + end] for at in self._ends[first:last]]
@@ -212,39 +211,39 @@ def encode(segment: Segment) -> Records:
     if batch.stamps is None and size:
         header = _HEADER.pack(_LENGTH_MIN + size, batch.timestamp_ns, attempts)
         parts = [header] * (3 * (last - first))
-        parts[1::3] = batch.ids.cut(first, last)
-        parts[2::3] = batch.bodies.cut(first, last)
+        parts[1::3] = batch.ids.slice(first, last)
+        parts[2::3] = batch.bodies.slice(first, last)
         return Records(b"".join(parts), last - first, RECORD_NBYTES_EXTRA + size)
     return _encode_varied(batch, first, last, attempts)
 
 
 def _encode_one(batch: MessageBatch, index: int, attempts: int) -> Records:
-    body = batch.bodies.one(index)
-    (id_,) = batch.ids.cut(index, index + 1)
+    body = batch.bodies.body_at(index)
+    (id_,) = batch.ids.slice(index, index + 1)
     length = _LENGTH_MIN + len(body)
     if batch.stamps is None:
         data = _HEADER.pack(length, batch.timestamp_ns, attempts) + id_ + body
     else:
-        (stamp,) = batch.stamps.cut(index, index + 1)
+        (stamp,) = batch.stamps.slice(index, index + 1)
         data = _INT32.pack(length) + stamp + _UINT16.pack(attempts) + id_ + body
     return Records(data, 1, len(data))
 
 
 def _encode_varied(batch: MessageBatch, first: int, last: int, attempts: int) -> Records:
     count = last - first
-    bodies = batch.bodies.cut(first, last)
+    bodies = batch.bodies.slice(first, last)
     size = batch.bodies.size
     lengths = [_INT32.pack(_LENGTH_MIN + size)] * count if size else _lengths(bodies)
     if batch.stamps is None:
         parts = [_STAMP_AND_ATTEMPTS.pack(batch.timestamp_ns, attempts)] * (4 * count)
         parts[0::4] = lengths
-        parts[2::4] = batch.ids.cut(first, last)
+        parts[2::4] = batch.ids.slice(first, last)
         parts[3::4] = bodies
     else:
         parts = [_UINT16.pack(attempts)] * (5 * count)
         parts[0::5] = lengths
-        parts[1::5] = batch.stamps.cut(first, last)
-        parts[3::5] = batch.ids.cut(first, last)
+        parts[1::5] = batch.stamps.slice(first, last)
+        parts[3::5] = batch.ids.slice(first, last)
         parts[4::5] = bodies
     return Records(b"".join(parts), count, RECORD_NBYTES_EXTRA + size if size else 0)
 

@@ -12,7 +12,7 @@ from trionsq.broker.broker import Broker
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
 
@@ -146,7 +146,7 @@ class Conversation:
                 while data := await self.stream.receive_some():
                     await self._decode(data)
             except trio.BrokenResourceError:
-                self._frames.extend(self._decoder.take())
+                self._frames.extend(self._decoder.pop_frames())
             left = list(self._frames)
             self._frames.clear()
             return left

@@ -12,7 +12,11 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["COMMANDS", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
+__all__ = ["COMMANDS", "MAGIC_V2", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
+
+
+MAGIC_V2 = b"  V2"
+"""The first bytes of every connection: the version of the protocol."""
 
 
 class ConnectionState(enum.IntEnum):
