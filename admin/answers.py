@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 from quart import Response
 
-from trionsq.web.answers import encoded_document, json_bytes
+from trionsq.web.protocol import json_bytes
+from trionsq.web.responses import encoded_document
 
 __all__ = ["encoded", "html", "json_answer", "json_response"]
 
@@ -33,7 +34,7 @@ def html(page: str, status: int = 200) -> Response:
 
 
 def json_answer(value: Mapping[str, object]) -> Response:
-    """As `trionsq.web.answers.json_document`, faster."""
+    """As `trionsq.web.responses.json_document`, faster."""
     return json_response(encoded(value))
 
 

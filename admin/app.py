@@ -53,7 +53,7 @@ def create_admin_app(dashboard: Dashboard, gate: Gate | None = None) -> QuartTri
         for part in _PARTS
         for method, path, function in part(dashboard)
     ]
-    app = create_app(endpoints, body_nbytes_max=BODY_NBYTES_MAX, sites=gate.sites)
+    app = create_app(endpoints, max_body_bytes=BODY_NBYTES_MAX, sites=gate.sites)
     # Before all other hooks: nothing is done for whom it is not for.
     dashboard.access.install(app)
     # Hooks of other parts are added here; what is registered first sees the answer last.

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
 from trionsq.web.app import Endpoint
-from trionsq.web.guard import guarded
-from trionsq.web.health import Health
-from trionsq.web.pprof import Pprof
+from trionsq.web.diagnostics import Health, Pprof, guarded
 
 __all__ = ["endpoints"]
 

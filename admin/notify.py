@@ -16,7 +16,7 @@ from admin.options import NsqadminOptions
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
 __all__ = ["QUEUE_MAX", "Notifier", "notification"]
 

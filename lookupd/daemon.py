@@ -34,8 +34,8 @@ from trionsq.daemon.listener import (
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
 from trionsq.hostport import format_address
-from trionsq.web.answers import json_bytes
 from trionsq.web.gate import Gate
+from trionsq.web.protocol import json_bytes
 from trionsq.web.serve import WebServer, serve_web
 
 __all__ = ["Lookupd", "run_nsqlookupd", "running_nsqlookupd"]

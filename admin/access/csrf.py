@@ -15,8 +15,8 @@ import trio
 from quart import request
 from werkzeug.datastructures import Headers, MultiDict
 
-from trionsq.web.errors import HttpError
 from trionsq.web.limits import STALL_S
+from trionsq.web.protocol import HttpError
 
 __all__ = ["FIELD", "HEADER", "SAFE_METHODS", "Tokens", "form", "given_token", "same_origin"]
 

@@ -28,8 +28,8 @@ from admin.access.roles import Role, User
 from admin.access.session import Session, Sessions
 from admin.access.users import Users
 from admin.options import NsqadminOptions
-from trionsq.web import answers
-from trionsq.web.guard import is_loopback
+from trionsq.web import responses
+from trionsq.web.sites import is_loopback
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
@@ -275,14 +275,14 @@ class Access:
             _entries().append(self.entry(refused=True, note=code))
         log.debug("ACCESS: %s %s - %s", request.method, request.path, code)
         if known or code != "FORBIDDEN" or not self.has_sign_in:
-            return answers.error(403, code)
+            return responses.error(403, code)
         return self._to_sign_in()
 
     def _to_sign_in(self) -> Response:
         wanted = self._base_path + "/"
         sign_in = self._base_path + SIGN_IN_PATH
         if "HX-Request" in request.headers:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
             answer.headers["HX-Redirect"] = sign_in
         elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
             if request.method == "GET":
@@ -292,7 +292,7 @@ class Access:
             answer = Response(b"", 303)
             answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
         else:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
         if answer.status_code == 401:
             # A browser would ask by itself if a page's script were answered "Basic".
             scheme = "Session" if "Sec-Fetch-Mode" in request.headers else "Basic"
@@ -361,6 +361,6 @@ def _is_local(host: str) -> bool:
 
 
 def _retry(status: int, code: str, wait_s: float) -> Response:
-    answer = answers.error(status, code)
+    answer = responses.error(status, code)
     answer.headers["Retry-After"] = str(max(1, round(wait_s + 0.5)))
     return answer

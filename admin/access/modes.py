@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from admin.options import NsqadminOptions, OptionsError
-from trionsq.web.guard import is_loopback
+from trionsq.web.sites import is_loopback
 
 __all__ = ["Mode", "decide", "explain"]
 

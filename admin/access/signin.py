@@ -20,7 +20,7 @@ from admin.access.guard import NOBODY, SIGN_IN_PATH, Access
 from admin.access.passwords import Busy, TooManyAttempts
 from admin.access.users import Account
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 
 if TYPE_CHECKING:
     from admin.dashboard import Dashboard

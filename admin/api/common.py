@@ -12,7 +12,7 @@ from admin.answers import encoded, json_answer, json_response
 from admin.cluster.queries import AllFailed
 from admin.dashboard import Dashboard, Role
 from admin.turns import computed
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 
 __all__ = ["answer", "long_answer", "message", "require", "upstream"]
 

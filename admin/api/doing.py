@@ -10,8 +10,8 @@ from quart import Response
 from admin.api.common import answer, require, upstream
 from admin.dashboard import Dashboard, Role
 from admin.operations import Verb
-from trionsq.web.body import read_body
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import read_body
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Doing"]

@@ -13,9 +13,9 @@ from quart import Response, request
 from admin.dashboard import Dashboard
 from admin.upstream import UpstreamError, json_of
 from trionsq.durations import SECOND_NS
-from trionsq.web.answers import json_document
-from trionsq.web.errors import HttpError
-from trionsq.web.query import query
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import query
+from trionsq.web.responses import json_document
 
 __all__ = ["Graphite"]
 

@@ -15,9 +15,9 @@ from admin.compression import wanted_coding
 from admin.dashboard import Dashboard
 from admin.turns import rows_in
 from admin.upstream import UpstreamError
-from trionsq.web.answers import plain
-from trionsq.web.errors import HttpError
-from trionsq.web.query import flag, query
+from trionsq.web.protocol import HttpError, flag
+from trionsq.web.request import query
+from trionsq.web.responses import plain
 
 __all__ = ["Looking"]
 

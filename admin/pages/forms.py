@@ -19,7 +19,7 @@ from admin.pages.site import Site, arguments
 from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Forms", "Stake", "stake"]

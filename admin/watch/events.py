@@ -22,8 +22,8 @@ from quart.wrappers.response import ResponseBody
 
 from admin.watch.poller import Poller, WatchEndedError
 from admin.watch.snapshot import Snapshot
-from trionsq.web.answers import error
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import error
 
 if TYPE_CHECKING:
     from admin.dashboard import Dashboard

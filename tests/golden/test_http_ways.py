@@ -1,4 +1,4 @@
-"""The golden HTTP transcripts in this process: on the short way and through the framework.
+"""The golden HTTP transcripts in this process: on the fast path and through the framework.
 
 Requests are sent whole and byte by byte. What a process is needed for (log, exit, addresses that
 are known beforehand) is checked elsewhere; the sockets are real.
@@ -129,7 +129,7 @@ def ways_outcomes(
     outcomes: OutcomesByWay = {}
     with pytest.MonkeyPatch.context() as patch:
         for way, cutting in product(WAYS, CUTTINGS):
-            patch.setattr(nsqd_daemon, "serve_http", partial(serve_http, short_way=way == "short"))
+            patch.setattr(nsqd_daemon, "serve_http", partial(serve_http, fast_path=way == "short"))
             place = InProcess(tmp_path_factory.mktemp(way), cutting)
             outcomes[way, cutting] = trio.run(
                 run_jobs, list(jobs.values()), place.start_server, place.start_auth

@@ -1,4 +1,4 @@
-"""The short way and the framework answer the same (trionsq.http.short)."""
+"""The fast path and the framework answer the same (trionsq.http.fast_connection)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_same(outcomes: tuple[Outcome, Outcome]) -> None:
     """Both ways did the same.
 
     One thing is allowed: the framework may refuse a body before it has all of it, and closes the
-    connection then; the short way takes it all, and goes on.
+    connection then; the fast path takes it all, and goes on.
     """
     short, framework = outcomes
     if short == framework:

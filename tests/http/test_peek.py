@@ -239,8 +239,8 @@ async def test_far_offsets_are_refused(
     monkeypatch.setattr(core_peek, "SEGMENTS_MAX", 5)
     monkeypatch.setattr(storage_peek, "SCANNED_NBYTES_MAX", 1000)
     monkeypatch.setattr(storage_peek, "_BLOCK_NBYTES", 500)
-    monkeypatch.setattr(peek, "_PASSED_MAX", 5)
-    monkeypatch.setattr(peek, "_DEFERRED_PASSED_MAX", 5)
+    monkeypatch.setattr(peek, "_MAX_SKIPPED", 5)
+    monkeypatch.setattr(peek, "_MAX_SKIPPED_DEFERRED", 5)
     broker.topic("t")
     for body in numbered(10):
         publish(broker, "t", body)

@@ -17,7 +17,7 @@ from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.core.subscription import Subscription
-from trionsq.http.stats_text import StatsText
+from trionsq.http.stats import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies

@@ -19,7 +19,7 @@ from lookupd.registry import Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, producer
 from tests.work import longest_step
-from trionsq.web import answers
+from trionsq.web import protocol
 
 FEW, MANY = 10, 10_000
 # One step of 500 registrations has fewer lines than this, and 10,000 of them have far more.
@@ -82,7 +82,7 @@ async def test_a_request_is_cut_into_turns(
         encoded.append(len(items))
         return plain_encode(items)
 
-    plain_encode = answers.json_bytes
+    plain_encode = protocol.json_bytes
     monkeypatch.setattr(turns, "json_bytes", encode)
     lines = list[int]()
     for count in (FEW, MANY):

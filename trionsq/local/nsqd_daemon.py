@@ -31,7 +31,7 @@ from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError
 from trionsq.transports.transport import SocketTransport
 from trionsq.web.gate import Gate
-from trionsq.web.mounts import NO_MOUNTS, Mounts
+from trionsq.web.serve import NO_MOUNTS, Mounts
 
 if TYPE_CHECKING:
     from trionsq.local.mount import Mount

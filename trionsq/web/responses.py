@@ -1,25 +1,32 @@
-"""Responses with the headers and the JSON that nsqd has. Spec: nsqd-http, section 1."""
+"""Responses with nsqd's headers and JSON, and large documents that are made in turns.
+
+Spec: nsqd-http, section 1.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from typing import Final, Generic, TypeVar
 
+import trio
 from quart import Response
 
-from trionsq.web.text import json_bytes, reason
+from trionsq.web.protocol import json_bytes
 
 __all__ = [
+    "PIECE_BYTES",
+    "Pieces",
+    "SharedDocuments",
+    "attachment",
     "empty",
     "encoded_document",
     "error",
-    "json_bytes",
+    "html",
     "json_document",
     "json_pieces",
     "options",
     "plain",
-    "reason",
     "redirect",
     "text",
     "text_pieces",
@@ -27,8 +34,8 @@ __all__ = [
 ]
 
 # Quart's test client takes no more than ten pieces of a body.
-_SLICES_MAX: Final = 8
-_SLICE_NBYTES_MIN: Final = 64 * 1024
+_MAX_SLICES: Final = 8
+_MIN_SLICE_BYTES: Final = 64 * 1024
 _NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
 _TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
 _JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
@@ -72,8 +79,10 @@ def json_document(value: object) -> Response:
 def encoded_document(document: bytes) -> Response:
     """A JSON document that is encoded already. A long one goes out slice by slice."""
     view = memoryview(document)
-    nbytes = max(_SLICE_NBYTES_MIN, -(-len(view) // _SLICES_MAX))
-    return json_pieces([view[start : start + nbytes] for start in range(0, len(view), nbytes)])
+    slice_bytes = max(_MIN_SLICE_BYTES, -(-len(view) // _MAX_SLICES))
+    return json_pieces(
+        [view[start : start + slice_bytes] for start in range(0, len(view), slice_bytes)]
+    )
 
 
 def json_pieces(pieces: Sequence[bytes | memoryview]) -> Response:
@@ -119,3 +128,95 @@ def redirect(method: str, location: str) -> Response:
         return _response(307, b"", ("Location", location))
     body = f'<a href="{location.translate(_HTML)}">Moved Permanently</a>.\n\n'
     return _response(301, body.encode(), _HTML_TYPE, ("Location", location))
+
+
+def html(body: str) -> Response:
+    """A page for a browser."""
+    return Response(body.encode(), 200, content_type="text/html; charset=utf-8")
+
+
+def attachment(body: bytes, filename: str, content_type: str) -> Response:
+    """A file to be saved."""
+    response = Response(body, 200, content_type=content_type)
+    response.headers["Content-Disposition"] = f'attachment; filename="{filename}"'
+    return response
+
+
+# Documents that are made in turns
+
+
+T = TypeVar("T")
+
+PIECE_BYTES: Final = 64 * 1024
+"""A document that is made in turns is kept, and sent, in pieces of about so many bytes."""
+
+
+class Pieces:
+    """A document that grows. Small parts are joined, so that few large pieces are kept."""
+
+    __slots__ = ("_parts", "_size_bytes", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """Add the next part."""
+        self._parts.append(part)
+        self._size_bytes += len(part)
+        if self._size_bytes >= PIECE_BYTES:
+            self._join()
+
+    def end(self) -> list[bytes]:
+        """All pieces."""
+        self._join()
+        return self.pieces
+
+    def _join(self) -> None:
+        if self._parts:
+            self.pieces.append(b"".join(self._parts))
+            self._parts.clear()
+            self._size_bytes = 0
+
+
+class _Request(Generic[T]):
+    """Somebody wants a document that nobody has begun to make. Others may join."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.made: tuple[T] | None = None
+
+
+class SharedDocuments(Generic[T]):
+    """Makes documents, a few at once. Whoever waits for the same one gets the same one.
+
+    A document is shared only by those who asked before it was begun, so that everybody sees what
+    happened before they asked.
+    """
+
+    def __init__(self, max_at_once: int) -> None:
+        """``max_at_once`` is how many documents are made at the same time."""
+        self._limiter = trio.CapacityLimiter(max_at_once)
+        self._waiting: dict[Hashable, _Request[T]] = {}
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """The document of that key, which ``make`` makes.
+
+        If whoever makes it is cancelled or fails, one of those who wait for it makes it.
+        """
+        while (request := self._waiting.get(key)) is not None:
+            await request.ended.wait()
+            if request.made is not None:
+                return request.made[0]
+        request = self._waiting[key] = _Request()
+        try:
+            async with self._limiter:
+                del self._waiting[key]
+                made = await make()
+            request.made = (made,)
+            return made
+        finally:
+            if self._waiting.get(key) is request:
+                del self._waiting[key]
+            request.ended.set()

@@ -1,23 +1,62 @@
-"""Parameters: they come from the query string only, and the first value of each wins.
+"""HTTP as nsqd speaks it, without a framework: refusals, query parameters, JSON, reason phrases.
+
+Parameters come from the query string only, and the first value of each name counts.
 
 Spec: nsqd-http, section 1.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
-from trionsq.web.errors import HttpError
+import msgspec
+
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Query", "flag", "parse_query", "valid_argument", "valid_topic_name"]
+__all__ = [
+    "HttpError",
+    "Query",
+    "flag",
+    "json_bytes",
+    "parse_query",
+    "reason",
+    "valid_argument",
+    "valid_topic_name",
+]
 
 Query = Mapping[bytes, bytes]
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _FLAGS = {b"true": True, b"1": True, b"false": False, b"0": False}
+
+# These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
+_ESCAPED = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "<>&\u2028\u2029")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_REASONS = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+
+class HttpError(Exception):
+    """A request that nsqd refuses.
+
+    Attributes:
+        status: of the answer.
+        code: its ``message``, such as ``INVALID_TOPIC``.
+    """
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(status, code)
+        self.status = status
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.code}"
+
+
+# Parameters
 
 
 def parse_query(raw: bytes) -> Query:
@@ -68,3 +107,25 @@ def valid_argument(values: Query, name: bytes) -> str:
     if not is_valid_name(given):
         raise HttpError(400, f"INVALID_ARG_{shown}")
     return given.decode("ascii")
+
+
+# Bytes
+
+
+def json_bytes(value: object) -> bytes:
+    """``value`` as compact JSON, keys in the order that they have."""
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Lone surrogates, which no UTF-8 has.
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        document = _SURROGATES.sub("\ufffd", text).encode()
+    for raw, escaped in _ESCAPED:
+        if raw in document:
+            document = document.replace(raw, escaped)
+    return document
+
+
+def reason(status: int) -> bytes:
+    """What follows a status in its line: ``Not Found``."""
+    return _REASONS.get(status, b"")

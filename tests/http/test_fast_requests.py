@@ -1,4 +1,4 @@
-"""Heads that the short way recognises (trionsq.http.head): the parser must say the same of them."""
+"""Request heads that the fast path recognises: the parser must say the same of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start, recognise
+from trionsq.http.fast_requests import (
+    MAX_HEAD_BYTES,
+    RequestHead,
+    Target,
+    is_strange_start,
+    recognise_head,
+)
 
 LINE = b"POST /pub?topic=t HTTP/1.1\r\n"
 HOST = b"Host: a\r\n"
 
 
-def parsed(head: bytes, target: Target) -> Head | None:
+def parsed(head: bytes, target: Target) -> RequestHead | None:
     """What h11 says of it, None if it refuses it; the body is whatever the length says."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(head)
@@ -34,7 +40,7 @@ def parsed(head: bytes, target: Target) -> Head | None:
     close = connection.their_state is h11.MUST_CLOSE
     _, _, query = request.target.partition(b"?")
     host = dict(request.headers).get(b"host", b"")
-    return Head(target, query, length, close, host)
+    return RequestHead(target, query, length, close, host)
 
 
 PIECES = st.lists(
@@ -91,7 +97,7 @@ LINES = st.one_of(
 def test_what_is_recognised_is_what_the_parser_says(line: bytes, headers: bytes) -> None:
     """Query, length and the end of the connection; nothing that the parser refuses is taken."""
     head = line + HOST + headers + b"\r\n"
-    found = recognise(head)
+    found = recognise_head(head)
     if found is not None:
         assert b"\r\n\r\n" not in head[:-4]
         assert found == parsed(head, found.target)
@@ -100,19 +106,19 @@ def test_what_is_recognised_is_what_the_parser_says(line: bytes, headers: bytes)
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", Head(Target.PING, b"", 0, False, b"a")),
-        (b"GET /ping?x HTTP/1.0\r\n\r\n", Head(Target.PING, b"x", 0, True)),
-        (LINE + HOST + b"\r\n", Head(Target.PUB, b"topic=t", 0, False, b"a")),
+        (b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", RequestHead(Target.PING, b"", 0, False, b"a")),
+        (b"GET /ping?x HTTP/1.0\r\n\r\n", RequestHead(Target.PING, b"x", 0, True)),
+        (LINE + HOST + b"\r\n", RequestHead(Target.PUB, b"topic=t", 0, False, b"a")),
         (
             b"POST /mput?topic=t&binary=true HTTP/1.1\r\nUser-Agent: P/8 (x; y)\r\naccept: */*\r\n"
             b"host: [::1]:4151\r\nCONTENT-LENGTH: 12\r\nConnection: Close\r\n\r\n",
-            Head(Target.MPUB, b"topic=t&binary=true", 12, True, b"[::1]:4151"),
+            RequestHead(Target.MPUB, b"topic=t&binary=true", 12, True, b"[::1]:4151"),
         ),
     ],
 )
-def test_usual_requests_are_recognised(head: bytes, expected: Head) -> None:
+def test_usual_requests_are_recognised(head: bytes, expected: RequestHead) -> None:
     """As curl, PHP and the like send them."""
-    assert recognise(head) == expected
+    assert recognise_head(head) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_usual_requests_are_recognised(head: bytes, expected: Head) -> None:
         (b"\x16\x03\x01", True),
         (b"\r\n", True),
         (b"GET /ping HTTP/1.1\nHost", True),
-        (b"G" * HEAD_NBYTES_MAX, True),
+        (b"G" * MAX_HEAD_BYTES, True),
     ],
 )
 def test_what_can_not_become_a_known_head_is_not_waited_for(begun: bytes, strange: bool) -> None:
@@ -135,5 +141,5 @@ def test_what_can_not_become_a_known_head_is_not_waited_for(begun: bytes, strang
 def test_a_head_that_does_not_fit_is_given_up_in_linear_time() -> None:
     """Long runs of what might be headers, spaces or a query, with a flaw at the very end."""
     for filler in (b"a: b\r\n" * 1300, b"a:" + b" " * 8000, b"a" * 8000, b":" * 8000):
-        assert recognise(LINE + filler + b"\0\r\n\r\n") is None
-        assert recognise(LINE[:-11] + b"%" * 8000 + filler[:100] + b"\0\r\n\r\n") is None
+        assert recognise_head(LINE + filler + b"\0\r\n\r\n") is None
+        assert recognise_head(LINE[:-11] + b"%" * 8000 + filler[:100] + b"\0\r\n\r\n") is None

@@ -1,13 +1,14 @@
-"""The short way: /pub, /mpub and /ping without the framework.
+"""A connection of the fast path: /pub, /mpub and /ping without the framework.
 
-A connection begins here. What it reads is cut into requests; those that `head` recognises are
-acted on at once, all that one read brought, and their answers go out in one write. The first
-request that is not recognised ends this: all that was read from its first byte on is handed back,
-for the framework, and the connection does not return. So nothing is interpreted here in a way in
-which the framework's parser could differ, and whatever is broken is refused there.
+Every HTTP connection begins here. Input is split into requests; all recognised requests of one read
+are handled at once, and their responses go out in one write. The first request that is not
+recognised ends the fast path for the connection: everything from its first byte on is handed to the
+framework, for good. So nothing is interpreted here in a way in which the framework's parser could
+differ, and malformed requests are refused there.
 
-Nothing is read while answers wait to be written or a topic has to make room, so what a connection
-holds is bounded: one read, and one body of a size that is allowed. Time is bounded by `Watch`.
+Nothing is read while responses wait to be written or a topic has to make room, so what a connection
+holds is bounded: one read, and one body of an allowed size. `FastPath.watch_connections` bounds the
+time.
 """
 
 from __future__ import annotations
@@ -18,29 +19,34 @@ from typing import Final
 import trio
 
 from trionsq.broker.topic import PublishRefused
-from trionsq.http.head import HEAD_NBYTES_MAX, Head, Target, is_strange_start
-from trionsq.http.rules import in_turns
-from trionsq.http.short_way import Publish, ShortWay, Wait
+from trionsq.http.fast_path import FastPath, Wait
+from trionsq.http.fast_requests import (
+    MAX_HEAD_BYTES,
+    PublishRequest,
+    RequestHead,
+    Target,
+    is_strange_start,
+)
+from trionsq.http.publish import in_turns
 from trionsq.transports.transport import Transport
-from trionsq.web.errors import HttpError
-from trionsq.web.pace import PaceWatch
-from trionsq.web.parameters import parse_query
+from trionsq.web.limits import PaceWatch
+from trionsq.web.protocol import HttpError, parse_query
 from trionsq.wire.bodies import ListBodies
 
-__all__ = ["ShortConnection"]
+__all__ = ["FastConnection"]
 
 log = logging.getLogger("trionsq")
 
-_READ_NBYTES_MAX: Final = 64 * 1024
+_MAX_READ_BYTES: Final = 64 * 1024
 # As in `trionsq.broker.client`: full reads before other tasks get their turn; reads after which
 # it is tried whether asking again is cheaper than waiting.
-_READS_MAX: Final = 4
+_MAX_READS: Final = 4
 _READS_BEFORE_ASKING: Final = 16
 _NO_LIMIT_S: Final = float("inf")
 
 
-class ShortConnection:
-    """A connection as long as it asks only for what the short way has."""
+class FastConnection:
+    """A connection as long as it asks only for what the fast path has."""
 
     __slots__ = (
         "__weakref__",
@@ -51,6 +57,7 @@ class ShortConnection:
         "_ending",
         "_expired",
         "_expires_s",
+        "_fast_path",
         "_need",
         "_out",
         "_pace",
@@ -59,13 +66,14 @@ class ShortConnection:
         "_transport",
         "_wait",
         "_wait_began",
-        "_way",
     )
 
-    def __init__(self, way: ShortWay, transport: Transport, *, checks_hosts: bool = False) -> None:
+    def __init__(
+        self, fast_path: FastPath, transport: Transport, *, checks_hosts: bool = False
+    ) -> None:
         """``checks_hosts``: whether a name in a Host header has to be this machine's."""
         self._checks_hosts = checks_hosts
-        self._way = way
+        self._fast_path = fast_path
         self._transport = transport
         self._scope = trio.CancelScope()
         # What was read and not acted on yet begins at `_at`; a bytearray while a body gathers.
@@ -83,14 +91,14 @@ class ShortConnection:
         self._pace: PaceWatch | None = None
 
     def __repr__(self) -> str:
-        return f"<ShortConnection {self._transport.peer} waits for {self._wait.value}>"
+        return f"<FastConnection {self._transport.peer} waits for {self._wait.value}>"
 
     async def run(self) -> bytes | None:
         """The connection's life here. None: it is over; otherwise the framework goes on.
 
         What is returned was read, but not acted on. The transport is not closed.
         """
-        connections = self._way.connections
+        connections = self._fast_path.connections
         connections.add(self)
         try:
             with self._scope:
@@ -108,16 +116,16 @@ class ShortConnection:
 
     # What others ask of it
 
-    def look(self, now_s: float) -> None:
+    def check_wait(self, now_s: float) -> None:
         """Give up waiting if it has lasted too long."""
         if self._wait_began:
             self._wait_began = False
-            self._expires_s = now_s + self._way.limits_s[self._wait]
+            self._expires_s = now_s + self._fast_path.limits_s[self._wait]
         elif now_s >= self._expires_s:
             self._give_up_waiting()
         if self._wait is Wait.BODY:
             if self._pace is None:
-                self._pace = PaceWatch(self._way.body_pace, now_s, len(self._buffer))
+                self._pace = PaceWatch(self._fast_path.body_pace, now_s, len(self._buffer))
             elif not self._pace.keeps_up(now_s, len(self._buffer)):
                 self._give_up_waiting()
 
@@ -125,7 +133,7 @@ class ShortConnection:
         self._expired = True
         self._scope.cancel()
 
-    def end(self) -> None:
+    def end_after_response(self) -> None:
         """End now if idle, else after the answer."""
         self._ending = True
         if self._wait is Wait.REQUEST:
@@ -139,7 +147,7 @@ class ShortConnection:
         ask_again = False
         await transport.wait_readable()
         while True:
-            data = transport.receive_nowait(_READ_NBYTES_MAX)
+            data = transport.receive_nowait(_MAX_READ_BYTES)
             if data is None:
                 ask_again = False
                 await transport.wait_readable()
@@ -148,12 +156,12 @@ class ShortConnection:
                 # What has begun may still be answered; the framework knows how.
                 self._strange = bool(self._buffer)
                 return
-            await self._take(data)
+            await self._handle_data(data)
             if self._closing or self._strange:
                 return
             reads += 1
-            if len(data) == _READ_NBYTES_MAX:
-                if reads % _READS_MAX == 0:
+            if len(data) == _MAX_READ_BYTES:
+                if reads % _MAX_READS == 0:
                     await trio.lowlevel.checkpoint()
             elif ask_again or reads % _READS_BEFORE_ASKING == 0:
                 ask_again = True
@@ -161,8 +169,8 @@ class ShortConnection:
             else:
                 await transport.wait_readable()
 
-    async def _take(self, data: bytes) -> None:
-        """Act on all that is there now, and write the answers."""
+    async def _handle_data(self, data: bytes) -> None:
+        """Act on all that is there now, and write the responses."""
         if not self._buffer:
             self._buffer = data
         else:
@@ -180,7 +188,7 @@ class ShortConnection:
                 await publish.prepared.wait()
             if await self._read_messages(publish):
                 await publish.topic.wait_for_room(publish.count)
-                self._way.answers.renew()
+                self._fast_path.responses.renew()
                 self._publish(publish)
         if self._out:
             await self._write()
@@ -195,23 +203,23 @@ class ShortConnection:
         self._wait_began = True
         self._pace = None
 
-    def _act(self, buffer: bytes) -> Publish | None:
+    def _act(self, buffer: bytes) -> PublishRequest | None:
         """Act on the requests that are there.
 
         What is returned has to wait for room in its topic; afterwards this goes on.
         """
-        way, at = self._way, self._at
-        way.answers.renew()
-        exiting = way.broker.exiting
-        publish: Publish | None = None
+        fast_path, at = self._fast_path, self._at
+        fast_path.responses.renew()
+        exiting = fast_path.broker.exiting
+        publish: PublishRequest | None = None
         self._need = 0
         while not self._closing:
-            end = buffer.find(b"\r\n\r\n", at, at + HEAD_NBYTES_MAX) + 4
+            end = buffer.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES) + 4
             if end < 4:
                 self._strange = is_strange_start(buffer, at)
                 break
             raw = buffer[at:end]
-            request = way.requests.get(raw) or way.recognise(raw)
+            request = fast_path.requests.get(raw) or fast_path.recognise_request(raw)
             if request is None or (self._checks_hosts and not request.knows_host):
                 self._strange = True
                 break
@@ -222,7 +230,7 @@ class ShortConnection:
                 break
             body = buffer[end:stop]
             name = None if exiting else request.topic
-            topic = None if name is None else way.broker.topics.get(name)
+            topic = None if name is None else fast_path.broker.topics.get(name)
             if topic is not None and publish is not None and publish.joins(topic):
                 publish.run.append(body)
                 publish.close = request.close
@@ -233,7 +241,7 @@ class ShortConnection:
                 publish = (
                     self._other(request.head, body)
                     if topic is None
-                    else Publish(topic, None, [body], 0, request.close)
+                    else PublishRequest(topic, None, [body], 0, request.close)
                 )
             self._closing = request.close
             at = stop
@@ -241,24 +249,24 @@ class ShortConnection:
         self._at = 0
         return None if publish is None or self._publish_now(publish) else publish
 
-    def _other(self, head: Head, body: bytes) -> Publish | None:
+    def _other(self, head: RequestHead, body: bytes) -> PublishRequest | None:
         """Answer a request, or say what it publishes."""
-        way = self._way
+        fast_path = self._fast_path
         if head.target is Target.PING:
-            self._out.append(way.answers.ping(way.broker.health, head.close))
+            self._out.append(fast_path.responses.ping(fast_path.broker.health, head.close))
             return None
         try:
-            publish = way.prepare(head, body)
+            publish = fast_path.publish_request(head, body)
         except HttpError as error:
             log.debug("HTTP: %s - %s", head.target.value, error)
-            self._out.append(way.answers.refusal(error, head.close))
+            self._out.append(fast_path.responses.refusal(error, head.close))
             return None
         if publish is None:
-            self._out.append(way.answers.ok(head.close))
+            self._out.append(fast_path.responses.ok(head.close))
         return publish
 
-    def _publish_now(self, publish: Publish) -> bool:
-        """Publish, and answer; False if that has to wait."""
+    def _publish_now(self, publish: PublishRequest) -> bool:
+        """PublishRequest, and answer; False if that has to wait."""
         if (
             publish.prepared is not None
             or publish.steps is not None
@@ -268,36 +276,36 @@ class ShortConnection:
         self._publish(publish)
         return True
 
-    async def _read_messages(self, publish: Publish) -> bool:
-        """Read the messages of a large body in turns; False if that answers the request."""
+    async def _read_messages(self, publish: PublishRequest) -> bool:
+        """Read the messages of a large body in turns; False if that responses the request."""
         if publish.steps is None:
             return True
-        answers = self._way.answers
+        responses = self._fast_path.responses
         try:
             publish.bodies = await in_turns(publish.steps)
         except HttpError as error:
             log.debug("HTTP: %s - %s", Target.MPUB.value, error)
-            answers.renew()
-            self._out.append(answers.refusal(error, publish.close))
+            responses.renew()
+            self._out.append(responses.refusal(error, publish.close))
             return False
         if publish.bodies is None:
-            answers.renew()
-            self._out.append(answers.ok(publish.close))
+            responses.renew()
+            self._out.append(responses.ok(publish.close))
             return False
         return True
 
-    def _publish(self, publish: Publish) -> None:
-        answers, bodies = self._way.answers, publish.bodies
+    def _publish(self, publish: PublishRequest) -> None:
+        responses, bodies = self._fast_path.responses, publish.bodies
         try:
             publish.topic.publish(
                 ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
             )
         except PublishRefused as refused:
             command = "PUB" if bodies is None else "MPUB"
-            error = self._way.rules.refusal(publish.topic, command, refused)
-            more, last = answers.refusal(error, False), answers.refusal(error, publish.close)
+            error = self._fast_path.rules.refusal(publish.topic, command, refused)
+            more, last = responses.refusal(error, False), responses.refusal(error, publish.close)
         else:
-            more, last = answers.ok(False), answers.ok(publish.close)
+            more, last = responses.ok(False), responses.ok(publish.close)
         if len(publish.run) > 1:
             self._out += [more] * (len(publish.run) - 1)
         self._out.append(last)
@@ -319,27 +327,31 @@ class ShortConnection:
 
     def _give_up_body(self) -> None:
         """The answer to a request whose body does not come on."""
-        way = self._way
+        fast_path = self._fast_path
         log.info(
             "HTTP: [%s] - gave up a body that does not come on, after %d bytes",
             self._transport.peer,
             len(self._buffer),
         )
         raw = bytes(self._buffer[: self._buffer.index(b"\r\n\r\n") + 4])
-        request = way.requests.get(raw) or way.recognise(raw)
-        if request is not None and request.head.target is Target.MPUB and not way.broker.exiting:
-            way.rules.topic(parse_query(request.head.query))
-        way.answers.renew()
+        request = fast_path.requests.get(raw) or fast_path.recognise_request(raw)
+        if (
+            request is not None
+            and request.head.target is Target.MPUB
+            and not fast_path.broker.exiting
+        ):
+            fast_path.rules.topic(parse_query(request.head.query))
+        fast_path.responses.renew()
         error = HttpError(500, "INTERNAL_ERROR")
-        self._transport.send_nowait(way.answers.refusal(error, close=False))
+        self._transport.send_nowait(fast_path.responses.refusal(error, close=False))
         self._closing = True
 
     async def _linger(self) -> None:
         """Read on for a while: a reset would take the answer away from a peer that still sends."""
         transport = self._transport
         transport.end_sending()
-        with trio.move_on_after(self._way.linger_s):
-            while (data := transport.receive_nowait(_READ_NBYTES_MAX)) != b"":
+        with trio.move_on_after(self._fast_path.linger_s):
+            while (data := transport.receive_nowait(_MAX_READ_BYTES)) != b"":
                 if data is None:
                     await transport.wait_readable()
                 else:

@@ -1,21 +1,35 @@
-"""Request heads that the short way is sure about; of any other it says nothing.
+"""Requests that the fast path recognises; it says nothing about any other request.
 
-What is recognised here is a narrow part of HTTP/1 that leaves nothing to interpret: one of a few
-request lines, plain header lines, a body of a stated length or none. It is no parser and never
-refuses: what does not fit is left to one.
+What is recognised is a narrow part of HTTP/1 that leaves nothing to interpret: one of a few request
+lines, plain header lines, a body of a stated length or none. This is no parser and it never
+refuses: a request that does not fit is left to the framework's parser.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["HEAD_NBYTES_MAX", "Head", "Target", "is_strange_start", "recognise"]
+import trio
+
+from trionsq.broker.topic import Topic
+from trionsq.wire.bodies import Bodies
+
+__all__ = [
+    "MAX_HEAD_BYTES",
+    "FastRequest",
+    "PublishRequest",
+    "RequestHead",
+    "Target",
+    "is_strange_start",
+    "recognise_head",
+]
 
 # Longer heads are not looked at.
-HEAD_NBYTES_MAX: Final = 8 * 1024
+MAX_HEAD_BYTES: Final = 8 * 1024
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 # All quantifiers are possessive: a head that does not fit is given up in linear time.
@@ -54,7 +68,7 @@ _TARGETS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestHead:
     """What a head says.
 
     Attributes:
@@ -72,7 +86,7 @@ class Head:
     host: bytes = b""
 
 
-def recognise(head: bytes) -> Head | None:
+def recognise_head(head: bytes) -> RequestHead | None:
     """What ``head`` says, if it is one of those; it ends with the first empty line."""
     found = _HEAD.fullmatch(head)
     if found is None:
@@ -89,7 +103,7 @@ def recognise(head: bytes) -> Head | None:
         return None
     if (host is None and minor == b"1") or (line == b"GET /ping" and int(length)):
         return None
-    return Head(
+    return RequestHead(
         _TARGETS[line], query or b"", int(length), not kept or minor == b"0", (host or b"").strip()
     )
 
@@ -99,7 +113,51 @@ def is_strange_start(buffer: bytes, at: int) -> bool:
     if at == len(buffer):
         return False
     return (
-        len(buffer) - at >= HEAD_NBYTES_MAX
+        len(buffer) - at >= MAX_HEAD_BYTES
         or not buffer.startswith(_METHODS, at)
         or _BARE_NEWLINE.search(buffer, at) is not None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FastRequest:
+    """A head, and what can be decided from it once and for all.
+
+    Attributes:
+        topic: a valid name, if this is a /pub that has only its body to be looked at.
+        refused: it is refused whatever its body, so that this need not be waited for.
+        knows_host: its Host header is a name of this machine.
+    """
+
+    head: RequestHead
+    length: int
+    close: bool
+    topic: str | None
+    refused: bool
+    knows_host: bool
+
+
+@dataclass(slots=True)
+class PublishRequest:
+    """Messages that are about to be queued: of one /mpub, or of a run of /pub.
+
+    Attributes:
+        prepared: to be waited for, if the request made the topic.
+        steps: to be done before `bodies` are known, if the body is large.
+    """
+
+    topic: Topic
+    bodies: Bodies | None
+    run: list[bytes]
+    defer_ms: int
+    close: bool
+    prepared: trio.Event | None = None
+    steps: Generator[None, None, Bodies | None] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.run) if self.bodies is None else self.bodies.count
+
+    def joins(self, topic: Topic) -> bool:
+        """Whether a /pub to ``topic`` can be one of the run."""
+        return self.topic is topic and bool(self.run) and not self.defer_ms

@@ -1,4 +1,4 @@
-"""Text bodies of /mpub (trionsq.http.messages.LineSplitter)."""
+"""Text bodies of /mpub (trionsq.http.publish.LineSplitter)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.http import messages
-from trionsq.http.messages import LineSplitter
-from trionsq.web.errors import HttpError
+from trionsq.http import publish
+from trionsq.http.publish import LineSplitter
+from trionsq.web.protocol import HttpError
 
 MSG_MAX, BODY_MAX = 5, 30
 
@@ -49,7 +49,7 @@ def test_pieces_do_not_matter(body: bytes, cuts: list[int]) -> None:
 def test_a_large_body_has_the_same_messages(body: bytes, cuts: list[int], list_max: int) -> None:
     """What is kept in one object is what would be kept one by one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "_LIST_NBYTES_MAX", list_max)
+        patch.setattr(publish, "_MAX_LIST_BYTES", list_max)
         assert split(body, cuts) == plainly(body)
 
 

@@ -1,4 +1,4 @@
-"""The short way by itself (trionsq.http.short), on connections in memory: bounds and ends."""
+"""The fast path by itself, on connections in memory: bounds and ends."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.ways import LIMITS, answers_of
 from trionsq.broker.broker import Broker
-from trionsq.http.short import ShortConnection
-from trionsq.http.short_way import ShortWay, WaitLimits
+from trionsq.http.fast_connection import FastConnection
+from trionsq.http.fast_path import FastPath, WaitLimits
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryStream, MemoryTransport, memory_connection
-from trionsq.web.pace import PACE
+from trionsq.web.limits import PACE
 from trionsq.web.sites import SiteGuard
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -38,13 +38,15 @@ def autojump_clock() -> MockClock:
 
 
 class Talk:
-    """A connection to the short way, and how that ended."""
+    """A connection to the fast path, and how that ended."""
 
-    def __init__(self, way: ShortWay, stream: MemoryStream, transport: MemoryTransport) -> None:
-        self.way = way
+    def __init__(
+        self, fast_path: FastPath, stream: MemoryStream, transport: MemoryTransport
+    ) -> None:
+        self.fast_path = fast_path
         self.stream = stream
         self.transport = transport
-        self.connection = ShortConnection(way, transport)
+        self.connection = FastConnection(fast_path, transport)
         self.ended = trio.Event()
         self.handed_back: bytes | None = None
 
@@ -70,17 +72,17 @@ class Talk:
 
 
 class Place:
-    """A broker with a short way."""
+    """A broker with a fast path."""
 
     def __init__(self, broker: Broker, nursery: trio.Nursery) -> None:
         self.broker = broker
-        self.way = ShortWay(broker, LIMITS_S, SiteGuard())
+        self.fast_path = FastPath(broker, LIMITS_S, SiteGuard())
         self._nursery = nursery
-        nursery.start_soon(self.way.watch)
+        nursery.start_soon(self.fast_path.watch_connections)
 
     def connect(self, capacity_nbytes: int = 65536) -> Talk:
         """A new connection."""
-        talk = Talk(self.way, *memory_connection(capacity_nbytes))
+        talk = Talk(self.fast_path, *memory_connection(capacity_nbytes))
         self._nursery.start_soon(talk.run)
         return talk
 
@@ -128,7 +130,7 @@ async def test_what_is_strange_is_handed_back(strange: bytes, autojump_clock: Mo
         await talk.ended.wait()
         assert await talk.answers(1) == [b"OK"]
         assert talk.handed_back == strange + PING
-        assert here.way.connections == set()
+        assert here.fast_path.connections == set()
 
 
 async def test_what_has_begun_when_the_peer_half_closes_is_handed_back(
@@ -218,8 +220,8 @@ async def test_a_body_that_comes_byte_by_byte_is_joined_once(
         turns += 1
 
     async with place(max_body_size=100_000) as here:
-        here.way.answers.renew()
-        monkeypatch.setattr(here.way.answers, "renew", count_turn)
+        here.fast_path.responses.renew()
+        monkeypatch.setattr(here.fast_path.responses, "renew", count_turn)
         talk = here.connect()
         body = b"ab\n" * 1000
         await talk.send(b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 3000\r\n\r\n")
@@ -238,7 +240,7 @@ async def test_the_end_waits_for_answers_only(autojump_clock: MockClock) -> None
         await idle.send(PING)
         await head.send(PING[:5])
         await sending.send(pub()[:-1])
-        here.way.end()
+        here.fast_path.end_connections()
         await wait_all_tasks_blocked()
         assert (idle.ended.is_set(), head.ended.is_set()) == (True, True)
         assert not sending.ended.is_set()
@@ -293,10 +295,10 @@ async def test_known_heads_are_bounded(autojump_clock: MockClock) -> None:
         for number in range(3000):
             await talk.stream.send_all(pub(more=b"X-Id: %d\r\n" % number))
             await talk.answers(1)
-        assert len(here.way.requests) <= 1024
+        assert len(here.fast_path.requests) <= 1024
         await talk.send(pub(more=b"X-Id: %b\r\n" % (b"x" * 2000)))
         assert await talk.answers(1) == [b"OK"]
-        assert max(map(len, here.way.requests)) < 1024
+        assert max(map(len, here.fast_path.requests)) < 1024
 
 
 async def test_publishers_wait_until_their_topic_has_room(

@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 import trio
 
-from trionsq.debug import heap
-from trionsq.debug.exclusive import UnderWayError
+from trionsq.debug import process
+from trionsq.debug.process import UnderWayError
 
 
 class Peculiar:
@@ -18,10 +18,10 @@ class Peculiar:
 def test_the_census_counts_objects_by_type() -> None:
     """The most frequent ones come first."""
     kept = [Peculiar() for _ in range(300)]
-    counts = {each.type: each.count for each in heap.census(10_000)}
+    counts = {each.type: each.count for each in process.census(10_000)}
     assert counts[f"{__name__}.Peculiar"] == len(kept)
     assert list(counts.values()) == sorted(counts.values(), reverse=True)
-    assert len(heap.census(3)) == 3
+    assert len(process.census(3)) == 3
 
 
 @pytest.mark.parametrize("frames", [1, 3])
@@ -35,10 +35,10 @@ async def test_the_line_that_allocates_is_found(frames: int) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(allocate)
-        found = await heap.trace_allocations(0.1, 5, frames)
+        found = await process.trace_allocations(0.1, 5, frames)
     assert not tracemalloc.is_tracing()
-    assert found.nbytes >= 2_000_000
-    assert found.sites[0].nbytes >= 2_000_000
+    assert found.alive_bytes >= 2_000_000
+    assert found.sites[0].size_bytes >= 2_000_000
     assert found.sites[0].blocks >= 20
     assert __file__ in found.sites[0].stack[-1]
     assert len(found.sites[0].stack) <= frames
@@ -46,19 +46,19 @@ async def test_the_line_that_allocates_is_found(frames: int) -> None:
 
 async def test_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """When they have grown too large, tracing ends early."""
-    monkeypatch.setattr(heap, "TRACED_NBYTES_MAX", 0)
-    found = await heap.trace_allocations(60, 5)
+    monkeypatch.setattr(process, "MAX_TRACED_BYTES", 0)
+    found = await process.trace_allocations(60, 5)
     assert found.seconds < 60
 
 
 async def test_one_traces_at_a_time_and_nobody_after_a_cancellation() -> None:
     """A second one is refused; a cancelled one stops tracing."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(heap.trace_allocations, 60, 5)
+        nursery.start_soon(process.trace_allocations, 60, 5)
         await trio.testing.wait_all_tasks_blocked()
         assert tracemalloc.is_tracing()
         with pytest.raises(UnderWayError, match="heap"):
-            await heap.trace_allocations(0.01, 5)
+            await process.trace_allocations(0.01, 5)
         nursery.cancel_scope.cancel()
     assert not tracemalloc.is_tracing()
 
@@ -67,7 +67,7 @@ async def test_somebody_elses_trace_goes_on() -> None:
     """Such as that of PYTHONTRACEMALLOC."""
     tracemalloc.start()
     try:
-        await heap.trace_allocations(0.01, 5)
+        await process.trace_allocations(0.01, 5)
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Parameters (trionsq.web.query)."""
+"""Parameters (trionsq.web.request)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.web.errors import HttpError
-from trionsq.web.query import flag, parse_query, valid_argument, valid_topic_name
+from trionsq.web.protocol import HttpError, flag, parse_query, valid_argument, valid_topic_name
 
 
 @given(st.lists(st.tuples(st.binary(max_size=8), st.binary(max_size=8))))

@@ -1,4 +1,4 @@
-"""JSON and redirects as nsqd writes them (trionsq.web.answers)."""
+"""JSON and redirects as nsqd writes them (trionsq.web.responses)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.web.answers import json_bytes, redirect
+from trionsq.web.protocol import json_bytes
+from trionsq.web.responses import redirect
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -1,22 +1,22 @@
-"""Answers that are made once a second (trionsq.http.ready)."""
+"""Answers that are made once a second (trionsq.http.fast_path)."""
 
 from __future__ import annotations
 
 import pytest
 
-from trionsq.http import ready
-from trionsq.http.ready import ReadyAnswers
-from trionsq.web.errors import HttpError
+from trionsq.http import fast_path
+from trionsq.http.fast_path import ReadyResponses
+from trionsq.web.protocol import HttpError
 
 
 def test_the_date_is_that_of_the_last_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the form that HTTP has for it; what was made with another date is forgotten."""
-    answers = ReadyAnswers()
+    answers = ReadyResponses()
     for now_s, date in [
         (1795261804.9, b"Sat, 21 Nov 2026 11:50:04 GMT"),
         (1795261805.0, b"Sat, 21 Nov 2026 11:50:05 GMT"),
     ]:
-        monkeypatch.setattr(ready, "time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr(fast_path, "time", lambda now_s=now_s: now_s)
         answers.renew()
         for close, last in ((False, b""), (True, b"Connection: close\r\n")):
             for _ in range(2):
@@ -30,7 +30,7 @@ def test_the_date_is_that_of_the_last_renewal(monkeypatch: pytest.MonkeyPatch) -
 
 def test_ping_and_refusals() -> None:
     """A sick broker answers 500 in its own words; a refusal is JSON. Each is itself, every time."""
-    answers = ReadyAnswers()
+    answers = ReadyResponses()
     answers.renew()
     refused = HttpError(503, "EXITING")
     for _ in range(2):
