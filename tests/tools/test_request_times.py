@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from trionsq.tools.request_times import RequestTimes, Status
+from trionsq.tools.forwarding import RequestLog, RequestTimes
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -52,7 +52,7 @@ def test_many_at_once(log: pytest.LogCaptureFixture) -> None:
 
 def test_off(log: pytest.LogCaptureFixture) -> None:
     """0: never a line."""
-    times = Status(["a", "b"], 0)
+    times = RequestLog(["a", "b"], 0)
     times.add("a", 0.1, 1000)
     assert _lines(log) == []
 
@@ -62,7 +62,7 @@ def test_off(log: pytest.LogCaptureFixture) -> None:
 )
 def test_each_address(log: pytest.LogCaptureFixture, addresses: list[str], names: set[str]) -> None:
     """All together, and if there are several addresses each of them."""
-    times = Status(addresses, 2)
+    times = RequestLog(addresses, 2)
     for address in addresses:
         times.add(address, 0.1, 2)
     assert {line.partition("]")[0].lstrip("[") for line in _lines(log)} == names
