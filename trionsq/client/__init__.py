@@ -40,9 +40,8 @@ from trionsq.client.errors import (
     StoppedError,
     UpgradeError,
 )
-from trionsq.client.message import Batch, Message
+from trionsq.client.message import Batch, ConsumerStats, Message
 from trionsq.client.producer import Producer
-from trionsq.client.stats import ConsumerStats
 
 __all__ = [
     "AlreadyConnectedError",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, Generic, NoReturn, TypeVar
 
 import trio
 
@@ -20,7 +20,6 @@ from trionsq.client.config import Config
 from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import RDY_MAX, Handshake
-from trionsq.client.waiting import Reply, Token
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
@@ -28,7 +27,9 @@ from trionsq.wire.columns import ColumnDecoder, Columns
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Reply"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("trionsq.client")
 
@@ -41,6 +42,54 @@ _PENDING_NBYTES_MAX: Final = 256 * 1024 * 1024
 _WRITE_NBYTES: Final = 1024 * 1024
 _FRAMES_MAX: Final = 128
 _LAST_WORDS_S: Final = 0.1
+
+
+class Reply(Generic[T]):
+    """A value that one task will receive from another, or an error.
+
+    Attributes:
+        is_done: whether the value or the error has been set.
+    """
+
+    __slots__ = ("_done", "_error", "_value", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: T | None = None
+        self._error: Exception | None = None
+        # Made only when a task has to wait: most replies to pipelined commands come before that.
+        self._done: trio.Event | None = None
+
+    def set_value(self, value: T) -> None:
+        """Set the value. Nobody needs to wait for it."""
+        self._value = value
+        self._finish()
+
+    def set_error(self, error: Exception) -> None:
+        """Set the error that `wait` will raise."""
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
+
+    async def wait(self) -> T:
+        """Wait for the value and return it. Not a checkpoint if it is already set.
+
+        Cancelling the wait loses nothing.
+
+        Raises:
+            Exception: the error that was set.
+        """
+        if not self.is_done:
+            if self._done is None:
+                self._done = trio.Event()
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
 
 
 class Connection:
@@ -72,8 +121,10 @@ class Connection:
         self._decoder = decoder
         self._out: deque[bytes] = deque()
         self._pending_nbytes = 0
-        self._wake = Token()
-        self._room = trio.lowlevel.ParkingLot()
+        # Set when there is something to write; replaced by the writer before it waits.
+        self._wake = trio.Event()
+        # Made by the first task that waits for room.
+        self._room: trio.Event | None = None
         self._replies: deque[Reply[bytes]] = deque()
         self._last_read_s = 0.0
         self._is_ending = False
@@ -140,13 +191,20 @@ class Connection:
             self._replies.append(reply)
             self.put(data)
         else:
-            reply.fail(self._lost())
+            reply.set_error(self._lost())
         return reply
 
     async def room(self) -> None:
         """Wait until no more than 1 MiB waits to be sent. No checkpoint if that is so already."""
         while self.is_open and self._pending_nbytes > _ROOM_NBYTES:
-            await self._room.park()
+            if self._room is None:
+                self._room = trio.Event()
+            await self._room.wait()
+
+    def _release_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
     # The life
 
@@ -179,9 +237,9 @@ class Connection:
         self._scope.cancel()
         self._out.clear()
         self._pending_nbytes = 0
-        self._room.unpark_all()
+        self._release_room()
         while self._replies:
-            self._replies.popleft().fail(self._lost())
+            self._replies.popleft().set_error(self._lost())
 
     def end(self) -> None:
         """Close in order: send what was put, then read up to nsqd's end. See `ended`."""
@@ -212,11 +270,12 @@ class Connection:
                     self._fail(error)
                     return
                 self._pending_nbytes -= len(data)
-                self._room.unpark_all()
+                self._release_room()
             elif self._is_ending:
                 self._transport.end_sending()
                 return
             else:
+                self._wake = trio.Event()
                 await self._wake.wait()
 
     def _next_data(self) -> bytes:
@@ -281,7 +340,7 @@ class Connection:
             if frame.is_heartbeat:
                 self.put(commands.nop())
             elif self._replies:
-                self._replies.popleft().tell(frame.data)
+                self._replies.popleft().set_value(frame.data)
             else:
                 raise FrameError(f"an answer to nothing: {frame.data[:64]!r}")
 
@@ -291,7 +350,7 @@ class Connection:
             return
         error = ProtocolError(frame.code, frame.text, frame.fatal)
         if self._replies:
-            self._replies.popleft().fail(error)
+            self._replies.popleft().set_error(error)
         self._fail(error)
 
     def _log_refused(self, frame: ErrorFrame) -> None:

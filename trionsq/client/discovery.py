@@ -19,7 +19,6 @@ import trio
 from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
-from trionsq.client.waiting import Token
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
 
@@ -76,7 +75,7 @@ class Discovery:
         self._config = config
         self._get = get
         self._next = 0
-        self._wake = Token()
+        self._wake = trio.Event()
         self._gap_s = math.inf
 
     def add(self, address: str) -> None:
@@ -94,7 +93,7 @@ class Discovery:
             raise LastLookupdError(f"{address} is the last nsqlookupd")
         self._said.pop(self.urls.pop(address), None)
 
-    def ask(self) -> None:
+    def request_poll(self) -> None:
         """Ask soon, and again in growing gaps: a connection was lost."""
         self._gap_s = _GAP_S
         self._wake.set()
@@ -107,8 +106,8 @@ class Discovery:
     ) -> NoReturn:
         """Poll at once, then after the interval and a random part of it, then every interval.
 
-        After `ask` at once too, and in gaps that double up to the interval; in such gaps also
-        when the first poll finds none.
+        After `request_poll` at once too, and in gaps that double up to the interval; in such gaps
+        also when the first poll finds none.
 
         Args:
             found: awaited with the addresses of each poll, and with those of before when nobody
@@ -139,6 +138,8 @@ class Discovery:
             with trio.move_on_at(asked_s + min(wait_s, gap_s)):
                 await self._wake.wait()
                 await trio.sleep_until(asked_s + min(_GAP_S, interval_s))
+            # The next poll answers all who asked for one so far.
+            self._wake = trio.Event()
             wait_s = interval_s
 
     async def poll(self) -> list[str]:

@@ -13,11 +13,10 @@ from typing import Self
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.connection import Connection
+from trionsq.client.connection import Connection, Reply
 from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
-from trionsq.client.household import Household
-from trionsq.client.waiting import Reply
+from trionsq.client.nursery import ShieldedNursery
 from trionsq.wire import commands
 
 __all__ = ["Producer"]
@@ -60,7 +59,7 @@ class Producer:
         self._addresses = nsqd_tcp_addresses
         self._next = 0
         self._dial = dial
-        self._household = Household()
+        self._nursery = ShieldedNursery()
         self._tasks: trio.Nursery | None = None
         self._connecting = trio.Lock()
         self._connection: Connection | None = None
@@ -72,7 +71,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         self.config.check_files()
-        self._tasks = await self._household.open()
+        self._tasks = await self._nursery.open()
         return self
 
     async def __aexit__(
@@ -87,7 +86,7 @@ class Producer:
             self._connection.end()
             with trio.move_on_after(_FAREWELL_S, shield=True):
                 await self._connection.ended.wait()
-        await self._household.close()
+        await self._nursery.close()
 
     @property
     def nsqd_address(self) -> str:

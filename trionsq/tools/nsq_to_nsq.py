@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 import trio
 
 from trionsq.client import Batch, ClientError, Config, Consumer, Producer, ProtocolError
+from trionsq.client.connection import Reply
 from trionsq.client.dial import split_address
-from trionsq.client.waiting import Reply
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
