@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from trionsq.client.config import Config
+from trionsq.client.config import Config, reason_of
 from trionsq.client.dial import split_address
 from trionsq.client.errors import (
     AuthError,
@@ -24,7 +24,6 @@ from trionsq.client.errors import (
     IdentifyError,
     UpgradeError,
 )
-from trionsq.client.tls import reason_of
 from trionsq.transports.deflate import DeflateLayer
 from trionsq.transports.layered import UpgradedTransport
 from trionsq.transports.snappy import SnappyLayer

@@ -27,7 +27,7 @@ import trio
 
 from trionsq import NSQ_VERSION, durations
 from trionsq.client import Batch, Config, Consumer, Message
-from trionsq.options import DURATION, INT, STRING, STRINGS, option
+from trionsq.options import DURATION, FLOAT, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
     checked_options,
@@ -52,14 +52,6 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 
-def _float_text(text: str) -> str:
-    try:
-        float(text)
-    except ValueError:
-        raise ValueError("parse error") from None
-    return text
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqToHttpOptions(ConsumerOptions):
     """All flags; durations in nanoseconds."""
@@ -78,10 +70,10 @@ class NsqToHttpOptions(ConsumerOptions):
         "round-robin, hostpool or epsilon-greedy; any other: each message to all addresses",
         key=None,
     )
-    sample: str = option(
+    sample: float = option(
         "sample",
-        "1.0",
-        dataclasses.replace(STRING, name="float", parse=_float_text),
+        1.0,
+        FLOAT,
         "share of the messages that is sent; the others are finished unsent",
         key=None,
     )
@@ -158,7 +150,7 @@ def _refusals(options: NsqToHttpOptions) -> Iterator[str]:
         yield "use --get or --post not both"
     if any(address.count("%s") != 1 for address in options.get):
         yield "invalid GET address - must be a printf string"
-    if not 0 <= float(options.sample) <= 1:
+    if not 0 <= options.sample <= 1:
         yield "ERROR: --sample must be between 0.0 and 1.0"
     for name in (options.topic, options.channel):
         if not is_valid_name(name.encode("utf-8", "surrogateescape")):
@@ -291,7 +283,7 @@ class _Sending:
         """`random`: for tests. Raises ValueError: an address that is none."""
         self._options = options
         self._random = random or Random()
-        self._sample = float(options.sample)
+        self._sample = options.sample
         self._hosts: Hosts | None = None
         if options.mode in MODES:
             self._hosts = hosts_of(options.mode, options.addresses, self._random)
