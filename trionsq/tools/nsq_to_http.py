@@ -36,7 +36,7 @@ from trionsq.tools.common import (
     die,
     run_tool,
 )
-from trionsq.tools.forwarding import RequestLog, UnderWay, forward
+from trionsq.tools.forwarding import InProgress, RequestLog, forward
 from trionsq.tools.hostpool import MODES, Hosts, hosts_of
 from trionsq.wire.names import is_valid_name
 
@@ -290,7 +290,7 @@ class _Sending:
         self._request_log = RequestLog(options.addresses, options.status_every)
         self._requests = _Requests(options)
         self._turns = trio.CapacityLimiter(options.n)
-        self._under_way = UnderWay()
+        self._in_progress = InProgress()
         self._consumer = Consumer(
             options.topic,
             options.channel,
@@ -302,7 +302,7 @@ class _Sending:
     async def run(self) -> int:
         """Send until a signal comes; the exit code. Raises ClientError, ProtocolError."""
         async with self._requests, trio.open_nursery() as self._tasks:
-            await forward([self._consumer], self._take, self._under_way)
+            await forward([self._consumer], self._take, self._in_progress)
             self._tasks.cancel_scope.cancel()
         return 0
 
@@ -316,7 +316,7 @@ class _Sending:
             if not batch.is_answerable:
                 self._turns.release_on_behalf_of(message)
                 return
-            self._under_way.begin()
+            self._in_progress.add_one()
             self._tasks.start_soon(self._send, message)
 
     async def _send(self, message: Message) -> None:
@@ -327,7 +327,7 @@ class _Sending:
                 message.requeue()
         finally:
             self._turns.release_on_behalf_of(message)
-            self._under_way.end()
+            self._in_progress.remove_one()
 
     async def _was_taken(self, body: bytes) -> bool:
         """Whether the address whose turn it is took it; without turns, whether all did."""
@@ -349,7 +349,7 @@ class _Sending:
         now_s = trio.current_time()
         if self._hosts is not None:
             self._hosts.mark(address, now_s, None if failure else now_s - begun_s)
-        self._request_log.add(address, now_s - begun_s)
+        self._request_log.add_requests(address, now_s - begun_s)
         return failure is None
 
 

@@ -30,7 +30,7 @@ from trionsq.tools.common import (
     die,
     run_tool,
 )
-from trionsq.tools.forwarding import RequestLog, UnderWay, forward
+from trionsq.tools.forwarding import InProgress, RequestLog, forward
 from trionsq.tools.hostpool import hosts_of
 from trionsq.tools.json_filter import JsonFilter, Rejection
 from trionsq.wire.names import is_valid_name
@@ -219,7 +219,7 @@ class _Forwarding:
         self._filter = JsonFilter(
             options.whitelist_json_field, options.require_json_field, options.require_json_value
         )
-        self._under_way = UnderWay()
+        self._in_progress = InProgress()
         self._consumers = [
             Consumer(
                 topic,
@@ -236,7 +236,7 @@ class _Forwarding:
         async with trio.open_nursery() as nursery:
             for destination in self._destinations.values():
                 nursery.start_soon(destination.run)
-            await forward(self._consumers, self._take, self._under_way)
+            await forward(self._consumers, self._take, self._in_progress)
             nursery.cancel_scope.cancel()
         return 0
 
@@ -264,14 +264,14 @@ class _Forwarding:
             self._put(address, parcel)
 
     def _put(self, address: str, parcel: _Parcel) -> None:
-        self._under_way.begin()
+        self._in_progress.add_one()
         self._destinations[address].put(parcel)
 
     def _decided(self, address: str, count: int, is_confirmed: bool, response_s: float) -> None:
         now_s = trio.current_time()
         self._hosts.mark(address, now_s, response_s if is_confirmed else None)
-        self._request_log.add(address, response_s, count)
-        self._under_way.end()
+        self._request_log.add_requests(address, response_s, count)
+        self._in_progress.remove_one()
 
 
 def _answer(batch: Batch, place: int, verdict: Rejection) -> None:
