@@ -243,4 +243,4 @@ async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
         nursery.cancel_scope.cancel()
     assert sum(socket.taken) == 100_000 * commands + 5_000_001
     assert max(nbytes for nbytes in socket.taken if nbytes < 5_000_000) <= 1 << 20
-    assert connection._pending_nbytes == 0
+    assert connection._pending_bytes == 0
