@@ -45,14 +45,14 @@ class Flow:
     @property
     def connections(self) -> int:
         """Over all consumers, now."""
-        return sum(len(consumer.flow.subscriptions) for consumer in self.consumers)
+        return sum(len(consumer.flow.connections) for consumer in self.consumers)
 
     @staticmethod
     def is_waited_for(consumer: Consumer) -> bool:
         """Whether a connection has half of its RDY or more in flight, so that nsqd soon stops."""
         return any(
             share.in_flight * 2 >= share.rdy
-            for subscription in consumer.flow.subscriptions
+            for subscription in consumer.flow.connections
             if (share := subscription.share).in_flight
         )
 

@@ -20,7 +20,6 @@ from pipelines.receiver.statistics import Statistics
 from pipelines.wal import Block, Duplicates, Wal, WalFullError
 from pipelines.wal.segments import Stream
 from trionsq.client import Batch, Consumer
-from trionsq.client.waiting import Token
 
 __all__ = ["Pending", "Writer", "blocks_of"]
 
@@ -56,7 +55,7 @@ class Writer:
         self._is_due = False
         self._is_draining = False
         self._is_full = False
-        self._wake = Token()
+        self._wake = trio.Event()
         self._idle = trio.lowlevel.ParkingLot()
         self._is_writing = False
 
@@ -140,10 +139,14 @@ class Writer:
         """A checkpoint in any case."""
         await trio.lowlevel.checkpoint()
         while not self._pending:
-            await self._wake.wait()
+            await self._woken()
         with trio.move_on_at(self._first_s + self._config.segment_ms / 1000):
             while not (self._is_due or self._is_draining):
-                await self._wake.wait()
+                await self._woken()
+
+    async def _woken(self) -> None:
+        self._wake = trio.Event()
+        await self._wake.wait()
 
     def _cut(self) -> list[Pending]:
         """The batches of the next segment: at least one, and no more than a segment may have."""
@@ -204,7 +207,7 @@ class Writer:
         nbytes = min(nbytes, self._wal.limits.max_nbytes // 2)
         while not self._is_draining:
             with trio.move_on_after(self._config.probe_s):
-                await self._wake.wait()
+                await self._woken()
             try:
                 await trio.to_thread.run_sync(self._wal.probe, nbytes)
             except WalFullError:
