@@ -14,12 +14,10 @@ from trio.testing import MockClock
 
 from trionsq.daemon import log
 from trionsq.daemon.signals import ECHO_S
-from trionsq.local.up import inside, processes
+from trionsq.local.up import daemons, processes
 from trionsq.local.up.cluster import Cluster, Hosting, Member, run_cluster
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.inside import host_inside
-from trionsq.local.up.options import UpOptions
-from trionsq.local.up.parts import Ports, plan
+from trionsq.local.up.daemons import host_inside
+from trionsq.local.up.options import Ports, UpError, UpOptions, plan
 from trionsq.local.up.processes import host_process
 
 PARTS = plan(UpOptions(nsqd=2, port=0, lookupd_port=0, no_admin=True))
@@ -67,7 +65,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         await trio.lowlevel.checkpoint()
         found.append(f"{name} down")
 
-    monkeypatch.setattr(inside, "KINDS", {"nsqd": daemon, "nsqlookupd": daemon})
+    monkeypatch.setattr(daemons, "KINDS", {"nsqd": daemon, "nsqlookupd": daemon})
     monkeypatch.setattr("os.makedirs", lambda path, exist_ok: None)
     return found
 

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from trionsq.broker.options import NsqdOptions
 from trionsq.daemon import flags
 from trionsq.local import main
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.options import UpOptions, check_nsqd_options, read_options
-from trionsq.local.up.parts import Addresses, Part, Ports, plan
+from trionsq.local.up.options import (
+    Addresses,
+    Part,
+    Ports,
+    UpError,
+    UpOptions,
+    check_nsqd_options,
+    plan,
+    read_options,
+)
 
 KNOWN = {"nsqlookupd": Addresses("127.0.0.1:4160", "127.0.0.1:4161")}
 

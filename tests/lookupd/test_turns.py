@@ -11,11 +11,10 @@ import trio
 from quart_trio import QuartTrio
 from trio.testing import memory_stream_pair
 
-from lookupd import connection, turns
+from lookupd import daemon, turns
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Registry
+from lookupd.registry import Producer, Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, producer
 from tests.work import longest_step
@@ -127,7 +126,7 @@ async def test_a_lost_producer_is_gone_at_once_and_swept_in_turns() -> None:
 
     async def live() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.serve, theirs, session, lambda: 0)
+            nursery.start_soon(daemon.serve_session, theirs, session, lambda: 0)
             await ours.send_all(commands)
             answers = b""
             while len(answers) < len(IDENTITY) + 4 + 6 * MANY:

@@ -18,13 +18,13 @@ from typing import Final
 
 import trio
 
-from trionsq.daemon import limits
+from trionsq.daemon.command import raise_open_files_limit
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
 from trionsq.daemon.signals import another
 from trionsq.local.nsqd_daemon import tune_interpreter
-from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, leaf_of, start_error
+from trionsq.local.up.daemons import KINDS, leaf_of, start_error
+from trionsq.local.up.options import UpError
 
 __all__ = ["main"]
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, kind, *flags = sys.argv[1:] if argv is None else argv
     level = _value_of(flags, "--log-level=", "info")
     configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     tune_interpreter()
     failure: BaseException | None = None
     try:

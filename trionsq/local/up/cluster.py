@@ -17,8 +17,7 @@ import trio
 
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.signals import another
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Addresses, Part, Ports
+from trionsq.local.up.options import Addresses, Part, Ports, UpError
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
 

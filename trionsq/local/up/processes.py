@@ -15,8 +15,7 @@ from typing import Final
 import trio
 
 from trionsq.local.up.cluster import Member
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Ports
+from trionsq.local.up.options import Ports, UpError
 
 __all__ = ["host_process"]
 
