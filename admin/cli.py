@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_user(options: NsqadminOptions) -> int:
-    from admin.access.adduser import add_user
+    from admin.access.passwords import add_user
 
     try:
         add_user(options.add_user, options.users_file)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx2
 import trio
 
-from admin.access.opening import open_access
+from admin.access.guard import open_access
 from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier

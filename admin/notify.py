@@ -11,8 +11,8 @@ from typing import Final
 import httpx2
 import trio
 
-from admin.operations import Done
 from admin.options import NsqadminOptions
+from admin.user_action import UserAction
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
@@ -42,7 +42,7 @@ class Notifier:
         self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_MAX)
         self.dropped = 0
 
-    def note(self, done: Done) -> None:
+    def note(self, done: UserAction) -> None:
         """Have ``done`` told; an observer, see `admin.dashboard`."""
         try:
             self._send.send_nowait(notification(done, self._via))
@@ -104,7 +104,7 @@ class Notifier:
         log.error("NOTIFY: POST %s failed: %s", shown_url(self._url), why)
 
 
-def notification(done: Done, via: str) -> bytes:
+def notification(done: UserAction, via: str) -> bytes:
     """The JSON of a notification; ``via`` is the name of this host."""
     optional = {"channel": done.channel, "node": done.node, "user": done.user}
     present = {name: value for name, value in optional.items() if value}

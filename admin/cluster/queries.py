@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 
 import trio
 
-from admin.cluster.decoding import node_stats
-from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer
-from admin.cluster.versions import version_key
+from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer, version_key
+from admin.cluster.turns import node_stats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 

@@ -17,16 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
-from admin.pages.account import Account
+from admin.pages.account import AccountPages
 from admin.pages.forms import Forms
-from admin.pages.lookup import Lookup
-from admin.pages.messages import Messages
+from admin.pages.messages import Messages, Peekers
 from admin.pages.nodes import Nodes
 from admin.pages.overview import Overview
-from admin.pages.peekers import Peekers
 from admin.pages.site import Site
 from admin.pages.topic import OneTopic
-from admin.pages.topics import Topics
+from admin.pages.topics import Lookup, Topics
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
@@ -44,4 +42,4 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from Lookup(site).endpoints()
     yield from Forms(site).endpoints()
     yield from Messages(site, peekers).endpoints()
-    yield from Account(site).endpoints()
+    yield from AccountPages(site).endpoints()

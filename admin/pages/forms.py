@@ -11,12 +11,12 @@ from typing import Final
 
 from quart import Response
 
-from admin.access.csrf import form
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.operations import Verb
+from admin.pages.shared_queries import whereabouts
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError

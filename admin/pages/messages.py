@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import trio
 from msgspec import Struct
 from quart import Response
 
-from admin.access.csrf import form
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed, url_of
 from admin.pages.bodies import FORMATS, BadBodyError, encoded, shown_body
 from admin.pages.format import duration_s, number
-from admin.pages.peekers import Peekers
+from admin.pages.shared_queries import whereabouts
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
-from admin.upstream import UpstreamError
+from admin.upstream import Upstream, UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
 
-__all__ = ["Messages", "message_rows"]
+__all__ = ["Messages", "Peekers", "message_rows"]
 
 _LIMITS: Final = (10, 25, 50, 100)
 _BODY_NBYTES_MAX: Final = 512 * 1024
@@ -218,7 +219,7 @@ class Messages:
         except UpstreamError as failure:
             failed = failure
         note = str(failed or f"{len(body)} bytes to {node}")
-        self._site.dashboard.access.about("publish", topic=topic, note=note)
+        self._site.dashboard.access.record_action("publish", topic=topic, note=note)
         if failed is not None and failed.may_have_happened:
             advice = "The message may have been published. Look at the topic before you try again."
             return self._site.done(path, [advice, str(failed)], "bad")
@@ -269,3 +270,51 @@ def _topic(given: Mapping[str, str]) -> str:
 
 def _number(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 14 else default
+
+
+_KEPT_S: Final = 300.0
+_KEPT_MAX: Final = 2000
+_WAIT_S: Final = 1.0
+
+
+class Peekers:
+    """Asks each node once in five minutes."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        # By node: whether it can, and until when that holds.
+        self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()
+
+    async def why_not(self, nodes: Sequence[str]) -> str:
+        """Why none of ``nodes`` can; "" if one of them can."""
+        if nodes and await self.can(nodes[0]):
+            return ""  # mostly all are of one kind
+        found: list[bool] = []
+
+        async def ask(node: str) -> None:
+            found.append(await self.can(node))
+
+        async with trio.open_nursery() as nursery:
+            for node in nodes[1:]:
+                nursery.start_soon(ask, node)
+        if any(found):
+            return ""
+        return "These nodes can't show messages: the original nsqd has no /topic/peek."
+
+    async def can(self, node: str) -> bool:
+        """Whether a node has /topic/peek; not, if it does not answer soon."""
+        known, until_s = self._known.get(node, (False, -1.0))
+        if trio.current_time() < until_s:
+            return known
+        try:
+            await self._upstream.get_bytes(url_of(node, "/topic/peek"), timeout_s=_WAIT_S)
+            can = True
+        except UpstreamError as error:
+            # 400: it misses the topic; 404: it has no such path.
+            can = error.status == 400
+            if error.status is None:
+                return False
+        self._known[node] = can, trio.current_time() + _KEPT_S
+        if len(self._known) > _KEPT_MAX:
+            self._known.popitem(last=False)
+        return can

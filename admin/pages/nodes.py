@@ -12,13 +12,12 @@ from quart import Response
 
 from admin.cluster.queries import AllFailed, Found
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
+from admin.cluster.turns import computed, rows_in
+from admin.pages.charts import Drawing
 from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, listed
+from admin.pages.listing import Column, Listing, clients_listing, listed
+from admin.pages.shared_queries import waits
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import waits
-from admin.turns import computed, rows_in
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
 from admin.watch.snapshot import NodeRow

@@ -10,14 +10,12 @@ from typing import Final
 from markupsafe import Markup
 from quart import Response
 
+from admin.cluster.turns import computed
 from admin.pages import format as shown
-from admin.pages.charts import bar
-from admin.pages.drawing import Drawing
+from admin.pages.charts import Drawing, bar
 from admin.pages.site import Site, arguments
-from admin.turns import computed
-from admin.watch.health import Problem
 from admin.watch.history import WHOLE
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot
 from trionsq.web.app import Endpoint
 
 __all__ = ["Overview", "verdict"]

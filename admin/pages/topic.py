@@ -10,14 +10,13 @@ import trio
 from quart import Response
 
 from admin.cluster.shapes import NodeStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
-from admin.pages.listing import Column, listed
+from admin.cluster.turns import computed, rows_in
+from admin.pages.charts import Drawing
+from admin.pages.listing import Column, clients_listing, listed
 from admin.pages.merging import Figures, View, channel_view, topic_view
-from admin.pages.peekers import Peekers
+from admin.pages.messages import Peekers
+from admin.pages.shared_queries import whereabouts
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
-from admin.turns import computed, rows_in
 from admin.watch.history import channel_key, topic_key
 from trionsq.web.app import Endpoint
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 import trio
 
 from admin.watch.history import History, channel_key
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Severity, Snapshot, TopicRow
 
 __all__ = [
     "AGE_CRITICAL_S",
@@ -28,12 +27,8 @@ __all__ = [
     "REQUEUE_SHARE",
     "TIMEOUT_RATE_MIN",
     "TIMEOUT_SHARE",
-    "Problem",
-    "Severity",
     "problems",
 ]
-
-Severity = Literal["critical", "warning", "notice"]
 
 GROWING_S: Final = 300.0
 """A backlog grows if each third of so many seconds had more of it than the third before."""
@@ -60,28 +55,6 @@ _RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
 _LOOKED_AT_MAX: Final = 100
 # Of the points of GROWING_S, the share that must be known.
 _KNOWN_SHARE: Final = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong.
-
-    Attributes:
-        severity: critical: messages are lost, refused or stuck, or will be soon; warning: somebody
-            should look today; notice: good to know.
-        what: one sentence.
-        where: the node, the topic, or ``topic / channel``; "" for the cluster.
-        link: path of the page that shows it, below the base path.
-        kind: the rule that found it.
-        weight: messages at stake; among equals the larger comes first.
-    """
-
-    severity: Severity
-    what: str
-    where: str
-    link: str
-    kind: str
-    weight: float = 0.0
 
 
 async def problems(snapshot: Snapshot, history: History) -> list[Problem]:

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from admin import cli
+from admin.app import wanted_coding
 from admin.cli import main
-from admin.compression import wanted_coding
 from admin.options import NsqadminOptions, OptionsError, validated
 from admin.tasks import NAMED
 from tests.admin.nodes import ask, fake_node, nsqadmin

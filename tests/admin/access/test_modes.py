@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from admin.access.headers import security_headers
+from admin.access.cross_site import security_headers
+from admin.access.guard import open_access
 from admin.access.modes import Mode, decide
-from admin.access.opening import open_access
 from admin.options import OptionsError
 from tests.admin.access.support import USERS, Clock, options, site
 

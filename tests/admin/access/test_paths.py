@@ -8,8 +8,7 @@ import pytest
 
 from admin.access.guard import SIGN_IN_PATH
 from admin.access.modes import Mode
-from admin.access.paths import NEEDED, NEEDED_WITH_ACL, needed
-from admin.access.roles import Role
+from admin.access.roles import NEEDED, NEEDED_WITH_ACL, Role, needed
 from tests.admin.access.support import PEER, ROLES, Site, basic, site
 
 _ADMINS_WORDS = ("DELETE", "empty", "delete", "tombstone", "/config", "/debug", "/audit")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from admin import cli
-from admin.access.adduser import add_user
-from admin.access.opening import open_access
-from admin.access.passwords import PASSWORD_NBYTES_MAX, Passwords, hash_password
+from admin.access.guard import open_access
+from admin.access.passwords import PASSWORD_NBYTES_MAX, Passwords, add_user, hash_password
 from admin.access.roles import Role
 from admin.access.users import UsersError, UsersFile, parse_users
 from admin.options import OptionsError

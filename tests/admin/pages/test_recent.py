@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from admin.pages.recent import KEPT_MAX, KEPT_S, Recent
+from admin.pages.shared_queries import KEPT_MAX, KEPT_S, Recent
 
 
 async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClock) -> None:

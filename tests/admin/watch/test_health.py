@@ -15,7 +15,8 @@ from admin.watch.health import (
     TIMEOUT_RATE_MIN,
     problems,
 )
-from admin.watch.history import ChannelRow, History, NodeRow, Snapshot, TopicRow
+from admin.watch.history import History
+from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
 
 NOW_S = 1_790_000_000.0
 
