@@ -25,7 +25,7 @@ __all__ = [
     "SAFE_METHODS",
     "Tokens",
     "form",
-    "given_token",
+    "request_token",
     "same_origin",
     "security_headers",
 ]
@@ -82,7 +82,7 @@ async def form() -> MultiDict[str, str]:
     raise HttpError(400, "INVALID_BODY")
 
 
-async def given_token() -> str:
+async def request_token() -> str:
     """The token that the request carries, in a header or in its form; "" without."""
     token = request.headers.get(HEADER)
     if token is None and request.mimetype in _FORMS:

@@ -18,7 +18,13 @@ from quart import Response, g, has_request_context, request
 from quart_trio import QuartTrio
 
 from admin.access.audit import Audit, Entry, request_entries, set_entries_status
-from admin.access.cross_site import SAFE_METHODS, Tokens, given_token, same_origin, security_headers
+from admin.access.cross_site import (
+    SAFE_METHODS,
+    Tokens,
+    request_token,
+    same_origin,
+    security_headers,
+)
 from admin.access.modes import (
     LOOPBACK,
     Mode,
@@ -29,7 +35,7 @@ from admin.access.modes import (
     only_value,
 )
 from admin.access.passwords import Busy, Passwords, TooManyAttempts, hash_password
-from admin.access.roles import Role, User, needed
+from admin.access.roles import Role, User, required_role
 from admin.access.session import Session, Sessions, cookie_name
 from admin.access.users import Account, FixedUsers, Users, UsersError, UsersFile
 from admin.options import NsqadminOptions, OptionsError
@@ -166,7 +172,7 @@ class Access:
 
     async def _admit(self) -> Response | None:
         rule = request.url_rule.rule if request.url_rule is not None else ""
-        role = needed(request.method, self._below(rule), acl=self.mode is Mode.ACL)
+        role = required_role(request.method, self._below(rule), acl=self.mode is Mode.ACL)
         g.user, g.session = NOBODY, None
         try:
             g.user = await self._identify(role)
@@ -180,12 +186,12 @@ class Access:
         if not self.current.may(role):
             return self._refuse("FORBIDDEN")
         if unsafe and role > Role.EVERYONE:
-            if self._needs_token() and not self._tokens.check(await given_token(), _whom()):
+            if self._needs_token() and not self._tokens.check(await request_token(), _whom()):
                 return self._refuse("INVALID_CSRF_TOKEN")
             request_entries().append(self.entry())
         return None
 
-    async def _identify(self, needed: Role) -> User:
+    async def _identify(self, minimum: Role) -> User:
         peer, headers = _peer(), request.headers
         if self.mode is Mode.NONE:
             return User("", Role.ADMIN, "none")
@@ -203,7 +209,7 @@ class Access:
             return User(name, self._role_by_proxy(name), "header")
         if (user := self._in_session()) is not None:
             return user
-        return NOBODY if needed is Role.EVERYONE else await self._by_basic()
+        return NOBODY if minimum is Role.EVERYONE else await self._by_basic()
 
     def _role_by_proxy(self, name: str) -> Role:
         if name in self._options.admin_user:

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["NEEDED", "NEEDED_WITH_ACL", "Role", "User", "needed"]
+__all__ = ["REQUIRED_ROLES", "REQUIRED_ROLES_WITH_ACL", "Role", "User", "required_role"]
 
 
 class Role(enum.IntEnum):
@@ -57,7 +57,7 @@ class User:
 
 _EVERYONE, _VIEWER, _OPERATOR, _ADMIN = Role.EVERYONE, Role.VIEWER, Role.OPERATOR, Role.ADMIN
 
-NEEDED: Final[Mapping[str, Role]] = {
+REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "GET /ping": _EVERYONE,
     "GET /live": _EVERYONE,
     "GET /ready": _EVERYONE,
@@ -121,16 +121,16 @@ NEEDED: Final[Mapping[str, Role]] = {
 """By method and path, as it is registered."""
 
 # The original leaves these to --allow-config-from-cidr alone.
-NEEDED_WITH_ACL: Final[Mapping[str, Role]] = {
+REQUIRED_ROLES_WITH_ACL: Final[Mapping[str, Role]] = {
     "GET /config/<opt>": _VIEWER,
     "PUT /config/<opt>": _VIEWER,
 }
 """What is different where --admin-user decides."""
 
 
-def needed(method: str, path: str, *, acl: bool) -> Role:
+def required_role(method: str, path: str, *, acl: bool) -> Role:
     """The least role for a path as it is registered, ``acl`` if --admin-user decides."""
     key = f"{method} {path}"
-    if acl and key in NEEDED_WITH_ACL:
-        return NEEDED_WITH_ACL[key]
-    return NEEDED.get(key, _ADMIN)
+    if acl and key in REQUIRED_ROLES_WITH_ACL:
+        return REQUIRED_ROLES_WITH_ACL[key]
+    return REQUIRED_ROLES.get(key, _ADMIN)

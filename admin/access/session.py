@@ -23,8 +23,8 @@ __all__ = [
     "SESSIONS_MAX",
     "Session",
     "Sessions",
-    "came_by_https",
     "cookie_name",
+    "is_https",
 ]
 
 SESSIONS_MAX: Final = 10_000
@@ -131,12 +131,12 @@ def cookie_name(port: int) -> str:
         parts.append(str(port))
     if seen.isascii() and seen.isdigit() and ":" in host and len(seen) <= 5 and seen != str(port):
         parts.append(seen)
-    if came_by_https():
+    if is_https():
         parts.append("tls")
     return "_".join(parts)
 
 
-def came_by_https() -> bool:
+def is_https() -> bool:
     """Whether the browser sees HTTPS. Believed of everybody: who lies gets a cookie sent less."""
     given = (request.scope.get("scheme"), *(request.headers.get(name) for name in _SCHEMES))
     return "https" in given

@@ -9,9 +9,9 @@ from quart import Response
 
 from admin.api.responses import long_response, response, upstream_errors
 from admin.cluster import merge
-from admin.cluster.queries import Found
+from admin.cluster.queries import QueryResult
 from admin.cluster.shapes import NodeStats, Producer
-from admin.cluster.turns import rows_in
+from admin.cluster.turns import count_rows
 from admin.dashboard import Dashboard
 from admin.upstream import UpstreamError
 from trionsq.web.errors import HttpError
@@ -89,7 +89,7 @@ class Queries:
             if not named:
                 raise HttpError(404, "NODE_NOT_FOUND")
             stats = await self._cluster.stats(named[:1], clients=True)
-        pairs = _pairs(Found(named[:1], nodes.warnings), stats)
+        pairs = _pairs(QueryResult(named[:1], nodes.warnings), stats)
         return await long_response(
             [*nodes.warnings, *stats.warnings],
             _rows(pairs),
@@ -110,11 +110,11 @@ class Queries:
 
 
 def _rows(pairs: list[tuple[Producer, NodeStats]]) -> int:
-    return rows_in(stats for _, stats in pairs)
+    return count_rows(stats for _, stats in pairs)
 
 
 def _pairs(
-    producers: Found[list[Producer]], stats: Found[dict[str, NodeStats | UpstreamError]]
+    producers: QueryResult[list[Producer]], stats: QueryResult[dict[str, NodeStats | UpstreamError]]
 ) -> list[tuple[Producer, NodeStats]]:
     """Each node that answered, and what it said."""
     by_node = {producer.node: producer for producer in producers.value}

@@ -11,7 +11,7 @@ import msgspec
 from quart import Response
 
 from admin.cluster.queries import AllFailed
-from admin.cluster.turns import computed
+from admin.cluster.turns import compute
 from admin.dashboard import Dashboard, Role
 from trionsq.web.answers import encoded_document, json_bytes
 from trionsq.web.errors import HttpError
@@ -56,7 +56,7 @@ async def long_response(
     """As `response`; ``members`` goes through so many ``rows``, in a thread if they are many."""
     message = _message(warnings)
     return encoded_document(
-        await computed(rows, lambda: encode_json({**members(), "message": message}))
+        await compute(rows, lambda: encode_json({**members(), "message": message}))
     )
 
 

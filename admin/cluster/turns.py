@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from admin.cluster.shapes import Count, NodeStats, TopicStats
 from admin.upstream import UpstreamError
 
-__all__ = ["INLINE_MAX", "PIECE_NBYTES", "PIECE_TOPICS", "computed", "node_stats", "rows_in"]
+__all__ = ["INLINE_MAX", "PIECE_NBYTES", "PIECE_TOPICS", "compute", "count_rows", "node_stats"]
 
 PIECE_NBYTES: Final = 256 * 1024
 """Bytes of JSON that are decoded before other tasks get their turn: one or two milliseconds."""
@@ -72,12 +72,12 @@ INLINE_MAX: Final = 500
 _ROW_NBYTES: Final = 100
 
 
-def rows_in(answers: Iterable[NodeStats]) -> int:
+def count_rows(answers: Iterable[NodeStats]) -> int:
     """How many topics, channels and clients nodes may have told of, by the length of it."""
     return sum(stats.nbytes for stats in answers) // _ROW_NBYTES
 
 
-async def computed(rows: int, function: Callable[[], T]) -> T:
+async def compute(rows: int, function: Callable[[], T]) -> T:
     """What ``function`` returns or raises; in a thread if it goes through many ``rows``.
 
     A cancellation takes effect when the function has returned.

@@ -18,13 +18,13 @@ from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
 from admin.pages.account import AccountPages
-from admin.pages.forms import Forms
-from admin.pages.messages import Messages, Peekers
-from admin.pages.nodes import Nodes
-from admin.pages.overview import Overview
+from admin.pages.forms import FormHandlers
+from admin.pages.messages import MessagePages, PeekSupport
+from admin.pages.nodes import NodePages
+from admin.pages.overview import OverviewPages
 from admin.pages.site import Site
-from admin.pages.topic import OneTopic
-from admin.pages.topics import Lookup, Topics
+from admin.pages.topic import TopicPages
+from admin.pages.topics import LookupPage, TopicListPages
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
@@ -34,12 +34,12 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """The pages and the forms of ``dashboard``."""
     site = Site(dashboard)
     dashboard.start_task(site.compile_templates)
-    peekers = Peekers(dashboard.upstream)
-    yield from Overview(site).endpoints()
-    yield from Topics(site).endpoints()
-    yield from OneTopic(site, peekers).endpoints()
-    yield from Nodes(site).endpoints()
-    yield from Lookup(site).endpoints()
-    yield from Forms(site).endpoints()
-    yield from Messages(site, peekers).endpoints()
+    peekers = PeekSupport(dashboard.upstream)
+    yield from OverviewPages(site).endpoints()
+    yield from TopicListPages(site).endpoints()
+    yield from TopicPages(site, peekers).endpoints()
+    yield from NodePages(site).endpoints()
+    yield from LookupPage(site).endpoints()
+    yield from FormHandlers(site).endpoints()
+    yield from MessagePages(site, peekers).endpoints()
     yield from AccountPages(site).endpoints()

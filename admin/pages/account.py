@@ -14,9 +14,9 @@ from admin.access.audit import Entry
 from admin.access.cross_site import form
 from admin.access.guard import NOBODY, SIGN_IN_PATH
 from admin.access.passwords import Busy, TooManyAttempts
-from admin.access.session import came_by_https, cookie_name
+from admin.access.session import cookie_name, is_https
 from admin.access.users import Account
-from admin.pages.listing import Column, listed
+from admin.pages.listing import Column, make_listing
 from admin.pages.site import Site, arguments
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
@@ -114,7 +114,7 @@ class AccountPages:
             path=self._base_path or "/",
             httponly=True,
             samesite="Lax",
-            secure=came_by_https(),
+            secure=is_https(),
         )
         return answer
 
@@ -139,7 +139,7 @@ class AccountPages:
     async def audit(self) -> Response:
         """GET /audit."""
         audit = self._access.audit
-        listing = listed(
+        listing = make_listing(
             audit.entries(),
             _COLUMNS,
             arguments(),

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from admin.pages.format import ago, compact
 from admin.watch.history import History, Key, Series
 
-__all__ = ["Drawing", "Line", "bar", "chart", "sparkline"]
+__all__ = ["Line", "SeriesCharts", "bar", "chart", "sparkline"]
 
 Points = Sequence[float | None]
 
@@ -204,7 +204,7 @@ def _round_top(highest: float) -> float:
 _NOTHING: Final = Series([], [], [], [])
 
 
-class Drawing:
+class SeriesCharts:
     """Draws one series of the history."""
 
     def __init__(self, history: History, key: Key) -> None:

@@ -15,14 +15,14 @@ from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.operations import Verb
-from admin.pages.shared_queries import whereabouts
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Forms", "Stake", "stake"]
+__all__ = ["FormHandlers", "Stake", "stake"]
 
 _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
     # verb, and whether of a channel: the button, what happens, what becomes of the messages
@@ -100,7 +100,7 @@ def _parts(topics: Iterable[TopicStats], channels: Iterable[ChannelStats], chann
     return f"{at_topic:,} at the topic; at {names:,} channels {', '.join(parts)}"
 
 
-class Forms:
+class FormHandlers:
     """GET /confirm/:verb and POST /do/:verb."""
 
     def __init__(self, site: Site) -> None:
@@ -159,7 +159,7 @@ class Forms:
         )
 
     async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
-        known = await whereabouts(self._site.dashboard, topic)
+        known = await nodes_of_topic(self._site.dashboard, topic)
         if known.error:
             return Stake(None, "", [known.error])
         producers = [each for each in known.producers if not node or each.node == node]

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from admin.cluster.shapes import ClientStats
 
-__all__ = ["SIZES", "ClientRow", "Column", "Listing", "clients_listing", "listed", "matches"]
+__all__ = ["SIZES", "ClientRow", "Column", "Listing", "clients_listing", "make_listing", "matches"]
 
 Row = TypeVar("Row")
 
@@ -97,7 +97,7 @@ class Listing(Generic[Row]):
         return "descending" if self.sort == f"-{column.name}" else "none"
 
 
-def listed(
+def make_listing(
     rows: Sequence[Row],
     columns: Sequence[Column[Row]],
     query: Mapping[str, str],
@@ -272,7 +272,7 @@ def clients_listing(
         ClientRow(client, node, hostname, now_s, topic, channel)
         for node, hostname, topic, channel, client in clients
     ]
-    return listed(
+    return make_listing(
         rows,
         _OF_NODE if of_node else _OF_CHANNEL,
         query,

@@ -13,15 +13,15 @@ from quart import Response
 
 from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed, url_of
-from admin.pages.bodies import FORMATS, BadBodyError, encoded, shown_body
+from admin.pages.bodies import FORMATS, BadBodyError, display_body, parse_body
 from admin.pages.format import duration_s, number
-from admin.pages.shared_queries import whereabouts
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.upstream import Upstream, UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.errors import HttpError
 
-__all__ = ["Messages", "Peekers", "message_rows"]
+__all__ = ["MessagePages", "PeekSupport", "message_rows"]
 
 _LIMITS: Final = (10, 25, 50, 100)
 _BODY_NBYTES_MAX: Final = 512 * 1024
@@ -59,7 +59,7 @@ def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
     """Messages as a node tells of them; what makes no sense is left out. Pure."""
     rows = []
     for message in messages:
-        body = shown_body(message)
+        body = display_body(message)
         stamp_ns = _whole(message.get("timestamp"))
         rows.append(
             MessageRow(
@@ -95,10 +95,10 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-class Messages:
+class MessagePages:
     """GET /peek, GET /publish and POST /do/publish."""
 
-    def __init__(self, site: Site, peekers: Peekers) -> None:
+    def __init__(self, site: Site, peekers: PeekSupport) -> None:
         self._site = site
         self._peekers = peekers
         self._cluster = site.dashboard.cluster
@@ -205,7 +205,7 @@ class Messages:
         if node not in nodes:
             return await self._form(topic, fields, "That node is not there (any more).")
         try:
-            body = encoded(fields.get("body", ""), fields.get("format", "text"))
+            body = parse_body(fields.get("body", ""), fields.get("format", "text"))
         except BadBodyError as error:
             return await self._form(topic, fields, str(error))
         if not 0 < len(body) <= _BODY_NBYTES_MAX:
@@ -233,7 +233,7 @@ class Messages:
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
         """The nodes that have the topic, else all; what failed; why there are none."""
-        found = await whereabouts(self._site.dashboard, topic)
+        found = await nodes_of_topic(self._site.dashboard, topic)
         if found.error:
             return [], [], found.error
         if found.producers:
@@ -277,7 +277,7 @@ _KEPT_MAX: Final = 2000
 _WAIT_S: Final = 1.0
 
 
-class Peekers:
+class PeekSupport:
     """Asks each node once in five minutes."""
 
     def __init__(self, upstream: Upstream) -> None:

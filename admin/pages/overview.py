@@ -10,15 +10,15 @@ from typing import Final
 from markupsafe import Markup
 from quart import Response
 
-from admin.cluster.turns import computed
+from admin.cluster.turns import compute
 from admin.pages import format as shown
-from admin.pages.charts import Drawing, bar
+from admin.pages.charts import SeriesCharts, bar
 from admin.pages.site import Site, arguments
 from admin.watch.history import WHOLE
 from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot
 from trionsq.web.app import Endpoint
 
-__all__ = ["Overview", "verdict"]
+__all__ = ["OverviewPages", "verdict"]
 
 _PROBLEMS_SHOWN: Final = 8
 _PROBLEMS_MAX: Final = 500
@@ -86,7 +86,7 @@ def _counted(count: int, name: str) -> str:
     return f"{count:,} {one if count == 1 else plural[name]}"
 
 
-class Overview:
+class OverviewPages:
     """Both pages show the poller's last snapshot."""
 
     def __init__(self, site: Site) -> None:
@@ -104,7 +104,7 @@ class Overview:
             return self._site.page(
                 "overview.html", "Overview", "overview", live=True, snapshot=None, error=""
             )
-        drawing = Drawing(self._poller.history, WHOLE)
+        drawing = SeriesCharts(self._poller.history, WHOLE)
         everything = arguments().get("problems") == "all"
         most = _PROBLEMS_MAX if everything else _PROBLEMS_SHOWN
         more = len(snapshot.problems) - _PROBLEMS_SHOWN
@@ -123,7 +123,7 @@ class Overview:
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
-            ranks=await computed(len(snapshot.channels), lambda: self._ranks(snapshot)),
+            ranks=await compute(len(snapshot.channels), lambda: self._ranks(snapshot)),
             nodes=_node_chips(snapshot.nodes.values()),
             counts={
                 "topics": len(snapshot.topics),
@@ -137,7 +137,7 @@ class Overview:
         """GET /counter."""
         snapshot = await self._poller.current()
         channels: Collection[ChannelRow] = snapshot.channels.values() if snapshot else ()
-        messages, rate_in, rows = await computed(
+        messages, rate_in, rows = await compute(
             len(channels),
             lambda: (
                 sum(row.messages for row in channels),
@@ -145,7 +145,7 @@ class Overview:
                 _ranked(channels, lambda row: float(row.messages), shown.number),
             ),
         )
-        drawing = Drawing(self._poller.history, WHOLE)
+        drawing = SeriesCharts(self._poller.history, WHOLE)
         return self._site.page(
             "counter.html",
             "Counter",

@@ -21,16 +21,16 @@ from admin.watch.poller import Poller
 __all__ = [
     "KEPT_MAX",
     "KEPT_S",
-    "Recent",
-    "Waits",
-    "Whereabouts",
-    "is_seen",
-    "waits",
-    "whereabouts",
+    "LookupWaits",
+    "RecentResults",
+    "TopicNodes",
+    "answering_node_has",
+    "lookup_waits",
+    "nodes_of_topic",
 ]
 
 
-class Waits(TypedDict, total=False):
+class LookupWaits(TypedDict, total=False):
     """How long a page waits for nsqlookupds, as `Cluster.producers` has it."""
 
     late_s: float
@@ -38,7 +38,7 @@ class Waits(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Whereabouts:
+class TopicNodes:
     """Who has a topic.
 
     Attributes:
@@ -57,31 +57,31 @@ class Whereabouts:
         return not (self.producers or self.warnings or self.error)
 
 
-def is_seen(poller: Poller, topic: str) -> bool:
+def answering_node_has(poller: Poller, topic: str) -> bool:
     """Whether a node that answers has the topic, whatever nsqlookupds tell."""
     row = poller.snapshot.topics.get(topic) if poller.snapshot is not None else None
     return row is not None and row.nodes > 0
 
 
-def waits(*, known: bool) -> Waits:
+def lookup_waits(*, known: bool) -> LookupWaits:
     """How long to wait for nsqlookupds: shorter where the answer is ``known`` without them."""
     return {"late_s": HUNG_S, "first_s": HUNG_S} if known else {"late_s": LATE_S}
 
 
-async def whereabouts(dashboard: Dashboard, topic: str) -> Whereabouts:
+async def nodes_of_topic(dashboard: Dashboard, topic: str) -> TopicNodes:
     """Who has ``topic``. An nsqlookupd that hangs is waited for `HUNG_S` where the poller knows."""
     known = dashboard.poller.producers(topic)
     try:
-        told = await dashboard.cluster.producers(topic, **waits(known=bool(known)))
+        told = await dashboard.cluster.producers(topic, **lookup_waits(known=bool(known)))
     except AllFailed as failure:
         # nsqlookupd answers 404 for a topic that it does not know.
         unheard = [error for error in failure.errors if error.status != 404]
         if not known:
-            return Whereabouts([], error=str(failure) if unheard else "")
-        return Whereabouts(known, [str(error) for error in unheard])
+            return TopicNodes([], error=str(failure) if unheard else "")
+        return TopicNodes(known, [str(error) for error in unheard])
     names = {producer.node for producer in told.value}
     more = [producer for producer in known if producer.node not in names]
-    return Whereabouts([*told.value, *more], told.warnings)
+    return TopicNodes([*told.value, *more], told.warnings)
 
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class _Finding:
     until_s: float = 0.0
 
 
-class Recent:
+class RecentResults:
     """Answers by key. Who asks for what is being found out waits for it."""
 
     def __init__(self, kept_s: float = KEPT_S) -> None:

@@ -24,7 +24,7 @@ from admin.graphite import COOKIE as GRAPHS_COOKIE
 from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
 from admin.pages.listing import SIZES
-from admin.pages.shared_queries import Recent
+from admin.pages.shared_queries import RecentResults
 from trionsq import NSQ_VERSION
 
 __all__ = ["Site", "arguments", "refusal_pages"]
@@ -48,7 +48,7 @@ class Site:
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
-        self.recent = Recent()
+        self.recent = RecentResults()
         self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
         self._templates = Environment(
             loader=PackageLoader("admin.pages"),

@@ -10,18 +10,18 @@ import trio
 from markupsafe import Markup
 from quart import Response
 
-from admin.cluster.queries import AllFailed, Found
-from admin.cluster.turns import computed
-from admin.pages.charts import Drawing
+from admin.cluster.queries import AllFailed, QueryResult
+from admin.cluster.turns import compute
+from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, listed
-from admin.pages.shared_queries import is_seen, waits
+from admin.pages.listing import Column, Listing, make_listing
+from admin.pages.shared_queries import answering_node_has, lookup_waits
 from admin.pages.site import Site, arguments
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 from trionsq.web.app import Endpoint
 
-__all__ = ["Lookup", "Topics"]
+__all__ = ["LookupPage", "TopicListPages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _waiting(row: Row) -> int:
     return row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
 
 
-class Topics:
+class TopicListPages:
     """GET /topics."""
 
     def __init__(self, site: Site) -> None:
@@ -91,7 +91,7 @@ class Topics:
         chosen = query.get("filter", "")
         chosen = chosen if chosen in _FILTERS else ""
         rows = len(snapshot.topics) + len(snapshot.channels) if snapshot else 0
-        listing = await computed(rows, lambda: self._listing(snapshot, show, chosen, query))
+        listing = await compute(rows, lambda: self._listing(snapshot, show, chosen, query))
         sparks = dict[int, Markup]()
         for row in listing.rows:
             await trio.lowlevel.checkpoint()
@@ -106,7 +106,7 @@ class Topics:
             listing=listing,
             chips=self._chips(snapshot, show, chosen),
             spark=lambda row: sparks[id(row)],
-            window=Drawing(self._poller.history, ("whole",)).window(),
+            window=SeriesCharts(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
             error="" if snapshot else "The nodes have not answered so far.",
         )
@@ -125,7 +125,7 @@ class Topics:
             text = _channel_name
         if chosen:
             rows = [row for row in rows if _FILTERS[chosen][1](row)]
-        return listed(
+        return make_listing(
             rows,
             _CHANNELS if show == "channels" else _TOPICS,
             query,
@@ -139,17 +139,17 @@ class Topics:
         cluster = self._site.dashboard.cluster
         rows, warnings, error = list[_Inactive](), list[str](), ""
         try:
-            wait = waits(known=self._poller.knows_nodes)
+            wait = lookup_waits(known=self._poller.knows_nodes)
             found = await self._site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
             rows = [
                 _Inactive(topic, channels)
                 for topic, channels in found.value.items()
-                if not is_seen(self._poller, topic)
+                if not answering_node_has(self._poller, topic)
             ]
             warnings = found.warnings
         except AllFailed as failure:
             error = str(failure)
-        listing = listed(
+        listing = make_listing(
             rows,
             _INACTIVE,
             query,
@@ -207,7 +207,7 @@ class Topics:
         else:
             assert isinstance(row, TopicRow)
             key = topic_key(row.topic)
-        return Drawing(self._poller.history, key).depth_spark()
+        return SeriesCharts(self._poller.history, key).depth_spark()
 
 
 def _topic_name(row: Any) -> str:
@@ -229,7 +229,7 @@ def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
 _SHOWN_MAX: Final = 100
 
 
-class Lookup:
+class LookupPage:
     """GET /lookup."""
 
     def __init__(self, site: Site) -> None:
@@ -243,10 +243,10 @@ class Lookup:
 
     async def lookup(self) -> Response:
         """GET /lookup; ``topic`` fills the form."""
-        found: Found[dict[str, list[str]]] = Found({}, [])
+        found: QueryResult[dict[str, list[str]]] = QueryResult({}, [])
         error = ""
         try:
-            wait = waits(known=self._poller.knows_nodes)
+            wait = lookup_waits(known=self._poller.knows_nodes)
             found = await self._site.recent.get(
                 "inactive", lambda: self._cluster.inactive_topics(**wait)
             )
@@ -255,7 +255,7 @@ class Lookup:
         inactive = {
             topic: channels
             for topic, channels in found.value.items()
-            if not is_seen(self._poller, topic)
+            if not answering_node_has(self._poller, topic)
         }
         shown = list(inactive.items())[:_SHOWN_MAX]
         return self._site.page(

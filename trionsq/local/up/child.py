@@ -21,7 +21,7 @@ import trio
 from trionsq.daemon.command import raise_open_files_limit
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
 from trionsq.local.nsqd_daemon import tune_interpreter
 from trionsq.local.up.daemons import KINDS, leaf_of, start_error
 from trionsq.local.up.options import UpError
@@ -92,7 +92,7 @@ async def _watch_signals(
 ) -> None:
     await anext(signals)
     stop.set()
-    await another(signals)
+    await wait_second_signal(signals)
     log.warning("second signal, stopping at once")
     everything.cancel()
 

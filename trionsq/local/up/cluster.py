@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from trionsq.daemon.gcpolicy import start_collecting
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
 from trionsq.local.up.options import Addresses, Part, Ports, UpError
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
@@ -155,6 +155,6 @@ async def _watch_signals(
     await anext(signals)
     log.info("stopping; a second signal cuts it short")
     cluster.up.cancel()
-    await another(signals)
+    await wait_second_signal(signals)
     cluster.failures.append("cut short by a second signal")
     everything.cancel()
