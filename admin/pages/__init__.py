@@ -1,15 +1,13 @@
-"""What a browser shows: HTML made here, live by htmx where there is script.
+"""The pages for browsers: HTML made on the server, kept live by htmx where there is script.
 
-Spec: nsqadmin, section 6.
+- `format`, `bodies`, `charts`, `listing`, `merging`: numbers, messages, drawings, tables, sums
+- `shared_queries`: what several pages ask, once a second for all viewers
+- `site`: the frame of all pages, and error pages
+- `overview`, `topics`, `topic`, `nodes`, `messages`, `account`: the pages
+- `forms`: what users do by them
 
-- `format`, `charts`, `listing`, `bodies`, `merging`: pure; numbers, drawings, tables, messages
-- `recent`, `peekers`, `drawing`, `graphite`: what several pages need
-- `site`: the frame of all pages
-- `overview`, `topics`, `topic`, `nodes`, `clients`, `lookup`, `messages`, `account`: the pages
-- `forms`: what is done by them; `refusals`: what is shown instead
-
-A page takes what it shows from the poller's last snapshot; those of one topic, channel or node ask
-the nodes for the rest, once a second for all viewers (`recent`).
+A page shows the poller's last snapshot; those of one topic, channel or node ask the nodes for the
+rest. Spec: nsqadmin, section 6.
 """
 
 from __future__ import annotations

@@ -136,19 +136,8 @@ class TopicListPages:
         )
 
     async def _inactive(self, query: Mapping[str, str]) -> Response:
-        cluster = self._site.dashboard.cluster
-        rows, warnings, error = list[_Inactive](), list[str](), ""
-        try:
-            wait = lookup_waits(known=self._poller.knows_nodes)
-            found = await self._site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
-            rows = [
-                _Inactive(topic, channels)
-                for topic, channels in found.value.items()
-                if not answering_node_has(self._poller, topic)
-            ]
-            warnings = found.warnings
-        except AllFailed as failure:
-            error = str(failure)
+        inactive, error = await _inactive_topics(self._site)
+        rows = [_Inactive(topic, channels) for topic, channels in inactive.value.items()]
         listing = make_listing(
             rows,
             _INACTIVE,
@@ -168,7 +157,7 @@ class TopicListPages:
             chips=self._chips(self._poller.snapshot, "inactive", ""),
             spark=self._spark,
             window="",
-            warnings=warnings,
+            warnings=inactive.warnings,
             error=error,
         )
 
@@ -226,7 +215,7 @@ def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
     return lambda row: " ".join([row.topic, *names.get(row.topic, ())])
 
 
-_SHOWN_MAX: Final = 100
+_MAX_INACTIVE: Final = 100
 
 
 class LookupPage:
@@ -243,31 +232,18 @@ class LookupPage:
 
     async def lookup(self) -> Response:
         """GET /lookup; ``topic`` fills the form."""
-        found: QueryResult[dict[str, list[str]]] = QueryResult({}, [])
-        error = ""
-        try:
-            wait = lookup_waits(known=self._poller.knows_nodes)
-            found = await self._site.recent.get(
-                "inactive", lambda: self._cluster.inactive_topics(**wait)
-            )
-        except AllFailed as failure:
-            error = str(failure)
-        inactive = {
-            topic: channels
-            for topic, channels in found.value.items()
-            if not answering_node_has(self._poller, topic)
-        }
-        shown = list(inactive.items())[:_SHOWN_MAX]
+        inactive, error = await _inactive_topics(self._site)
+        rows = list(inactive.value.items())[:_MAX_INACTIVE]
         return self._site.page(
             "lookup.html",
             "Lookup",
             "lookup",
             lookupds=self._cluster.lookupd_addresses,
-            inactive=shown,
-            inactive_count=len(inactive),
-            silent={topic: self._silent(topic) for topic, _ in shown},
+            inactive=rows,
+            inactive_count=len(inactive.value),
+            silent={topic: self._silent(topic) for topic, _ in rows},
             topic=arguments().get("topic", ""),
-            warnings=found.warnings,
+            warnings=inactive.warnings,
             error=error,
         )
 
@@ -283,3 +259,19 @@ class LookupPage:
                     f" {when(seen[0])} UTC. It does not answer now."
                 )
         return said
+
+
+async def _inactive_topics(site: Site) -> tuple[QueryResult[dict[str, list[str]]], str]:
+    """Topics without a producer, with their channels; and the error if nobody answered."""
+    cluster, poller = site.dashboard.cluster, site.dashboard.poller
+    wait = lookup_waits(known=poller.knows_nodes)
+    try:
+        result = await site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
+    except AllFailed as failure:
+        return QueryResult({}, []), str(failure)
+    inactive = {
+        topic: channels
+        for topic, channels in result.value.items()
+        if not answering_node_has(poller, topic)
+    }
+    return QueryResult(inactive, result.warnings), ""
