@@ -28,9 +28,9 @@ log = logging.getLogger("trionsq")
 _PATH = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 _PROBLEMS: Final[Mapping[str, str]] = {
-    "wrong": "Name or password is wrong.",
+    "wrong": "Wrong name or password.",
     "slow": "Too many attempts from your address. Try again in {wait} seconds.",
-    "busy": "Too many people are signing in at the moment. Try again.",
+    "busy": "Too many sign-ins at the moment. Try again.",
 }
 
 _COLUMNS: Final[Sequence[Column[Entry]]] = (

@@ -45,12 +45,12 @@ def display_body(message: Mapping[str, Any]) -> DisplayedBody:
         try:
             raw = base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError):
-            return DisplayedBody("text", body[:_SHOWN_MAX], "the node answered no base64.")
+            return DisplayedBody("text", body[:_SHOWN_MAX], "the node did not answer base64.")
         if len(raw) > _HEX_NBYTES_MAX:
             cut = f"the first {_HEX_NBYTES_MAX:,} bytes {whole}."
         return DisplayedBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
     if not body:
-        return DisplayedBody("empty", "(no bytes)", cut)
+        return DisplayedBody("empty", "(empty)", cut)
     kind, text = "text", body
     if not cut and (pretty := _pretty(body)) is not None:
         kind, text = "JSON", pretty
@@ -72,12 +72,12 @@ def parse_body(typed: str, form: str) -> bytes:
         try:
             return bytes.fromhex(digits)
         except ValueError:
-            raise BadBodyError("That is no hex: two of 0-9 and a-f for each byte.") from None
+            raise BadBodyError("Not valid hex: each byte needs two digits, 0-9 or a-f.") from None
     if form == "base64":
         try:
             return base64.b64decode("".join(typed.split()), validate=True)
         except (binascii.Error, ValueError):
-            raise BadBodyError("That is no base64.") from None
+            raise BadBodyError("Not valid base64.") from None
     # Browsers send the lines of a form with CRLF.
     return typed.replace("\r\n", "\n").encode(errors="replace")
 

@@ -71,7 +71,7 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
     known = [[value for value in line if value is not None] for line in values]
     if max((len(line) for line in known), default=0) < 2:
         return Markup('<p class="chart-none">{}</p>').format(
-            "The chart begins with the second look at the cluster, in some seconds."
+            "The chart starts after the second poll, in a few seconds."
         )
     width, height = _CHART
     top = _round_top(max(max(line, default=0.0) for line in known))

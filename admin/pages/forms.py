@@ -28,23 +28,24 @@ _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
     # verb, and whether of a channel: the button, what happens, what becomes of the messages
     ("empty", False): (
         "Empty queue",
-        "What waits at the topic is thrown away on every node. Its channels keep what they have.",
+        "All messages waiting at the topic are discarded on every node. "
+        "Messages at its channels stay.",
         "will be lost.",
     ),
     ("empty", True): (
         "Empty queue",
-        "What waits, is in flight or deferred at the channel is thrown away on every node.",
+        "All waiting, in-flight and deferred messages are discarded on every node.",
         "will be lost.",
     ),
     ("delete", False): (
         "Delete topic",
-        "The topic and all of its channels are removed from every node, with their messages. "
-        "Clients are disconnected. Who publishes again creates it anew.",
+        "The topic and all of its channels are deleted on every node, with their messages. "
+        "Clients are disconnected. Publishing to the topic creates it again.",
         "will be lost.",
     ),
     ("delete", True): (
         "Delete channel",
-        "The channel is removed from every node, with its messages. Its clients are disconnected.",
+        "The channel is deleted on every node, with its messages. Its clients are disconnected.",
         "will be lost.",
     ),
     ("tombstone", False): (
@@ -181,7 +182,7 @@ class FormHandlers:
         back = self._site.url("lookup", topic=topic[:100]) + "#create"
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
-                return self._site.done(back, [f"That is no valid name of a {kind}."], "bad")
+                return self._site.done(back, [f"Not a valid {kind} name."], "bad")
         warnings = await self._operations.create(topic, channel)
         what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
         return self._told(back, f"Created {what}.", warnings)
@@ -237,7 +238,7 @@ class FormHandlers:
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
         if not reached.nodes:
-            lines = ["Nothing was done: no node has it.", *reached.warnings]
+            lines = ["Nothing was done: no node has the topic or channel.", *reached.warnings]
             return self._site.done(path, lines, "bad")
         return self._told(path, text.format(_named(topic, channel)), reached.warnings)
 
@@ -248,10 +249,10 @@ class FormHandlers:
     def _told(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:
             return self._site.done(path, [text])
-        return self._site.done(path, [text, "Not everywhere, though:", *warnings], "warn")
+        return self._site.done(path, [text, "Some nodes failed:", *warnings], "warn")
 
     def _mistyped(self, path: str) -> Response:
-        return self._site.done(path, ["Nothing was done: the name was not typed right."], "bad")
+        return self._site.done(path, ["Nothing was done: the typed name does not match."], "bad")
 
     def _page_of(self, topic: str, channel: str) -> str:
         return self._site.url(*(part for part in ("topics", topic, channel) if part))

@@ -203,13 +203,13 @@ class MessagePages:
         topic, node = _topic(fields), fields.get("node", "")
         nodes, _, _ = await self._nodes(topic)
         if node not in nodes:
-            return await self._form(topic, fields, "That node is not there (any more).")
+            return await self._form(topic, fields, "This node does not exist any more.")
         try:
             body = parse_body(fields.get("body", ""), fields.get("format", "text"))
         except BadBodyError as error:
             return await self._form(topic, fields, str(error))
         if not 0 < len(body) <= _BODY_NBYTES_MAX:
-            text = f"A message from here has 1 to {_BODY_NBYTES_MAX:,} bytes."
+            text = f"The message must have 1 to {_BODY_NBYTES_MAX:,} bytes."
             return await self._form(topic, fields, text)
         defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
         query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
@@ -221,11 +221,11 @@ class MessagePages:
         note = str(failed or f"{len(body)} bytes to {node}")
         self._site.dashboard.access.record_action("publish", topic=topic, note=note)
         if failed is not None and failed.may_have_happened:
-            advice = "The message may have been published. Look at the topic before you try again."
+            advice = "The message may have been published. Check the topic before you try again."
             return self._site.done(path, [advice, str(failed)], "bad")
         if failed is not None:
             return self._site.done(path, [f"Not published: {failed}"], "bad")
-        later = f", to be delivered in {duration_s(defer_ms / 1000)}" if defer_ms else ""
+        later = f", deferred by {duration_s(defer_ms / 1000)}" if defer_ms else ""
         text = (
             f"Published {number(len(body))} byte{'' if len(body) == 1 else 's'} to {node}{later}."
         )
@@ -256,7 +256,7 @@ def _why(node: str, failure: UpstreamError) -> str:
     if failure.status != 404:
         return str(failure)
     if "NOT_FOUND" in str(failure) and ("TOPIC_" in str(failure) or "CHANNEL_" in str(failure)):
-        return f"{node} does not have it."
+        return f"{node} does not have this topic or channel."
     return f"{node} can't show messages: it is an original nsqd, which has no /topic/peek."
 
 

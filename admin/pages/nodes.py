@@ -95,7 +95,7 @@ class _NodeRow:
     @property
     def state(self) -> str:
         if self.row is None:
-            return "not asked yet"
+            return "not polled yet"
         if not self.row.up:
             return "does not answer"
         return "answers" if self.row.health == "OK" else "not healthy"

@@ -62,9 +62,11 @@ def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
         all_told = all_told and problem.kind != "lookup"
     if not nodes:
         why = (
-            "No nsqd has registered so far." if all_told else "Nobody tells which nodes there are."
+            "No nsqd is registered yet."
+            if all_told
+            else "No nsqlookupd answers, so the nodes are unknown."
         )
-        return Verdict("warn", "No node is known", why)
+        return Verdict("warn", "No nodes known", why)
     if not all_told:
         answer = f"{nodes_up} of {nodes} known nodes answer; there may be more"
     elif nodes_up == nodes:
@@ -76,7 +78,7 @@ def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
     if counts["critical"]:
         return Verdict("bad", "Something is wrong", text)
     if counts["warning"]:
-        return Verdict("warn", "Something needs a look", text)
+        return Verdict("warn", "Something needs attention", text)
     return Verdict("good", "Nothing is wrong", text)
 
 
@@ -152,7 +154,7 @@ class OverviewPages:
             "counter",
             live=True,
             warnings=snapshot.warnings if snapshot else [],
-            error="" if snapshot else "No node has answered so far.",
+            error="" if snapshot else "No node has answered yet.",
             messages=messages,
             counted_rate=round(rate_in, 3),
             chart=drawing.rate_chart(),
@@ -165,7 +167,7 @@ class OverviewPages:
             return _Rank(title, none, link, rows)
 
         rows = snapshot.channels.values()
-        ages = "No message waits, or no node tells for how long."
+        ages = "No message waits, or no node reports ages."
         return [
             rank(
                 "Most messages waiting",
@@ -181,13 +183,13 @@ class OverviewPages:
             ),
             rank(
                 "Most timeouts",
-                "Nothing times out.",
+                "No messages time out.",
                 "timeouts",
                 _ranked(rows, lambda row: row.rate_timeout, _per_second),
             ),
             rank(
                 "Most requeues",
-                "Nothing is requeued.",
+                "No messages are requeued.",
                 "requeues",
                 _ranked(rows, lambda row: row.rate_requeue, _per_second),
             ),

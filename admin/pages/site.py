@@ -237,20 +237,20 @@ _FILTERS: Final = {
 _BY_CODE: Final[Mapping[str, tuple[str, str]]] = {
     "CROSS_SITE_REQUEST": (
         "Refused",
-        "The request came from another site. If it was you, go to the page and try again there.",
+        "The request came from another site. If you sent it, open the page here and try again.",
     ),
     "INVALID_CSRF_TOKEN": (
         "The form is out of date",
-        "Nothing was done: since the form was made you have signed in anew, or out. Go back, "
-        "load the page again and send it once more.",
+        "Nothing was done: you have signed in or out since the form was loaded. Go back, reload "
+        "the page and send the form again.",
     ),
 }
 _BY_STATUS: Final[Mapping[int, tuple[str, str]]] = {
     403: ("Not allowed", "Your role does not allow this."),
-    404: ("Not found", "There is no such page."),
-    405: ("Not found", "There is no such page."),
+    404: ("Not found", "This page does not exist."),
+    405: ("Not found", "This page does not exist."),
 }
-_OTHER: Final = ("Something went wrong", "The request was not understood, or failed.")
+_OTHER: Final = ("Something went wrong", "The request was invalid, or it failed.")
 _PROGRAMS: Final = ("/api/", "/config/", "/debug/", "/events", "/metrics", "/render", "/static/")
 
 

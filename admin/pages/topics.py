@@ -108,7 +108,7 @@ class TopicListPages:
             spark=lambda row: sparks[id(row)],
             window=SeriesCharts(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
-            error="" if snapshot else "The nodes have not answered so far.",
+            error="" if snapshot else "No node has answered yet.",
         )
 
     def _listing(
@@ -255,8 +255,8 @@ class LookupPage:
                 count = sum(seen[1].values())
                 messages = f"{number(count)} message{'' if count == 1 else 's'}"
                 said.append(
-                    f"{producer.node} had it with {messages} when it was last seen, at"
-                    f" {when(seen[0])} UTC. It does not answer now."
+                    f"{producer.node} had this topic with {messages} when it was last seen, at"
+                    f" {when(seen[0])} UTC. The node does not answer now."
                 )
         return said
 
