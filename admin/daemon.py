@@ -123,7 +123,7 @@ async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
         target = split_address(address)
         try:
             if target is None:
-                raise ValueError("it is not host:port")
+                raise ValueError("not host:port")
             await trio.socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:  # UnicodeError, of odd names, is a ValueError
             reason = f"failed to resolve --{kind}-http-address ({address}) - {error}"

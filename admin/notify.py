@@ -48,9 +48,9 @@ class Notifier:
             self._send.send_nowait(notification(done, self._via))
         except trio.WouldBlock:
             self.dropped += 1
-            log.error("NOTIFY: %s is not told, too many wait already", done.action)
+            log.error("NOTIFY: dropped the notification of %s: the queue is full", done.action)
         except trio.BrokenResourceError:
-            log.error("NOTIFY: %s is not told, nsqadmin is stopping", done.action)
+            log.error("NOTIFY: dropped the notification of %s: nsqadmin is stopping", done.action)
 
     async def run(self) -> None:
         """Send until cancelled; then what waits gets a second."""
@@ -75,7 +75,7 @@ class Notifier:
                 with trio.move_on_after(_LAST_S, shield=True) as last:
                     await self._flush(client, current)
                 if last.cancelled_caught:
-                    log.error("NOTIFY: stopped before all was told")
+                    log.error("NOTIFY: stopped with unsent notifications")
 
     async def _flush(self, client: httpx2.AsyncClient, current: list[bytes]) -> None:
         """Send what was under way (once more, it may come twice) and what waits."""

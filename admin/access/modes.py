@@ -26,14 +26,14 @@ class Mode(enum.Enum):
 
 
 _EXPLAINED: Final = {
-    Mode.NONE: "everybody who reaches this address may do everything (--access=none)",
-    Mode.LOCAL: "everybody on this machine may do everything, and no other machine gets here; "
-    "what comes through a proxy is for reading only",
-    Mode.ACL: "everybody may read; users of --admin-user, named by the header {header}, may change "
-    "things{trust}",
+    Mode.NONE: "everyone who can connect may do everything (--access=none)",
+    Mode.LOCAL: "everyone on this machine may do everything; other machines can't connect, and "
+    "requests through a proxy are read-only",
+    Mode.ACL: "everyone may read; users of --admin-user, named by the header {header}, may make "
+    "changes{trust}",
     Mode.PASSWORD: "users sign in with a password ({users}); each has a role",
-    Mode.PROXY: "a proxy names the user in the header {header}{roles}; other addresses than "
-    "{proxies} are refused",
+    Mode.PROXY: "a proxy names the user in the header {header}{roles}; requests from "
+    "addresses other than {proxies} are refused",
 }
 
 
@@ -61,11 +61,11 @@ def decide(options: NsqadminOptions, hosts: Iterable[str]) -> Mode:
 
 def _check(options: NsqadminOptions) -> None:
     if options.admin_user and options.access in ("none", "password"):
-        raise OptionsError(f"--admin-user has no meaning with --access={options.access}")
+        raise OptionsError(f"--admin-user can't be used with --access={options.access}")
     if options.users_file and (options.access in ("none", "proxy") or options.admin_user):
-        raise OptionsError("--users-file is for --access=password, without --admin-user")
+        raise OptionsError("--users-file requires --access=password and no --admin-user")
     if options.proxy_role_header and options.access != "proxy":
-        raise OptionsError("--proxy-role-header is for --access=proxy")
+        raise OptionsError("--proxy-role-header requires --access=proxy")
     if options.session_lifetime_ns <= 0:
         raise OptionsError("--session-lifetime must be more than 0")
 
@@ -75,7 +75,7 @@ def explain(mode: Mode, options: NsqadminOptions) -> tuple[bool, str]:
     proxies = ",".join(options.trusted_proxy_cidr)
     text = _EXPLAINED[mode].format(
         header=options.acl_http_header,
-        trust="" if proxies else ", which is believed of everybody: see --trusted-proxy-cidr",
+        trust="" if proxies else ", which is trusted from every address: see --trusted-proxy-cidr",
         users=f"--users-file={options.users_file}" if options.users_file else "no users file",
         roles=f" and the role in {options.proxy_role_header}" if options.proxy_role_header else "",
         proxies=proxies or "loopback",

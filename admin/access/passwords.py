@@ -178,7 +178,9 @@ def add_user(who: str, users_file: str) -> None:
     """
     name, _, title = who.partition(":")
     if not NAME.fullmatch(name):
-        raise OptionsError("--add-user must be name:role, a name has no spaces, colons or commas")
+        raise OptionsError(
+            "--add-user must be name:role; a name can't contain spaces, colons or commas"
+        )
     try:
         role = Role.named(title)
         line = f"{name}:{role.title}:{hash_password(_typed_password())}"
@@ -200,7 +202,7 @@ def _typed_password() -> str:
         return sys.stdin.readline().rstrip("\r\n")
     password = getpass.getpass("Password: ")
     if getpass.getpass("Again: ") != password:
-        raise ValueError("the two are not alike")
+        raise ValueError("the passwords differ")
     return password
 
 

@@ -206,7 +206,7 @@ class Poller:
                         await self._poll(nursery)
                     except Exception:
                         # A defect of ours; the next poll may be better.
-                        log.exception("poll failed")
+                        log.exception("poll of the cluster failed")
                     rest_until_s = trio.current_time() + _REST_SHARE * self.interval_s
                     await trio.sleep_until(max(began_s + self.interval_s, rest_until_s))
         finally:
@@ -339,7 +339,7 @@ class Poller:
         except Exception:
             # A defect of ours.
             node.ages = None
-            log.exception("question for the ages of %s failed", node.producer.node)
+            log.exception("request to %s for message ages failed", node.producer.node)
         finally:
             node.asks_ages = False
 
@@ -364,7 +364,7 @@ class Poller:
             self._warnings = [str(error)]
         except Exception as error:
             # A defect of ours.
-            log.exception("question for nodes failed")
+            log.exception("request for the list of nodes failed")
             self._warnings = [f"{type(error).__name__}: {error}"]
         finally:
             self._learning = False

@@ -72,8 +72,8 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
         ("node_id = 7", "; the key is id"),
         ("lookupd_tcp_address = 'a:1'", "; the key is nsqlookupd_tcp_addresses"),
         ("mem-queue-size = 7", "; the key is mem_queue_size"),
-        ("verbose = true", "; it is a flag only"),
-        ("config = 'x'", "; it is a flag only"),
+        ("verbose = true", "; it is available as a flag only"),
+        ("config = 'x'", "; it is available as a flag only"),
     ],
 )
 def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) 
     assert content.values == {"sync_every": 5}
     key = line.split()[0].strip("[]")
     assert content.warnings == (
-        f"ignored in config file {tmp_path}/nsqd.cfg: {key} is no key of it{advice}",
+        f"ignored in config file {tmp_path}/nsqd.cfg: {key} unknown key{advice}",
     )
 
 

@@ -143,7 +143,7 @@ async def test_a_second_signal_cuts_it_short(lines: io.StringIO) -> None:
         await trio.sleep_forever()
 
     assert await run(hosting, body) == 1
-    assert "FATAL: cut short by a second signal" in lines.getvalue()
+    assert "FATAL: stopped at once by a second signal" in lines.getvalue()
     assert "FATAL" not in echoed[0]
 
 
@@ -159,10 +159,8 @@ async def test_a_defect_of_one_part_ends_all_in_order(
     assert await run(host_inside, body) == 1
     assert events[3:] == ["nsqd-2 down", "lookup down"]
     text = lines.getvalue()
-    assert text.splitlines()[-1].endswith(
-        "FATAL: nsqd-1: ended by a defect: RuntimeError('broken')"
-    )
-    assert "ERROR: a defect ends it\n" in text
+    assert text.splitlines()[-1].endswith("FATAL: nsqd-1: unexpected error: RuntimeError('broken')")
+    assert "ERROR: stopped by an unexpected error\n" in text
     assert "\n    | RuntimeError: broken\n" in text
 
 
@@ -222,4 +220,4 @@ async def test_restarts_are_ever_rarer(
         for earlier, later, lasted in zip(starts, starts[1:], lasts_s, strict=False)
     ]
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.5])
-    assert "nsqlookupd ended by itself (exit 1), is started again in 1 s" in lines.getvalue()
+    assert "nsqlookupd exited (exit 1), restarting in 1 s" in lines.getvalue()

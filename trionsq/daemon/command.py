@@ -57,7 +57,7 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
         warnings.extend(content.warnings)
     values.update(given.values)
     if given.rest:
-        warnings.append(f"ignored on the command line: {' '.join(given.rest)}")
+        warnings.append(f"ignored arguments: {' '.join(given.rest)}")
     return options(**values), warnings
 
 
@@ -111,10 +111,14 @@ def load_config_file(options: type, path: str) -> ConfigFile:
 
 def _remark(options: type, path: str, key: str) -> str:
     shown = key if key.isprintable() else repr(key)
-    why = f"ignored in config file {path}: {shown} is no key of it"
+    why = f"ignored in config file {path}: {shown} unknown key"
     for name, spec in table(options):
         if key.replace("-", "_") in (name, spec.flag.replace("-", "_"), spec.key):
-            return f"{why}; the key is {spec.key}" if spec.key else f"{why}; it is a flag only"
+            return (
+                f"{why}; the key is {spec.key}"
+                if spec.key
+                else f"{why}; it is available as a flag only"
+            )
     return why
 
 

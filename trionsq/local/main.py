@@ -97,7 +97,7 @@ def table(cluster: Cluster, *, pids: bool) -> str:
         lines.append(f"Dashboard: http://{addresses['nsqadmin'].http}")
     lookupd = addresses["nsqlookupd"].http
     lines.append(f"Consumers find every nsqd by lookupd-http-address {lookupd}.")
-    return "\n".join(["All is up. Ctrl-C stops it.", *lines])
+    return "\n".join(["The cluster is up. Ctrl-C stops it.", *lines])
 
 
 if __name__ == "__main__":

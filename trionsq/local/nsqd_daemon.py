@@ -187,9 +187,9 @@ async def run_nsqd(options: NsqdOptions) -> int:
             except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
                 raise
             except* Exception as errors:
-                log.critical("NSQ: ended by an error that nobody expected", exc_info=errors)
+                log.critical("NSQ: stopped by an unexpected error", exc_info=errors)
             for line in broker.unsaved if broker is not None else ():
-                log.error("NSQ: could not be saved: %s", line)
+                log.error("NSQ: could not save: %s", line)
                 code = 1
             nursery.cancel_scope.cancel()
     log.info("NSQ: bye")

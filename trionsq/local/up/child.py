@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(failure, UpError):
             log.critical("%s", failure)
         else:
-            log.critical("a defect ends it", exc_info=error)
+            log.critical("stopped by an unexpected error", exc_info=error)
     return 1
 
 

@@ -95,7 +95,7 @@ class Cluster:
                 try:
                     os.makedirs(part.data_path, exist_ok=True)
                 except OSError as error:
-                    raise UpError(f"{part.name}: can't make its folder: {error}") from None
+                    raise UpError(f"{part.name}: can't create its folder: {error}") from None
             member = Member(part, self)
             member.ports = await self._tasks.start(self._run_part, member)
             self.members.append(member)
@@ -153,8 +153,8 @@ async def _watch_signals(
     signals: AsyncIterator[int], cluster: Cluster, everything: trio.CancelScope
 ) -> None:
     await anext(signals)
-    log.info("stopping; a second signal cuts it short")
+    log.info("stopping; a second signal stops at once")
     cluster.up.cancel()
     await wait_second_signal(signals)
-    cluster.failures.append("cut short by a second signal")
+    cluster.failures.append("stopped at once by a second signal")
     everything.cancel()

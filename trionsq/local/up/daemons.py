@@ -49,9 +49,9 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
     async with running_nsqd(options) as broker:
         yield Ports(broker.tcp_port, broker.http_port)
     for line in broker.unsaved:
-        log.error("NSQ: could not be saved: %s", line)
+        log.error("NSQ: could not save: %s", line)
     if broker.unsaved:
-        raise UpError("could not save everything, see above")
+        raise UpError("could not save everything, see the log lines above")
 
 
 @asynccontextmanager
@@ -115,5 +115,5 @@ async def host_inside(member: Member, *, task_status: trio.TaskStatus[Ports]) ->
         leaf = leaf_of(error)
         if isinstance(leaf, UpError):
             raise leaf from None
-        log.error("a defect ends it", exc_info=error)
-        raise UpError(f"ended by a defect: {leaf!r}") from error
+        log.error("stopped by an unexpected error", exc_info=error)
+        raise UpError(f"unexpected error: {leaf!r}") from error

@@ -64,43 +64,41 @@ class UpError(Exception):
 class UpOptions:
     """Every option of ``trionsq up``."""
 
-    nsqd: int = option("nsqd", 1, INT, f"how many nsqd, 1..{NSQDS_MAX}")
+    nsqd: int = option("nsqd", 1, INT, f"number of nsqd, 1..{NSQDS_MAX}")
     processes: bool = option(
         "processes",
         False,
         BOOL,
-        "a process for each part, so that all cores work; one that dies is started again",
+        "run each part in its own process, to use all cores; a part that dies is restarted",
     )
-    host: str = option(
-        "host", "127.0.0.1", STRING, "address to listen on; 0.0.0.0: reachable from elsewhere"
-    )
+    host: str = option("host", "127.0.0.1", STRING, "address to listen on (0.0.0.0: all addresses)")
     port: int = option(
         "port",
         4150,
         INT,
-        "of the first nsqd, its HTTP API has the next one; each further nsqd has the next two"
-        " that are not the nsqlookupd's or nsqadmin's; 0: any free ones",
+        "TCP port of the first nsqd; its HTTP port is the next one, and each further nsqd has"
+        " the next pair that is not nsqlookupd's or nsqadmin's (0: any free ports)",
     )
     lookupd_port: int = option(
-        "lookupd-port", 4160, INT, "of the nsqlookupd, its HTTP API has the next one; 0: any free"
+        "lookupd-port", 4160, INT, "TCP port of nsqlookupd; HTTP is the next one (0: any free)"
     )
     admin_port: int = option(
-        "admin-port", 4171, INT, "of nsqadmin, the dashboard for browsers; 0: any free one"
+        "admin-port", 4171, INT, "HTTP port of nsqadmin, the dashboard (0: any free port)"
     )
-    no_admin: bool = option("no-admin", False, BOOL, "without nsqadmin")
+    no_admin: bool = option("no-admin", False, BOOL, "do not run nsqadmin")
     data_path: str = option(
         "data-path",
         "nsq-data",
         STRING,
-        "folder with one folder for each nsqd; made if it is not there",
+        "folder with one folder for each nsqd; created if it is missing",
     )
     nsqd_opt: tuple[str, ...] = option(
-        "nsqd-opt", (), STRINGS, "name=value, a flag of every nsqd (nsqd --help shows them)"
+        "nsqd-opt", (), STRINGS, "name=value, a flag for every nsqd (see nsqd --help)"
     )
-    nsqd_config: str = option("nsqd-config", "", STRING, "path of a config file of every nsqd")
+    nsqd_config: str = option("nsqd-config", "", STRING, "config file for every nsqd")
     log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
     log_format: str = option(
-        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: one object per line"
     )
 
 
@@ -118,7 +116,7 @@ def read_options(words: Sequence[str], command: str, **defaults: Any) -> UpOptio
     except flags.UsageError as error:
         _refuse(command, str(error))
     if given.rest:
-        _refuse(command, f"not understood: {' '.join(given.rest)}")
+        _refuse(command, f"unexpected argument: {' '.join(given.rest)}")
     values: dict[str, Any] = {**defaults, **given.values}
     options = UpOptions(**values)
     if wrong := _wrong(options):
@@ -148,14 +146,14 @@ def _wrong(options: UpOptions) -> str | None:
     for text in options.nsqd_opt:
         name = text.lstrip("-").partition("=")[0]
         if name in _DECIDED:
-            return f"--nsqd-opt={name}: that is decided by {_DECIDED[name]}"
+            return f"--nsqd-opt={name}: set by {_DECIDED[name]}"
     try:
         given = flags.parse(NsqdOptions, nsqd_flags(options))
     except flags.HelpRequested:
-        return "--nsqd-opt: nsqd --help shows what there is"
+        return "--nsqd-opt: see nsqd --help for its flags"
     except (flags.UsageError, FatalValueError) as error:
         return f"--nsqd-opt: {error}"
-    return f"--nsqd-opt: {given.rest[0]} is no flag" if given.rest else None
+    return f"--nsqd-opt: {given.rest[0]} is not a flag" if given.rest else None
 
 
 def nsqd_flags(options: UpOptions) -> list[str]:
@@ -180,7 +178,9 @@ def check_nsqd_options(options: UpOptions) -> None:
     for name, spec in table(NsqdOptions):
         if name in values and spec.flag in _DECIDED:
             decided = _DECIDED[spec.flag]
-            log.warning("%s: %s is ignored: decided by %s", options.nsqd_config, spec.key, decided)
+            log.warning(
+                "%s: %s is ignored, it is set by %s", options.nsqd_config, spec.key, decided
+            )
 
 
 NODE_IDS: Final = 1024
