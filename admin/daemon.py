@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx2
 import trio
 
-from admin.access.opening import open_access
+from admin.access.guard import open_access
 from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
@@ -124,7 +124,7 @@ async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
         target = split_address(address)
         try:
             if target is None:
-                raise ValueError("it is not host:port")
+                raise ValueError("not host:port")
             await trio.socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:  # UnicodeError, of odd names, is a ValueError
             reason = f"failed to resolve --{kind}-http-address ({address}) - {error}"

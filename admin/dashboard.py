@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import trio
 
 from admin.access.guard import Access
 from admin.cluster.queries import Cluster
-from admin.operations import Done, Operations
+from admin.notify import Notifier
+from admin.operations import Operations
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream
+from admin.user_action import UserAction
 from admin.watch.poller import Poller
 from trionsq.histogram import Histogram
-
-if TYPE_CHECKING:
-    from admin.notify import Notifier
 
 __all__ = ["Dashboard", "Role"]
 
@@ -50,7 +49,7 @@ class Dashboard:
     poller: Poller = field(init=False)
     operations: Operations = field(init=False)
     notify: Notifier | None = None
-    observers: list[Callable[[Done], None]] = field(default_factory=list)
+    observers: list[Callable[[UserAction], None]] = field(default_factory=list)
     tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = field(default_factory=list)
     start_task: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda name, task: None
     stopping: trio.Event = field(default_factory=trio.Event)
@@ -62,7 +61,7 @@ class Dashboard:
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
         self.tasks.append(("nsqadmin poller", self.poller.run))
         self.observers.append(self.access.observe)
-        self.operations = Operations(self)
+        self.operations = Operations(self.cluster, self.access.user, self.observers)
 
     @property
     def base_path(self) -> str:

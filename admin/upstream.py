@@ -27,7 +27,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
 
-__all__ = ["NBYTES_MAX", "Answer", "Upstream", "UpstreamError", "json_of", "node_of"]
+__all__ = ["NBYTES_MAX", "ForeignResponse", "Upstream", "UpstreamError", "json_of", "node_of"]
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ _NEVER_SENT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ForeignResponse:
     """What a foreign server said; ``headers`` by name in lower case."""
 
     status: int
@@ -166,7 +166,7 @@ class Upstream:
         """The bytes that are at ``url``; else as `get_json`."""
         return await self._ask("GET", url, timeout_s)
 
-    async def get_foreign(self, url: str) -> Answer:
+    async def get_foreign(self, url: str) -> ForeignResponse:
         """What is at ``url``, whatever its status: of a server that is no part of NSQ.
 
         A user and a password in the URL are sent.
@@ -178,7 +178,7 @@ class Upstream:
             with trio.move_on_after(self._request_timeout_s):
                 answer, body = await self._exchange("GET", url, None, {"Accept": "*/*"})
                 headers = {name.lower(): value for name, value in answer.headers.items()}
-                return Answer(answer.status_code, headers, body)
+                return ForeignResponse(answer.status_code, headers, body)
         raise UpstreamError(node_of(url), f"no answer within {self._request_timeout_s:g} s")
 
     async def post(self, url: str, body: bytes = b"", *, timeout_s: float | None = None) -> bytes:

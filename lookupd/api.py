@@ -13,8 +13,7 @@ from quart_trio import QuartTrio
 
 from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Entry, Registry
+from lookupd.registry import Entry, Producer, Registry
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S

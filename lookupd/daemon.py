@@ -11,17 +11,17 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 import trio
 
-from lookupd import connection
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Registry
 from lookupd.session import Session
+from lookupd.turns import sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import (
@@ -38,7 +38,15 @@ from trionsq.web.gate import Gate
 from trionsq.web.protocol import json_bytes
 from trionsq.web.serve import WebServer, serve_web
 
-__all__ = ["Lookupd", "run_nsqlookupd", "running_nsqlookupd"]
+__all__ = [
+    "LINGER_S",
+    "MAGIC_S",
+    "WRITE_STALL_S",
+    "Lookupd",
+    "run_nsqlookupd",
+    "running_nsqlookupd",
+    "serve_session",
+]
 
 log = logging.getLogger("trionsq")
 
@@ -74,7 +82,7 @@ class Lookupd:
     async def serve(self, stream: trio.abc.HalfCloseableStream, remote_address: str) -> None:
         """Speak V1 on a stream until either side closes it."""
         session = Session(self.registry, remote_address, self._identity())
-        await connection.serve(stream, session, self.now_ns)
+        await serve_session(stream, session, self.now_ns)
 
     async def serve_socket(self, accepted: socket.socket) -> None:
         """A connection's life. What goes wrong costs it alone."""
@@ -177,3 +185,53 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
             await anext(signals)
     log.info("NSQLOOKUPD: bye")
     return 0
+
+
+# What one read brings is done in one step: 100 to 800 commands, each with its line in the log,
+# take up to 5 ms. Their answers have less than twice its size.
+_READ_NBYTES_MAX: Final = 4 * 1024
+MAGIC_S: Final = 60.0
+"""The magic, which nsqd sends at once, must be there within so long."""
+WRITE_STALL_S: Final = 30.0
+"""A peer who does not take its answers for so long is given up."""
+LINGER_S: Final = 0.5
+"""After the last answer, what the peer still sends is thrown away for so long: a reset because of
+unread input would lose the answer."""
+
+
+async def serve_session(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    """Serve until either side ends it, then close both.
+
+    On cancellation the connection is closed at once, and its producer is gone.
+    """
+    try:
+        with trio.fail_after(MAGIC_S):
+            while not session.begun:
+                await _converse(stream, session, now_ns)
+        while not session.ended:
+            await _converse(stream, session, now_ns)
+        with trio.move_on_after(LINGER_S):
+            await stream.send_eof()
+            while await stream.receive_some(_READ_NBYTES_MAX):
+                pass
+    except (trio.BrokenResourceError, trio.TooSlowError) as error:
+        log.debug("TCP: %r lost: %r", session, error)
+    finally:
+        session.close()
+        with trio.CancelScope(shield=True):
+            # Bounded by what the producer had registered; it waits for nobody.
+            await sweep(session.registry)
+        await trio.aclose_forcefully(stream)
+
+
+async def _converse(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    data = await stream.receive_some(_READ_NBYTES_MAX)
+    answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
+    await sweep(session.registry)
+    if answers:
+        with trio.fail_after(WRITE_STALL_S):
+            await stream.send_all(answers)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from lookupd.producer import MissingFieldsError, Producer, read_announced
-from lookupd.registry import Registry
+from lookupd.registry import MissingFieldsError, Producer, Registry, read_announced
 from trionsq.logtext import printable
 from trionsq.wire.names import is_valid_name
 

@@ -7,7 +7,8 @@ garbage collector: a cycle can't come from JSON.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import re
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -25,6 +26,7 @@ __all__ = [
     "NodeStats",
     "Producer",
     "TopicStats",
+    "version_key",
 ]
 
 Count: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -168,3 +170,25 @@ class Named(Struct):
 
     topics: list[str] | None = None
     channels: list[str] | None = None
+
+
+_VERSION: Final = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:-([^+]*))?(?:\+.*)?")
+
+VersionKey = tuple[tuple[int, int, str], ...]
+
+
+def version_key(version: str) -> VersionKey:
+    """What sorts as the version does; what is no version is older than any."""
+    found = _VERSION.fullmatch(version.strip())
+    if found is None:
+        return ()
+    numbers: VersionKey = tuple((1, int(part or 0), "") for part in found.groups()[:3])
+    if found[4] is None:
+        return (*numbers, (2, 0, ""))  # later than anything before it
+    return (*numbers, *map(_version_part, found[4].split(".")))
+
+
+def _version_part(text: str) -> tuple[int, int, str]:
+    if text.isdecimal() and len(text) < 10:
+        return (0, int(text), "")
+    return (1, 0, text)

@@ -81,7 +81,7 @@ def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
         assert answer is not None
         assert answer.json() == {"message": "NOT_FOUND"}
         page.goto(f"{base}/nowhere")
-        page.get_by_role("link", name="To the overview", exact=True).click()
+        page.get_by_role("link", name="Go to the overview", exact=True).click()
         expect(page).to_have_url(f"{base}/")
 
 

@@ -83,7 +83,7 @@ def test_a_topic_and_a_channel_are_created(at: Tab, cluster: Cluster) -> None:
     page = at.go("/lookup")
     page.get_by_label("Topic", exact=True).fill("not a name")
     press(page, "Create")
-    told(page, "That is no valid name of a topic.")
+    told(page, "Not a valid topic name.")
 
 
 def test_a_topic_is_paused_and_unpaused(at: Tab, cluster: Cluster) -> None:

@@ -65,9 +65,9 @@ def test_the_overview_tells_of_a_new_backlog(at: Tab, cluster: Cluster) -> None:
     cluster.create("stuck", "nobody")
     cluster.publish(0, "stuck", b"x")
     problem = page.locator(".problems li", has_text="stuck / nobody")
-    expect(problem).to_contain_text("nobody consumes")
+    expect(problem).to_contain_text("no consumers")
     assert stayed(page)
-    problem.get_by_role("link", name="Look at").click()
+    problem.get_by_role("link", name="Show stuck").click()
     expect(page).to_have_url(at.base + "/topics/stuck/nobody")
 
 

@@ -25,11 +25,11 @@ VIEWS: Final = {
     "node": ("/nodes/NODE", "orders"),
     "node-channels": ("/nodes/NODE?show=channels", "billing"),
     "node-clients": ("/nodes/NODE?show=clients", "worker"),
-    "counter": ("/counter", "Messages taken by all channels"),
+    "counter": ("/counter", "Messages received by all channels"),
     "lookup": ("/lookup", "Create a topic or a channel"),
     "audit": ("/audit", "create topic"),
     "peek": ("/peek?topic=payloads&channel=archive&node=NODE", '"customer": "Ann"'),
-    "publish": ("/publish?topic=orders", "Real consumers will get it."),
+    "publish": ("/publish?topic=orders", "Consumers will receive this message."),
     "confirm": ("/confirm/delete?topic=orders", "will be lost"),
     "missing": ("/topics/nowhere", "nowhere"),
 }

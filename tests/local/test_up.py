@@ -238,7 +238,7 @@ async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
         ) as consumer:
             await take(consumer, await publish(running, "nsqd-2", 10))
             os.kill(running.pids["nsqd-2"], signal.SIGKILL)
-            await running.logged(r"nsqd-2 ended by itself \(Killed\), is started again in 0.5 s")
+            await running.logged(r"nsqd-2 exited \(Killed\), restarting in 0.5 s")
             await running.up_again("nsqd-2")
             await take(consumer, await publish(running, "nsqd-2", 20))
         os.kill(running.pids["nsqlookupd"], signal.SIGKILL)
@@ -274,11 +274,11 @@ async def test_a_second_signal_leaves_no_process(tmp_path: Path) -> None:
         assert running.http.keys() == {"nsqlookupd", "nsqd-1"}
         os.kill(running.pids["nsqd-1"], signal.SIGSTOP)
         running.process.send_signal(signal.SIGINT)
-        await running.logged("stopping; a second signal cuts it short")
+        await running.logged("stopping; a second signal stops at once")
         # It may count from somewhat later than its line.
         await trio.sleep(3 * ECHO_S)
         assert await running.end() == 1
-        assert running.fatal == ["cut short by a second signal"]
+        assert running.fatal == ["stopped at once by a second signal"]
         await until_ended(running.pids)
 
 
@@ -319,4 +319,4 @@ async def test_a_data_path_that_cannot_be_made(tmp_path: Path) -> None:
     async with up(tmp_path) as running:
         assert await running.process.wait() == 1
     [line] = running.fatal
-    assert line.startswith("nsqd-1: can't make its folder: ")
+    assert line.startswith("nsqd-1: can't create its folder: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,17 @@ import trio
 from quart_trio import QuartTrio
 from trio.testing import memory_stream_pair
 
-from lookupd import connection, turns
+import lookupd
+from lookupd import daemon, turns
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Registry
+from lookupd.registry import Producer, Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, producer
 from tests.work import longest_step
 from trionsq.web import protocol
 
+FOLDER = f"{Path(lookupd.__file__).parent}/"
 FEW, MANY = 10, 10_000
 # One step of 500 registrations has fewer lines than this, and 10,000 of them have far more.
 LINES_MAX = 15_000
@@ -92,7 +94,7 @@ async def test_a_request_is_cut_into_turns(
             client = app.test_client()
             await (client.get(target) if method == "GET" else client.post(target))
 
-        lines.append(await longest_step(ask, "/lookupd/"))
+        lines.append(await longest_step(ask, FOLDER))
     assert lines[0] > 0
     assert lines[1] < LINES_MAX
     assert max(encoded) <= turns.TOUCHED_MAX
@@ -127,7 +129,7 @@ async def test_a_lost_producer_is_gone_at_once_and_swept_in_turns() -> None:
 
     async def live() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.serve, theirs, session, lambda: 0)
+            nursery.start_soon(daemon.serve_session, theirs, session, lambda: 0)
             await ours.send_all(commands)
             answers = b""
             while len(answers) < len(IDENTITY) + 4 + 6 * MANY:

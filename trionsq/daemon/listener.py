@@ -104,7 +104,7 @@ async def accept_forever(
                 continue
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
-                    log.debug("TCP: a connection was gone before it was accepted: %s", error)
+                    log.debug("TCP: a connection closed before it was accepted: %s", error)
                     continue
                 log.error("TCP: accept failed, trying again: %s", error)
                 await trio.sleep(_PAUSE_S)

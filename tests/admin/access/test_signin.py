@@ -22,8 +22,8 @@ from admin.access.passwords import (
 )
 from admin.access.roles import Role
 from admin.access.session import ABSOLUTE_S, OF_ONE_USER_MAX, Sessions
-from admin.access.signin import safe_path
 from admin.access.users import Account, FixedUsers
+from admin.pages.account import safe_path
 from admin.watch.events import Events, TickStream
 from tests.admin.access.support import PEER, USERS, Clock, Site, account, basic, cookie_of, site
 from trionsq.daemon.token_buckets import TokenBuckets

@@ -18,13 +18,13 @@ from typing import Final
 
 import trio
 
-from trionsq.daemon import limits
+from trionsq.daemon.command import raise_open_files_limit
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
 from trionsq.local.nsqd_daemon import tune_interpreter
-from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, start_error
+from trionsq.local.up.daemons import KINDS, start_error
+from trionsq.local.up.options import UpError
 from trionsq.logtext import first_error
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, kind, *flags = sys.argv[1:] if argv is None else argv
     level = _value_of(flags, "--log-level=", "info")
     configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     tune_interpreter()
     failure: BaseException | None = None
     try:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(failure, UpError):
             log.critical("%s", failure)
         else:
-            log.critical("a defect ends it", exc_info=error)
+            log.critical("stopped by an unexpected error", exc_info=error)
     return 1
 
 
@@ -94,7 +94,7 @@ async def _watch_signals(
 ) -> None:
     await anext(signals)
     stop.set()
-    await another(signals)
+    await wait_second_signal(signals)
     log.warning("second signal, stopping at once")
     everything.cancel()
 

@@ -16,9 +16,8 @@ from typing import Protocol
 import trio
 
 from trionsq.daemon.gcpolicy import start_collecting
-from trionsq.daemon.signals import another
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Addresses, Part, Ports
+from trionsq.daemon.signals import wait_second_signal
+from trionsq.local.up.options import Addresses, Part, Ports, UpError
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
 
@@ -96,7 +95,7 @@ class Cluster:
                 try:
                     os.makedirs(part.data_path, exist_ok=True)
                 except OSError as error:
-                    raise UpError(f"{part.name}: can't make its folder: {error}") from None
+                    raise UpError(f"{part.name}: can't create its folder: {error}") from None
             member = Member(part, self)
             member.ports = await self._tasks.start(self._run_part, member, name=part.name)
             self.members.append(member)
@@ -155,8 +154,8 @@ async def _watch_signals(
     signals: AsyncIterator[int], cluster: Cluster, everything: trio.CancelScope
 ) -> None:
     await anext(signals)
-    log.info("stopping; a second signal cuts it short")
+    log.info("stopping; a second signal stops at once")
     cluster.up.cancel()
-    await another(signals)
-    cluster.failures.append("cut short by a second signal")
+    await wait_second_signal(signals)
+    cluster.failures.append("stopped at once by a second signal")
     everything.cancel()

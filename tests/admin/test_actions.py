@@ -14,12 +14,12 @@ import trio
 from admin import notify
 from admin.dashboard import Dashboard
 from admin.notify import Notifier, notification
-from admin.operations import Done
 from admin.options import NsqadminOptions
+from admin.user_action import UserAction
 from tests.admin.nodes import Asked, FakeNode, ask, fake_node, nsqadmin, producer
 from tests.processes import free_address
 
-DONE = Done(
+DONE = UserAction(
     action="pause_topic",
     topic="t",
     time_s=1700000000.9,
@@ -154,7 +154,7 @@ async def test_a_call_that_fails_is_a_warning() -> None:
 async def test_each_action_is_told_once() -> None:
     """To observers, with warnings; a pause that could not be is told too, with the reason."""
     async with small() as cluster:
-        told: list[Done] = []
+        told: list[UserAction] = []
         cluster.dashboard.observers.append(told.append)
         await cluster.do("POST", "/api/topics", {"topic": "t", "channel": "c"})
         await cluster.do("POST", "/api/topics/t", {"action": "pause"})
@@ -209,7 +209,7 @@ async def test_a_receiver_that_hangs_holds_nobody_up(
             async with small(notification_http_endpoint=url) as cluster:
                 for _ in range(3):
                     await cluster.do("POST", "/api/topics/t", {"action": "pause"})
-    assert "NOTIFY: stopped before all was told" in caplog.text
+    assert "NOTIFY: stopped with unsent notifications" in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 import msgspec
 from quart import Response
 
-from admin.api.common import answer, require, upstream
+from admin.api.responses import require_role, response, upstream_errors
 from admin.dashboard import Dashboard, Role
 from admin.operations import Verb
 from trionsq.web.protocol import HttpError
 from trionsq.web.request import read_body
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Doing"]
+__all__ = ["Actions"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class _Action(msgspec.Struct):
     action: str = ""
 
 
-class Doing:
+class Actions:
     """The endpoints that change something."""
 
     def __init__(self, dashboard: Dashboard) -> None:
@@ -41,13 +41,13 @@ class Doing:
 
     async def create(self) -> Response:
         """POST /api/topics: a topic and maybe a channel."""
-        require(self._dashboard, "operator")
+        require_role(self._dashboard, "operator")
         names = await _body(_Names)
         if not is_valid_name(names.topic.encode()):
             raise HttpError(400, "INVALID_TOPIC")
         if names.channel and not is_valid_name(names.channel.encode()):
             raise HttpError(400, "INVALID_CHANNEL")
-        return answer(await self._dashboard.operations.create(names.topic, names.channel))
+        return response(await self._dashboard.operations.create(names.topic, names.channel))
 
     async def topic_action(self, topic: str) -> Response:
         """POST /api/topics/:topic: pause, unpause or empty."""
@@ -67,30 +67,30 @@ class Doing:
 
     async def tombstone(self, node: str) -> Response:
         """DELETE /api/nodes/:node: hide it from the lookups of a topic."""
-        require(self._dashboard, "admin")
+        require_role(self._dashboard, "admin")
         try:
             names = await _body(_Names)
         except HttpError as error:
             raise HttpError(error.status, "INVALID_BODY") from None
         if not is_valid_name(names.topic.encode()):
             raise HttpError(400, "INVALID_TOPIC")
-        with upstream():
-            return answer(await self._dashboard.operations.tombstone(node, names.topic))
+        with upstream_errors():
+            return response(await self._dashboard.operations.tombstone(node, names.topic))
 
     async def _delete(self, topic: str, channel: str = "") -> Response:
-        require(self._dashboard, "admin")
-        with upstream():
-            return answer(await self._dashboard.operations.delete(topic, channel))
+        require_role(self._dashboard, "admin")
+        with upstream_errors():
+            return response(await self._dashboard.operations.delete(topic, channel))
 
     async def _act(self, topic: str, channel: str = "") -> Response:
-        require(self._dashboard, "operator")
+        require_role(self._dashboard, "operator")
         verb = (await _body(_Action)).action
         if verb not in _VERBS:
             raise HttpError(400, "INVALID_ACTION")
-        require(self._dashboard, _ROLES[verb])
-        with upstream():
+        require_role(self._dashboard, _ROLES[verb])
+        with upstream_errors():
             reached = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
-            return answer(reached.warnings)
+            return response(reached.warnings)
 
 
 async def _body(kind: type[T]) -> T:

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 import trio
-from msgspec import Meta, Raw, Struct
+from msgspec import Struct
 
-from admin.cluster.decoding import PIECE_NBYTES, PIECE_TOPICS
 from admin.cluster.queries import url_of
-from admin.upstream import Upstream, UpstreamError
+from admin.cluster.shapes import Count
+from admin.cluster.turns import decode_stats
+from admin.upstream import Upstream
 
-__all__ = ["ChannelFigures", "NodeFigures", "TopicFigures", "ages_in", "ask_ages", "ask_figures"]
+__all__ = [
+    "ChannelMetrics",
+    "NodeMetrics",
+    "TopicMetrics",
+    "ages_in",
+    "poll_stats",
+    "request_ages",
+    "request_stats",
+]
 
-# Peers lie; larger numbers could not be made floats.
-Count = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-
-class ChannelFigures(Struct, gc=False):
+class ChannelMetrics(Struct, gc=False):
     """A channel on one node."""
 
     channel_name: str
@@ -39,11 +45,11 @@ class ChannelFigures(Struct, gc=False):
     paused: bool = False
 
 
-class TopicFigures(Struct, gc=False):
+class TopicMetrics(Struct, gc=False):
     """A topic on one node."""
 
     topic_name: str
-    channels: list[ChannelFigures] | None = None
+    channels: list[ChannelMetrics] | None = None
     depth: Count = 0
     backend_depth: Count = 0
     message_count: Count = 0
@@ -51,56 +57,38 @@ class TopicFigures(Struct, gc=False):
     paused: bool = False
 
 
-class NodeFigures(Struct):
+class NodeMetrics(Struct):
     """A node; ``start_time`` in seconds since 1970."""
 
     version: str = ""
     health: str = ""
     start_time: Count = 0
-    topics: list[TopicFigures] | None = None
+    topics: list[TopicMetrics] | None = None
 
 
-class _Outer(Struct):
-    version: str = ""
-    health: str = ""
-    start_time: Count = 0
-    topics: list[Raw] | None = None
+_TOPIC: Final = msgspec.json.Decoder(TopicMetrics)
 
 
-_OUTER: Final = msgspec.json.Decoder(_Outer)
-_TOPIC: Final = msgspec.json.Decoder(TopicFigures)
-
-
-async def ask_figures(upstream: Upstream, node: str, timeout_s: float) -> NodeFigures:
-    """What the nsqd at host:port says of itself.
+async def request_stats(upstream: Upstream, node: str, timeout_s: float) -> NodeMetrics:
+    """The /stats of the nsqd at host:port, without clients.
 
     Raises:
         UpstreamError: no answer in time, or none that makes sense.
     """
     query = {"format": "json", "include_clients": "false", "include_mem": "false"}
     body = await upstream.get_bytes(url_of(node, "/stats", **query), timeout_s=timeout_s)
-    try:
-        return await decoded(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UpstreamError(node, f"{node} answered no statistics: {error}", 200) from None
+    return await poll_stats(node, body)
 
 
-async def decoded(body: bytes) -> NodeFigures:
-    """The JSON of /stats. Raises msgspec.DecodeError."""
-    outer = _OUTER.decode(body)
-    topics = list[TopicFigures]()
-    nbytes = 0
-    for number, raw in enumerate(outer.topics or (), 1):
-        view = memoryview(raw)
-        topics.append(_TOPIC.decode(view))
-        nbytes += view.nbytes
-        if nbytes >= PIECE_NBYTES or number % PIECE_TOPICS == 0:
-            nbytes = 0
-            await trio.lowlevel.checkpoint()
-    return NodeFigures(outer.version, outer.health, outer.start_time, topics)
+async def poll_stats(node: str, body: bytes) -> NodeMetrics:
+    """The answer of ``node`` to /stats. Raises as `admin.cluster.turns.decode_stats`."""
+    head, topics = await decode_stats(node, body, _TOPIC)
+    return NodeMetrics(head.version, head.health, head.start_time, topics)
 
 
-async def ask_ages(upstream: Upstream, node: str, timeout_s: float) -> dict[tuple[str, str], float]:
+async def request_ages(
+    upstream: Upstream, node: str, timeout_s: float
+) -> dict[tuple[str, str], float]:
     """How long the oldest message of each queue waits, in seconds, where the node tells.
 
     By topic and channel; ``""`` is the topic's own queue.

@@ -7,10 +7,22 @@ a time without an answer the rate is the mean of that time, so nothing jumps whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Counters", "Rates"]
+import msgspec
+
+from admin.cluster.shapes import Producer
+from admin.upstream import UpstreamError
+from admin.watch.requests import NodeMetrics
+from admin.watch.snapshot import NodeRow
+
+__all__ = ["Ages", "Counters", "Rates", "WatchedNode"]
+
+Ages: TypeAlias = Mapping[tuple[str, str], float]
+"""Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
 
 Key: TypeAlias = tuple[str, str]
 Rates: TypeAlias = tuple[float, float, float, float]
@@ -90,3 +102,45 @@ class Counters:
         """All of the answer was seen; what was not in it is gone."""
         self._last, self._now = self._now, {}
         self._last_s = self._now_s
+
+
+@dataclass(slots=True, eq=False)
+class WatchedNode:
+    """What is remembered of a node from poll to poll. Times are of trio's clock."""
+
+    producer: Producer
+    listed_s: float
+    registered: bool = True
+    counters: Counters = field(default_factory=Counters)
+    answer: tuple[NodeMetrics, float] | UpstreamError | None = None
+    asked_s: float | None = None
+    silent: bool = False
+    error: str = ""
+    answered_wall_s: float | None = None
+    start_time: int = 0
+    answered: NodeRow | None = None
+    ages: Ages | None = None
+    ages_due_s: float = -math.inf
+    asks_ages: bool = False
+
+    def row(self) -> NodeRow:
+        return NodeRow(
+            node=self.producer.node,
+            hostname=self.producer.hostname,
+            tcp_port=self.producer.tcp_port,
+            version=self.producer.version,
+            out_of_date=self.producer.out_of_date,
+            registered=self.registered,
+            answered_s=self.answered_wall_s,
+        )
+
+    def silent_row(self, error: str) -> NodeRow:
+        """The figures of the last answer, if there was one, and why there is none now."""
+        row = self.row()
+        if self.answered is not None:
+            row = msgspec.structs.replace(
+                self.answered, registered=self.registered, out_of_date=row.out_of_date
+            )
+            row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = None
+        row.up, row.nodes, row.error = False, 0, error
+        return row
