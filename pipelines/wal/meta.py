@@ -8,8 +8,8 @@ import os
 from typing import Any, Final
 from uuid import uuid4
 
+from pipelines.errors import WalDamagedError, WalError, WalLockedError
 from pipelines.wal.disk import Disk, read_whole, write_durably
-from pipelines.wal.errors import WalDamagedError, WalError, WalLockedError
 from pipelines.wal.segments import FORMAT_VERSION, META
 
 __all__ = [

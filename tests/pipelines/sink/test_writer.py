@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 import trio
 
-from pipelines.sink.errors import ColumnsError, PublishError, RowsError, StageError
-from pipelines.sink.writer import NsqStreamWriter, NsqWriter, publish
+from pipelines.errors import ColumnsError, PublishError, RowsError, StageError
+from pipelines.sink.writers import NsqStreamWriter, NsqWriter, publish
 from pipelines.wal.meta import FolderLock
 from tests.pipelines.sink.committing import run, writer
 from tests.pipelines.sink.rows import LIMIT_S, batch, numbers, options, taken
