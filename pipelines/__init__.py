@@ -1,7 +1,7 @@
 """Spark sources, sinks and jobs for NSQ topics. Needs the ``spark`` extra.
 
 - `session`, `java`: a Spark that works after ``pip install 'trionsq[spark]'`` alone
-- `datasource`, `pyspark_nsq`: ``format("nsq")``, and how Spark finds it
+- `pyspark_nsq`: lets Spark find ``format("nsq")``
 - `source`: ``readStream.format("nsq")``, and the batch read of its log
 - `sink`: ``writeStream.format("nsq")`` and ``write.format("nsq")``
 - `receiver`: receives messages from nsqds into the log; uses no Spark

@@ -4,6 +4,6 @@ Spark imports ``DefaultSource`` from every top-level module whose name begins wi
 wheel has this file as the top-level module ``pyspark_nsq``.
 """
 
-from pipelines.datasource import NsqDataSource as DefaultSource
+from pipelines.source.datasource import NsqDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -14,5 +14,5 @@ In reading order:
 - `signin`: its own two paths
 - `adduser`: ``nsqadmin --add-user``
 
-Spec: nsqadmin, section 4 (``--admin-user``); the rest is ours.
+Spec: nsqadmin, section 4 (``--admin-user``). The rest is ours.
 """

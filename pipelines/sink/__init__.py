@@ -6,5 +6,5 @@
 - `writers`: what Spark calls: direct (at least once) and staged (once a microbatch is complete)
 - `stage`: the folder of staged mode, with `stagedfile` for each task
 
-It needs the ``spark`` extra; only `pipelines.datasource` imports it.
+It needs the ``spark`` extra; of trionsq only `pipelines.source.datasource` imports it.
 """

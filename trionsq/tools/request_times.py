@@ -1,6 +1,6 @@
 """How long requests take, as a log line every so many of them.
 
-Spec: tools, nsq_to_http and nsq_to_nsq (status-every).
+Spec: tools, nsq_to_http (status-every); tools, nsq_to_nsq (status-every).
 """
 
 from __future__ import annotations

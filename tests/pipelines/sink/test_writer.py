@@ -199,7 +199,8 @@ def test_an_nsqd_that_can_not_be_used_does_not_slow_the_others(nsqd: OpenBroker)
 def test_without_any_nsqd_it_says_so_after_its_rounds() -> None:
     """Each address with its reason, in one line."""
     one, other = free_address(), free_address()
-    with pytest.raises(PublishError, match="no nsqd took 10 messages for t in 2 rounds") as caught:
+    reason = "no nsqd accepted 10 messages for t in 2 rounds"
+    with pytest.raises(PublishError, match=reason) as caught:
         publish(numbers(0, 10), options(one, other, retries="1"))
     assert one in str(caught.value)
     assert other in str(caught.value)
