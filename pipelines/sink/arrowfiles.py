@@ -1,20 +1,12 @@
-"""Files of a `pipelines.wal.disk.Disk`, as Arrow reads and writes them."""
+"""Files of a `trionsq.disk.Disk`, as Arrow reads and writes them."""
 
 from __future__ import annotations
 
 import os
 
-from pipelines.wal.disk import DiskFile, RealDisk, RealFile
+from trionsq.disk import DiskFile
 
-__all__ = ["DiskReader", "DiskWriter", "WritableDisk"]
-
-
-class WritableDisk(RealDisk):
-    """A folder whose files are opened to be changed as well."""
-
-    def open(self, name: str) -> RealFile:
-        """Raises OSError."""
-        return RealFile(os.path.join(self.path, name), os.O_RDWR)
+__all__ = ["DiskReader", "DiskWriter"]
 
 
 class DiskWriter:

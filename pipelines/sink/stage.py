@@ -30,7 +30,7 @@ import pyarrow as pa
 from pipelines.sink.arrowfiles import DiskReader, DiskWriter
 from pipelines.sink.errors import StageError
 from pipelines.sink.parcels import Parcel
-from pipelines.wal.disk import Disk, DiskFile, read_whole, write_durably
+from trionsq.disk import Disk, DiskFile, read_file, replace_file
 
 __all__ = ["PUBLISHED", "Stage", "StagedFile"]
 
@@ -173,7 +173,7 @@ class Stage:
         name = f"batch-{batch}.journal"
         with self._failing("beginning a batch failed"):
             data = json.dumps(head).encode() + b"\n" + marks
-            write_durably(self._disk, f"batch-{batch}.tmp", name, data)
+            replace_file(self._disk, name, data, draft=f"batch-{batch}.tmp")
         return name
 
     async def _publish(self, journal: str, deliver: Callable[[Parcel], Awaitable[None]]) -> int:
@@ -249,7 +249,7 @@ class Stage:
 
     def _read_published(self) -> dict[str, Any]:
         try:
-            data = read_whole(self._disk, PUBLISHED)
+            data = read_file(self._disk, PUBLISHED)
         except FileNotFoundError:
             return {"query": None, "batch": -1}
         return self._parsed(PUBLISHED, data, ("query", "batch"))
@@ -295,7 +295,7 @@ class Stage:
 
     def _head_of(self, journal: str) -> dict[str, Any]:
         with self._failing(f"{journal} can't be read"):
-            data = read_whole(self._disk, journal)
+            data = read_file(self._disk, journal)
         return self._parsed(journal, data.partition(b"\n")[0], ("query", "batch", "files"))
 
     def _parsed(self, name: str, data: bytes, keys: Sequence[str]) -> dict[str, Any]:
@@ -312,7 +312,7 @@ class Stage:
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         data = json.dumps({"version": _VERSION, **content}).encode()
         with self._failing(f"{name} can't be written"):
-            write_durably(self._disk, name.replace(".json", ".tmp"), name, data)
+            replace_file(self._disk, name, data, draft=name.replace(".json", ".tmp"))
 
     def _damaged(self, name: str, reason: object) -> StageError:
         return StageError(

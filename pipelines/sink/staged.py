@@ -17,7 +17,6 @@ import trio
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from pipelines.sink.arrowfiles import WritableDisk
 from pipelines.sink.columns import check_batch
 from pipelines.sink.errors import StageError
 from pipelines.sink.nsqds import open_nsqds
@@ -25,7 +24,8 @@ from pipelines.sink.options import SinkOptions
 from pipelines.sink.parcels import Parcel, parcels_of
 from pipelines.sink.stage import Stage, StagedFile
 from pipelines.wal import WalLockedError
-from pipelines.wal.meta import FolderLock
+from pipelines.wal.meta import lock_log
+from trionsq.disk import RealDisk
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
             os.makedirs(self._path, exist_ok=True)
         except OSError as error:
             raise StageError(f"stagePath can't be made: {error}") from error
-        return Stage(WritableDisk(self._path))
+        return Stage(RealDisk(os.path.abspath(self._path), mode=0o644))
 
     @contextmanager
     def _locked(self) -> Iterator[Stage]:
@@ -98,7 +98,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
         deadline_s = time.monotonic() + self._options.lock_timeout_s
         while True:
             try:
-                lock = FolderLock(self._path)
+                lock = lock_log(self._path)
             except WalLockedError:
                 if time.monotonic() >= deadline_s:
                     raise StageError(

@@ -13,8 +13,7 @@ from pipelines.source.offsets import DataLossError, initial_position
 from pipelines.source.options import BatchOptions
 from pipelines.source.partitions import partitions_of, read_partition
 from pipelines.wal import SegmentRef, WalError
-from pipelines.wal.disk import RealDisk
-from pipelines.wal.meta import read_committed, read_meta
+from pipelines.wal.meta import open_disk, read_committed, read_meta
 from pipelines.wal.segments import positions_of
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def snapshot(path: str) -> Snapshot:
     Raises:
         WalDamagedError, WalError: there is none, or it is damaged or of a newer version.
     """
-    disk = RealDisk(path)
+    disk = open_disk(path)
     try:
         read_meta(disk)
         committed = read_committed(disk) or 0

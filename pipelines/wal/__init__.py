@@ -12,9 +12,9 @@ durable; a crash at any point leaves either all of a segment or nothing.
 
 - `log`: `Wal` and `WalLimits`
 - `segments`: `Block` (what is appended), `SegmentRef` and `read_segment` (for executors)
-- `recovery`, `meta`: what is found in the folder at start
+- `recovery`: reads the folder at the start; `meta`: the small files and the lock
 - `duplicates`: which ids the retained segments have
-- `disk`, `errors`
+- `errors`
 
 ::
 

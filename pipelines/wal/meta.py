@@ -1,23 +1,27 @@
-"""The small files beside the segments: ``META.json``, ``COMMITTED.json`` and ``LOCK``."""
+"""The log's folder and the small files beside the segments.
+
+``META.json`` names the log, ``COMMITTED.json`` has the committed position, ``LOCK`` is locked by
+the process that writes.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from typing import Any, Final
 from uuid import uuid4
 
-from pipelines.wal.disk import Disk, read_whole, write_durably
 from pipelines.wal.errors import WalDamagedError, WalError, WalLockedError
 from pipelines.wal.segments import FORMAT_VERSION, META
+from trionsq.disk import Disk, FolderLock, FolderLockError, RealDisk, read_file, replace_file
 
 __all__ = [
     "COMMITTED",
     "LOCK",
     "META",
-    "FolderLock",
     "create_meta",
+    "lock_log",
+    "open_disk",
     "read_committed",
     "read_meta",
     "write_committed",
@@ -32,35 +36,29 @@ _ADVICE: Final = (
 )
 
 
-class FolderLock:
-    """The right to write, until `release` or the end of the process."""
+def open_disk(path: str | os.PathLike[str]) -> RealDisk:
+    """Return the disk of the log in folder ``path``, with an absolute path: executors get it too.
 
-    def __init__(self, path: str) -> None:
-        """Lock the log in folder ``path``, without waiting.
+    Existing files are opened for reading only: executors may lack the right to write. Others may
+    read new files.
+    """
+    return RealDisk(os.path.abspath(path), mode=0o644, open_flags=os.O_RDONLY)
 
-        Raises:
-            WalLockedError: another process, or another object in this one, has it.
-            OSError: there is no such folder, or no right to write.
-        """
-        self._fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            raise WalLockedError(
-                f"the log {path} is in use by another query or process; each query needs a "
-                "walPath of its own"
-            ) from error
 
-    def release(self) -> None:
-        """Let others have it. A second call does nothing."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            try:
-                # Said aloud: a forked child may still have the same open file.
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            finally:
-                os.close(fd)
+def lock_log(path: str) -> FolderLock:
+    """Lock the log in folder ``path`` for writing, without waiting.
+
+    Raises:
+        WalLockedError: another process, or another object in this process, holds the lock.
+        OSError: the folder is missing, or this process may not write to it.
+    """
+    try:
+        return FolderLock(path, LOCK)
+    except FolderLockError as error:
+        raise WalLockedError(
+            f"the log {path} is in use by another query or process; each query needs a "
+            "walPath of its own"
+        ) from error
 
 
 def create_meta(disk: Disk) -> str:
@@ -68,7 +66,7 @@ def create_meta(disk: Disk) -> str:
     write_committed(disk, 0)
     wal_id = uuid4().hex
     text = json.dumps({"version": FORMAT_VERSION, "id": wal_id})
-    write_durably(disk, f"{META}.tmp", META, text.encode())
+    replace_file(disk, META, text.encode(), draft=f"{META}.tmp")
     return wal_id
 
 
@@ -89,7 +87,7 @@ def read_meta(disk: Disk) -> str:
 def write_committed(disk: Disk, lsn: int) -> None:
     """Note the position. Raises OSError: the old one stands, or the new one."""
     text = json.dumps({"version": FORMAT_VERSION, "lsn": lsn})
-    write_durably(disk, f"{COMMITTED}.tmp", COMMITTED, text.encode())
+    replace_file(disk, COMMITTED, text.encode(), draft=f"{COMMITTED}.tmp")
 
 
 def read_committed(disk: Disk) -> int | None:
@@ -107,7 +105,7 @@ def read_committed(disk: Disk) -> int | None:
 def _read(disk: Disk, name: str, advice: str) -> dict[str, Any]:
     path = os.path.join(disk.path, name)
     try:
-        found = json.loads(read_whole(disk, name))
+        found = json.loads(read_file(disk, name))
         version = int(found["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise WalDamagedError(f"{path} is damaged ({error!r}): {advice}") from error

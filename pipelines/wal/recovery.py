@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pipelines.wal import meta
-from pipelines.wal.disk import Disk, read_whole
 from pipelines.wal.errors import WalDamagedError, WalError
 from pipelines.wal.segments import (
     SegmentRef,
@@ -24,6 +23,7 @@ from pipelines.wal.segments import (
     positions_of,
     written_ns_of,
 )
+from trionsq.disk import Disk, read_file
 
 __all__ = ["Found", "Segment", "recent_ids", "recover"]
 
@@ -95,7 +95,7 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
     end = refs[-1].end if refs else committed
     written_ns = 0
     if refs:
-        newest = read_whole(disk, os.path.basename(refs[-1].path))
+        newest = read_file(disk, os.path.basename(refs[-1].path))
         check_segment(newest, refs[-1], wal_id)
         written_ns = written_ns_of(newest, refs[-1])
     # Only now, when all is known to be well, is anything changed.
@@ -121,7 +121,7 @@ def _without_replaced(
     replaced: list[SegmentRef] = []
 
     def written_ns(ref: SegmentRef) -> int:
-        return written_ns_of(read_whole(disk, os.path.basename(ref.path)), ref)
+        return written_ns_of(read_file(disk, os.path.basename(ref.path)), ref)
 
     for ref in refs:
         if counts and counts[-1].first == ref.first:
@@ -181,7 +181,7 @@ def recent_ids(
     counts: dict[object, int] = {}
     found: list[tuple[int, list[StreamIds]]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(read_whole(disk, segment.name), segment.ref)
+        parts = ids_of_segment(read_file(disk, segment.name), segment.ref)
         found.append((segment.ref.end, parts))
         for part in parts:
             counts[part.stream] = counts.get(part.stream, 0) + len(part.ids)
