@@ -35,7 +35,7 @@ from pipelines.sink.stagedfile import (
     read_command_batch,
     write_commands,
 )
-from pipelines.wal.disk import Disk, DiskFile, read_whole, write_durably
+from trionsq.disk import Disk, DiskFile, read_file, replace_file
 
 __all__ = ["PUBLISHED", "Stage"]
 
@@ -158,7 +158,7 @@ class Stage:
         name = f"batch-{batch}.journal"
         with self._stage_errors("writing the journal failed"):
             data = json.dumps(head).encode() + b"\n" + marks
-            write_durably(self._disk, f"batch-{batch}.tmp", name, data)
+            replace_file(self._disk, name, data, draft=f"batch-{batch}.tmp")
         return name
 
     async def _publish(
@@ -229,7 +229,7 @@ class Stage:
 
     def _read_published(self) -> dict[str, Any]:
         try:
-            data = read_whole(self._disk, PUBLISHED)
+            data = read_file(self._disk, PUBLISHED)
         except FileNotFoundError:
             return {"query": None, "batch": -1}
         return self._parsed(PUBLISHED, data, ("query", "batch"))
@@ -275,7 +275,7 @@ class Stage:
 
     def _head_of(self, journal: str) -> dict[str, Any]:
         with self._stage_errors(f"{journal} can't be read"):
-            data = read_whole(self._disk, journal)
+            data = read_file(self._disk, journal)
         return self._parsed(journal, data.partition(b"\n")[0], ("query", "batch", "files"))
 
     def _parsed(self, name: str, data: bytes, keys: Sequence[str]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class Stage:
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         data = json.dumps({"version": _VERSION, **content}).encode()
         with self._stage_errors(f"{name} can't be written"):
-            write_durably(self._disk, name.replace(".json", ".tmp"), name, data)
+            replace_file(self._disk, name, data, draft=name.replace(".json", ".tmp"))
 
     def _damaged(self, name: str, reason: object) -> StageError:
         return StageError(

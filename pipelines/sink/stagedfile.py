@@ -1,6 +1,6 @@
 """The Arrow file that a task stages: a record batch for each command batch.
 
-Arrow reads and writes it through file objects on a `pipelines.wal.disk.Disk`.
+Arrow reads and writes it through file objects on a `trionsq.disk.Disk`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pipelines.sink.commands import CommandBatch
-from pipelines.wal.disk import DiskFile, RealDisk, RealFile
+from trionsq.disk import DiskFile
 
 __all__ = [
     "StagedFile",
-    "WritableDisk",
     "open_commands",
     "read_command_batch",
     "write_commands",
@@ -72,14 +71,6 @@ def read_command_batch(reader: Any, index: int) -> CommandBatch:
     record_batch.validate(full=True)
     row = record_batch.to_pylist()[0]
     return CommandBatch(row["topic"], row["rows"], row["commands"])
-
-
-class WritableDisk(RealDisk):
-    """A folder whose existing files are opened for writing as well as for reading."""
-
-    def open(self, name: str) -> RealFile:
-        """Raises OSError."""
-        return RealFile(os.path.join(self.path, name), os.O_RDWR)
 
 
 class DiskWriter:

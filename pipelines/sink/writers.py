@@ -31,8 +31,9 @@ from pipelines.sink.commands import CommandBatch, check_batch, command_batches
 from pipelines.sink.nsqds import open_nsqds
 from pipelines.sink.options import SinkOptions
 from pipelines.sink.stage import Stage
-from pipelines.sink.stagedfile import StagedFile, WritableDisk
-from pipelines.wal.meta import FolderLock
+from pipelines.sink.stagedfile import StagedFile
+from pipelines.wal.meta import lock_log
+from trionsq.disk import RealDisk
 
 __all__ = [
     "NsqStagedWriter",
@@ -197,7 +198,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
             os.makedirs(self._path, exist_ok=True)
         except OSError as error:
             raise StageError(f"stagePath can't be made: {error}") from error
-        return Stage(WritableDisk(self._path))
+        return Stage(RealDisk(os.path.abspath(self._path), mode=0o644))
 
     @contextmanager
     def _locked(self) -> Iterator[Stage]:
@@ -205,7 +206,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
         deadline_s = time.monotonic() + self._options.lock_timeout_s
         while True:
             try:
-                lock = FolderLock(self._path)
+                lock = lock_log(self._path)
             except WalLockedError:
                 if time.monotonic() >= deadline_s:
                     raise StageError(

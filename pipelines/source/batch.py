@@ -17,8 +17,7 @@ from pipelines.errors import DataLossError, WalError, WalRangeError
 from pipelines.source.offsets import initial_position
 from pipelines.source.options import BatchOptions
 from pipelines.wal import SegmentRef, read_segment
-from pipelines.wal.disk import RealDisk
-from pipelines.wal.meta import read_committed, read_meta
+from pipelines.wal.meta import open_disk, read_committed, read_meta
 from pipelines.wal.segments import positions_of
 
 __all__ = [
@@ -121,7 +120,7 @@ def snapshot(path: str) -> LogSnapshot:
     Raises:
         WalDamagedError, WalError: there is no log, or it is damaged or of a newer version.
     """
-    disk = RealDisk(path)
+    disk = open_disk(path)
     try:
         read_meta(disk)
         committed = read_committed(disk) or 0

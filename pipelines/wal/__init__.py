@@ -12,9 +12,8 @@ A position (``lsn``) counts messages from the start of the log. Messages are dur
 
 - `log`: `Wal` and `WalLimits`
 - `segments`: `Block` (what is appended), `SegmentRef` and `read_segment` (for executors)
-- `recovery`, `meta`: the state of the folder when a log is opened
+- `recovery`: reads the folder when a log is opened; `meta`: the small files and the lock
 - `duplicates`: ids of the retained segments
-- `disk`: the file operations of a log
 
 ::
 

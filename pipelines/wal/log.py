@@ -19,9 +19,9 @@ from typing import Final, Self
 
 from pipelines.errors import WalError, WalFullError, WalRangeError
 from pipelines.wal import meta
-from pipelines.wal.disk import Disk, RealDisk, sync_folder, write_durably
 from pipelines.wal.recovery import Segment, recent_ids, recover
 from pipelines.wal.segments import Block, ScopeIds, SegmentRef, encode_segment, segment_name
+from trionsq.disk import Disk, FolderLock, RealDisk, replace_file
 
 __all__ = ["Wal", "WalLimits"]
 
@@ -63,7 +63,7 @@ class Wal:
         *,
         create: bool,
         limits: WalLimits,
-        lock: meta.FolderLock | None = None,
+        lock: FolderLock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For tests with disks of their own; see `open`. Also raises OSError."""
@@ -107,15 +107,15 @@ class Wal:
             WalDamagedError: a file is damaged or missing; the text says what to do.
             WalError: there is no log, it is of a newer version, or the disk failed.
         """
-        disk = RealDisk(path)
-        lock: meta.FolderLock | None = None
+        disk = meta.open_disk(path)
+        lock: FolderLock | None = None
         try:
             if create and not os.path.isdir(disk.path):
                 os.makedirs(disk.path, exist_ok=True)
-                sync_folder(os.path.dirname(disk.path))
+                RealDisk(os.path.dirname(disk.path)).sync_folder()
             if not create and not os.path.isdir(disk.path):
                 raise WalError(f"{disk.path} has no log")
-            lock = meta.FolderLock(disk.path)
+            lock = meta.lock_log(disk.path)
             return cls(disk, create=create, limits=limits or WalLimits(), lock=lock)
         except OSError as error:
             if lock is not None:
@@ -231,7 +231,7 @@ class Wal:
         self._remove_undone_files()
         draft = f"{name}.tmp"
         try:
-            write_durably(self._disk, draft, name, data)
+            replace_file(self._disk, name, data, draft=draft)
         except OSError as error:
             self._undone_files = [draft, name]
             # Now rather than before the next append: a full disk needs the room.

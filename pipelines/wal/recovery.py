@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from pipelines.errors import WalDamagedError, WalError
 from pipelines.wal import meta
-from pipelines.wal.disk import Disk, read_whole
 from pipelines.wal.segments import (
     ScopeIds,
     SegmentRef,
@@ -23,6 +22,7 @@ from pipelines.wal.segments import (
     positions_of,
     written_ns_of,
 )
+from trionsq.disk import Disk, read_file
 
 __all__ = ["RecoveredLog", "Segment", "recent_ids", "recover"]
 
@@ -94,7 +94,7 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
     end = refs[-1].end if refs else committed
     written_ns = 0
     if refs:
-        newest = read_whole(disk, os.path.basename(refs[-1].path))
+        newest = read_file(disk, os.path.basename(refs[-1].path))
         check_segment(newest, refs[-1], wal_id)
         written_ns = written_ns_of(newest, refs[-1])
     # Nothing is changed before everything is checked.
@@ -120,7 +120,7 @@ def _without_replaced(
     replaced: list[SegmentRef] = []
 
     def written_ns(ref: SegmentRef) -> int:
-        return written_ns_of(read_whole(disk, os.path.basename(ref.path)), ref)
+        return written_ns_of(read_file(disk, os.path.basename(ref.path)), ref)
 
     for ref in refs:
         if valid and valid[-1].first == ref.first:
@@ -180,7 +180,7 @@ def recent_ids(
     counts: dict[object, int] = {}
     segment_ids: list[tuple[int, list[ScopeIds]]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(read_whole(disk, segment.name), segment.ref)
+        parts = ids_of_segment(read_file(disk, segment.name), segment.ref)
         segment_ids.append((segment.ref.end, parts))
         for part in parts:
             counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from trionsq.core.batch import Batch, Segment
 from trionsq.core.column import ListColumn
+from trionsq.disk import Disk
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import InlineBackground

@@ -42,10 +42,10 @@ from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
 from trionsq.core.topic import Topic as TopicCore
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor

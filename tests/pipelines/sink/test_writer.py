@@ -20,7 +20,7 @@ import trio
 
 from pipelines.errors import ColumnsError, PublishError, RowsError, StageError
 from pipelines.sink.writers import NsqStreamWriter, NsqWriter, publish
-from pipelines.wal.meta import FolderLock
+from pipelines.wal.meta import lock_log
 from tests.pipelines.sink.committing import run, writer
 from tests.pipelines.sink.rows import LIMIT_S, batch, numbers, options, taken
 from tests.processes import free_address, running_nsqd, running_nsqlookupd
@@ -343,7 +343,7 @@ def test_two_drivers_do_not_publish_from_one_folder(nsqd: OpenBroker, tmp_path: 
     told = options(nsqd.tcp_address, mode="staged", stagePath=str(tmp_path), lockTimeout="200ms")
     driver = type(writer(str(tmp_path), nsqd.tcp_address))(told)
     message = driver.write(numbers(0, 10))
-    lock = FolderLock(str(tmp_path))
+    lock = lock_log(str(tmp_path))
     with pytest.raises(StageError, match="another process publishes"):
         driver.commit([message], 0)
     lock.release()
