@@ -48,15 +48,15 @@ class FlowControl:
     @property
     def connections(self) -> int:
         """The number of open connections of all consumers."""
-        return sum(len(consumer.flow.subscriptions) for consumer in self.consumers)
+        return sum(len(consumer.flow.connections) for consumer in self.consumers)
 
     @staticmethod
     def is_half_in_flight(consumer: Consumer) -> bool:
         """Whether half of a connection's RDY or more is in flight, so that nsqd soon stops."""
         return any(
             share.in_flight * 2 >= share.rdy
-            for subscription in consumer.flow.subscriptions
-            if (share := subscription.share).in_flight
+            for connection in consumer.flow.connections
+            if (share := connection.share).in_flight
         )
 
     def _set_shares(self) -> None:

@@ -21,7 +21,6 @@ from pipelines.receiver.flow import FlowControl, ReceiverStatistics
 from pipelines.wal import Block, Duplicates, Wal
 from pipelines.wal.segments import IdScope
 from trionsq.client import Batch, Consumer
-from trionsq.client.waiting import Token
 
 __all__ = ["PendingBatch", "SegmentWriter", "blocks_of"]
 
@@ -59,7 +58,7 @@ class SegmentWriter:
         self._is_due = False
         self._is_draining = False
         self._is_full = False
-        self._wake = Token()
+        self._wake = trio.Event()
         self._idle = trio.lowlevel.ParkingLot()
         self._is_writing = False
 
@@ -143,10 +142,14 @@ class SegmentWriter:
         """Always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while not self._pending:
-            await self._wake.wait()
+            await self._wait_for_wake_up()
         with trio.move_on_at(self._first_s + self._config.segment_ms / 1000):
             while not (self._is_due or self._is_draining):
-                await self._wake.wait()
+                await self._wait_for_wake_up()
+
+    async def _wait_for_wake_up(self) -> None:
+        self._wake = trio.Event()
+        await self._wake.wait()
 
     def _next_batches(self) -> list[PendingBatch]:
         """Remove the batches of the next segment: at least one, within a segment's limits."""
@@ -207,7 +210,7 @@ class SegmentWriter:
         nbytes = min(nbytes, self._wal.limits.max_bytes // 2)
         while not self._is_draining:
             with trio.move_on_after(self._config.probe_s):
-                await self._wake.wait()
+                await self._wait_for_wake_up()
             try:
                 await trio.to_thread.run_sync(self._wal.probe, nbytes)
             except WalFullError:

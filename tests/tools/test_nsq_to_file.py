@@ -18,9 +18,9 @@ from tests.processes import running_nsqlookupd
 from tests.tools.support import run_here
 from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.common import Progress
-from trionsq.tools.nsq_to_file.options import Options
-from trionsq.tools.nsq_to_file.run import TopicTask
+from trionsq.tools.nsq_to_file import TopicTask
+from trionsq.tools.nsq_to_file_options import NsqToFileOptions
+from trionsq.tools.stdio import Progress
 
 COMMAND = [sys.executable, "-m", "trionsq.tools.nsq_to_file"]
 LIMIT_S = 60.0
@@ -302,7 +302,7 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
                         "t", [b"%d" % n for n in range(number, number + 10)]
                     )
 
-        options = Options(
+        options = NsqToFileOptions(
             topic=("t",),
             nsqd_tcp_address=(nsqd.tcp_address,),
             output_dir=str(tmp_path),

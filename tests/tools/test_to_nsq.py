@@ -25,13 +25,13 @@ from tests.tools.support import (
 )
 from trionsq.client import Config
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.to_nsq import Records, ToNsqOptions, _Publishing, groups
+from trionsq.tools.to_nsq import RecordSplitter, ToNsqOptions, _Publishing, groups
 
 
 @given(st.lists(st.text(alphabet="ab\n").map(str.encode)))
 def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
     """However the input is cut, the records are those between delimiters; empty ones are none."""
-    records = Records(b"\n")
+    records = RecordSplitter(b"\n")
     found = [record for piece in pieces for record in records.feed(piece)]
     if rest := records.take_rest():
         found.append(rest)

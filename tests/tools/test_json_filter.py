@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.tools.nsq_to_nsq.fields import Fields, Verdict
+from trionsq.tools.json_filter import JsonFilter, Rejection
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.text(),
@@ -22,7 +22,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) -> None:
     """Exactly these, with the values that they had, sorted; without such a list the very bytes."""
     body = json.dumps(message).encode()
-    kept = Fields(keep, "", "").apply(body)
+    kept = JsonFilter(keep, "", "").apply(body)
     assert isinstance(kept, bytes)
     if not keep:
         assert kept == body
@@ -35,8 +35,10 @@ def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) ->
 @given(st.binary())
 def test_any_bytes(body: bytes) -> None:
     """Whatever a message is, it passes as JSON or is dropped; nothing is raised."""
-    passed = Fields(["a"], "", "").apply(body)
-    assert passed is Verdict.DROP or (isinstance(passed, bytes) and json.loads(passed) is not None)
+    passed = JsonFilter(["a"], "", "").apply(body)
+    assert passed is Rejection.DROP or (
+        isinstance(passed, bytes) and json.loads(passed) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_any_bytes(body: bytes) -> None:
 )
 def test_values(body: bytes, kept: bytes) -> None:
     """Whole floats become integers; what is no UTF-8 does not end the tool."""
-    assert Fields(["a"], "", "").apply(body) == kept
+    assert JsonFilter(["a"], "", "").apply(body) == kept
 
 
 @pytest.mark.parametrize(
@@ -76,37 +78,37 @@ def test_values(body: bytes, kept: bytes) -> None:
 )
 def test_what_can_not_be_decoded(body: bytes) -> None:
     """It is dropped."""
-    assert Fields(["a"], "", "").apply(body) is Verdict.DROP
+    assert JsonFilter(["a"], "", "").apply(body) is Rejection.DROP
 
 
 @pytest.mark.parametrize(
     ("value", "body", "verdict"),
     [
         ("", b'{"a": null}', None),
-        ("", b'{"b": 1}', Verdict.DROP),
-        ("", b"null", Verdict.DROP),
-        ("x", b'{"b": 1}', Verdict.REQUEUE),
+        ("", b'{"b": 1}', Rejection.DROP),
+        ("", b"null", Rejection.DROP),
+        ("x", b'{"b": 1}', Rejection.REQUEUE),
         ("x", b'{"a": "x"}', None),
-        ("x", b'{"a": "y"}', Verdict.DROP),
+        ("x", b'{"a": "y"}', Rejection.DROP),
         ("1", b'{"a": "1"}', None),
         ("1", b'{"a": 1}', None),
         ("1", b'{"a": 1.0}', None),
         ("1.50", b'{"a": 1.5}', None),
-        ("1.50", b'{"a": "1.5"}', Verdict.DROP),
-        ("1", b'{"a": 2}', Verdict.DROP),
-        ("x", b'{"a": 1}', Verdict.DROP),
-        ("1", b'{"a": true}', Verdict.DROP),
-        ("true", b'{"a": true}', Verdict.DROP),
-        ("x", b'{"a": ["x"]}', Verdict.DROP),
+        ("1.50", b'{"a": "1.5"}', Rejection.DROP),
+        ("1", b'{"a": 2}', Rejection.DROP),
+        ("x", b'{"a": 1}', Rejection.DROP),
+        ("1", b'{"a": true}', Rejection.DROP),
+        ("true", b'{"a": true}', Rejection.DROP),
+        ("x", b'{"a": ["x"]}', Rejection.DROP),
     ],
 )
-def test_the_required_field(value: str, body: bytes, verdict: Verdict | None) -> None:
+def test_the_required_field(value: str, body: bytes, verdict: Rejection | None) -> None:
     """Strings are compared as they are, numbers as numbers; nothing else ever is the value."""
-    fields = Fields([], "a", value)
+    fields = JsonFilter([], "a", value)
     assert fields.is_needed
     assert fields.apply(body) == (body if verdict is None else verdict)
 
 
 def test_without_options() -> None:
     """No message is looked into."""
-    assert not Fields([], "", "1").is_needed
+    assert not JsonFilter([], "", "1").is_needed

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
-__all__ = ["InputFd", "OutputFd"]
+__all__ = ["InputFd", "OutputFd", "Progress"]
+
+_SHOW_EVERY_S: Final = 1.0
 
 
 class _Fd:
@@ -72,3 +75,33 @@ class OutputFd(_Fd):
                 continue
             self.nbytes += written
             view = view[written:]
+
+
+class Progress:
+    """A line on stderr about long work, renewed each second; nothing unless it is a terminal.
+
+    Attributes:
+        count: of messages so far; the tool counts it up.
+    """
+
+    def __init__(self, what: str) -> None:
+        """*what* was done to the messages: ``published``."""
+        self.count = 0
+        self._what = what
+        self._is_shown = sys.stderr.isatty()
+
+    async def run(self) -> None:
+        """Show it until cancelled; the last line stays, with the final count."""
+        if not self._is_shown:
+            return
+        before = 0
+        try:
+            while True:
+                await trio.sleep(_SHOW_EVERY_S)
+                rate = (self.count - before) / _SHOW_EVERY_S
+                before = self.count
+                sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}, {rate:,.0f}/s")
+                sys.stderr.flush()
+        finally:
+            sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}\n")
+            sys.stderr.flush()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tools.test_nsq_to_file_log import at, contents, make
-from trionsq.tools.nsq_to_file import names
-from trionsq.tools.nsq_to_file.topic_log import TopicLog
+from trionsq.tools import nsq_to_file_options as names
+from trionsq.tools.nsq_to_file_log import TopicLog
 
 FORMAT = "<TOPIC>.<HOST>.<PID><REV>.<DATETIME>.log"
 DATETIME_FORMAT = "%Y/%m-%d_%b_%%"

@@ -1,4 +1,4 @@
-"""Sharing max_in_flight over connections (trionsq.client.rdy)."""
+"""Sharing max_in_flight over connections (trionsq.client.flow)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trionsq.client.rdy import Share, even_share, plan, plan_test, redistribute
+from trionsq.client.flow import Share, even_share, plan, plan_test, redistribute
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def test_no_more_than_nsqd_takes() -> None:
 def test_a_lowered_share_is_given_on_only_once_it_is_free() -> None:
     """What may still be in flight there counts, until it has settled and is answered."""
     old, new = Share(2500), Share(2500)
-    old.tell(plan([old], 10).rdy[0], 0)
+    old.set_rdy(plan([old], 10).rdy[0], 0)
     old.in_flight = 8
     first = plan([old, new], 10)
     assert (first.rdy, first.is_short) == ([5, 0], True)
-    old.tell(5, 1)
+    old.set_rdy(5, 1)
     old.settle()
     assert plan([old, new], 10).rdy == [5, 2]
     old.in_flight = 4
@@ -45,8 +45,8 @@ def test_a_lowered_share_is_given_on_only_once_it_is_free() -> None:
 def test_little_room_is_shared_too() -> None:
     """One for each comes before more for any."""
     old, *new = (Share(2500) for _ in range(4))
-    old.tell(20, 0)
-    old.tell(5, 0)
+    old.set_rdy(20, 0)
+    old.set_rdy(5, 0)
     old.settle()
     old.in_flight = 16
     assert plan([old, *new], 20).rdy == [5, 2, 1, 1]
@@ -58,11 +58,11 @@ def test_who_waited_longest_is_next() -> None:
     turns = []
     for now_s in range(0, 60, 10):
         for i in redistribute(shares, now_s, idle_timeout_s=10, timeout_s=30):
-            shares[i].tell(0, now_s)
+            shares[i].set_rdy(0, now_s)
             shares[i].settle()
         for share, rdy in zip(shares, plan(shares, 1).rdy, strict=True):
             if share.rdy != rdy:
-                share.tell(rdy, now_s)
+                share.set_rdy(rdy, now_s)
         turns.append([share.rdy for share in shares].index(1))
     assert turns == [0, 1, 2, 0, 1, 2]
 
@@ -70,7 +70,7 @@ def test_who_waited_longest_is_next() -> None:
 def test_a_busy_connection_keeps_its_turn_for_the_longer_time() -> None:
     """Idle ones give up after the one time-out, busy ones after the other."""
     busy, waiting = Share(2500), Share(2500)
-    busy.tell(1, 0)
+    busy.set_rdy(1, 0)
     busy.message_s = 25
     assert redistribute([busy, waiting], 29, idle_timeout_s=10, timeout_s=30) == []
     assert redistribute([busy, waiting], 30, idle_timeout_s=10, timeout_s=30) == [0]
@@ -83,7 +83,7 @@ def test_one_connection_is_tested() -> None:
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 0, 1]
     shares[0].in_flight = 5
     assert plan_test(shares, 5, [2, 1, 0]).rdy == [1, 0, 0]  # the others would be a sixth
-    shares[1].tell(1, 0)
+    shares[1].set_rdy(1, 0)
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 1, 0]
 
 
@@ -101,7 +101,7 @@ class Nsqd:
 
     def tell(self, rdy: int, now_s: float) -> None:
         if rdy != self.share.rdy:
-            self.share.tell(rdy, now_s)
+            self.share.set_rdy(rdy, now_s)
             self.upward.append(rdy)
 
     def read(self) -> None:
@@ -150,9 +150,9 @@ class Sharing(RuleBasedStateMachine):
             nsqd.tell(rdy, self.now_s)
 
     @precondition(lambda self: len(self.nsqds) < 8)
-    @rule(rdy_max=st.sampled_from([1, 3, 2500]))
-    def connect(self, rdy_max: int) -> None:
-        self.nsqds.append(Nsqd(Share(rdy_max)))
+    @rule(max_rdy=st.sampled_from([1, 3, 2500]))
+    def connect(self, max_rdy: int) -> None:
+        self.nsqds.append(Nsqd(Share(max_rdy)))
         self.plan()
 
     @precondition(lambda self: self.nsqds)
@@ -243,7 +243,7 @@ class Sharing(RuleBasedStateMachine):
         part = even_share(self.max_in_flight, len(self.nsqds))
         if len(self.nsqds) <= self.max_in_flight:
             for nsqd in self.nsqds:
-                assert nsqd.share.rdy == min(part, nsqd.share.rdy_max)
+                assert nsqd.share.rdy == min(part, nsqd.share.max_rdy)
 
     @invariant()
     def never_too_many(self) -> None:

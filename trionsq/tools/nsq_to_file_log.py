@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from trionsq.tools.nsq_to_file import folders, names
+from trionsq.tools import nsq_to_file_folders as folders
+from trionsq.tools import nsq_to_file_options as names
+from trionsq.tools.nsq_to_file_options import LogSettings
 
-__all__ = ["Now", "Settings", "TopicLog"]
+__all__ = ["Now", "TopicLog"]
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
@@ -38,42 +38,6 @@ class Now(NamedTuple):
     steady_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Where the files go, and when the next one begins.
-
-    Attributes:
-        name_format: as `names.name_format` gives it.
-        datetime_format: see `names.format_datetime`.
-        output_dir, work_dir: of finished files, and of those in progress; may be the same.
-        gzip_level: 1 to 9; None: plain files.
-        rotate_size: a file larger than so many bytes (before compression) is done; 0: any size.
-        rotate_interval_s: a file older than that is done; 0: any age.
-        skip_empty_files: files only for messages, none just because time passes.
-        leftovers: names in the work dir of files that a crash may have left; None: none is moved.
-    """
-
-    name_format: str
-    datetime_format: str
-    output_dir: str
-    work_dir: str
-    gzip_level: int | None = None
-    rotate_size: int = 0
-    rotate_interval_s: float = 0.0
-    skip_empty_files: bool = False
-    leftovers: re.Pattern[str] | None = None
-
-    @property
-    def has_work_dir(self) -> bool:
-        """Whether finished files are moved."""
-        return os.path.normpath(self.work_dir) != os.path.normpath(self.output_dir)
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether files must be new; else an existing one is continued."""
-        return self.gzip_level is not None or self.rotate_interval_s > 0
-
-
 class TopicLog:
     """The files of one topic, one after the other.
 
@@ -83,7 +47,7 @@ class TopicLog:
         files: opened so far.
     """
 
-    def __init__(self, settings: Settings, fsync: folders.Fsync = os.fsync) -> None:
+    def __init__(self, settings: LogSettings, fsync: folders.Fsync = os.fsync) -> None:
         self.path: str | None = None
         self.unsynced = 0
         self.files = 0

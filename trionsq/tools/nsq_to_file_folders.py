@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from trionsq.tools.nsq_to_file import names
+from trionsq.tools import nsq_to_file_options as names
 
 __all__ = ["Fsync", "finish_line", "hold", "make_folder", "move", "move_leftovers", "sync_folder"]
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NoReturn
 
-__all__ = ["Fields", "Verdict"]
+__all__ = ["JsonFilter", "Rejection"]
 
 
-class Verdict(Enum):
+class Rejection(Enum):
     """What becomes of a message that is not published."""
 
     DROP = auto()
@@ -23,7 +23,7 @@ class Verdict(Enum):
     """It comes again, and the consumer backs off."""
 
 
-class Fields:
+class JsonFilter:
     """The three options about JSON.
 
     Attributes:
@@ -42,21 +42,21 @@ class Fields:
         self._number = _number(value)
         self.is_needed = bool(keep or required)
 
-    def apply(self, body: bytes) -> bytes | Verdict:
+    def apply(self, body: bytes) -> bytes | Rejection:
         """The body to publish, or why there is none."""
         try:
             found = _DECODER.decode(body.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
-            return Verdict.DROP
+            return Rejection.DROP
         if found is None:
             found = {}
         if not isinstance(found, dict):
-            return Verdict.DROP
+            return Rejection.DROP
         if self._required:
             if self._required not in found:
-                return Verdict.REQUEUE if self._value else Verdict.DROP
+                return Rejection.REQUEUE if self._value else Rejection.DROP
             if self._value and not self._is_value(found[self._required]):
-                return Verdict.DROP
+                return Rejection.DROP
         if not self._keep:
             return body
         kept = {name: found[name] for name in self._keep if name in found}

@@ -1,7 +1,7 @@
-"""Tasks that belong to an object used by ``async with``, and outlive a cancellation of its body.
+"""A nursery for the tasks of an object that is used by ``async with``.
 
-When the body is cancelled, its connections must still work for a moment, so that messages can be
-given back. So the tasks run in a shielded nursery, and end when the owner says so.
+When the body is cancelled, the object's connections have to work a little longer, so that messages
+can be returned to nsqd. The nursery is therefore shielded, and ends when its owner closes it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 
-__all__ = ["Household"]
+__all__ = ["ShieldedNursery"]
 
 
-class Household:
-    """A nursery for an object's tasks. If one of them crashes, so does the body."""
+class ShieldedNursery:
+    """A nursery that outlives a cancellation of the body. If one of its tasks crashes, so does the
+    body.
+    """
 
     def __init__(self) -> None:
         self._manager: AbstractAsyncContextManager[trio.Nursery] | None = None
         self._scope = trio.CancelScope(shield=True)
         self._nursery: trio.Nursery | None = None
         self._opened = trio.Event()
-        self._ended = trio.Event()
+        self._closed = trio.Event()
 
     async def open(self) -> trio.Nursery:
-        """Begin; the nursery for the tasks. To be called from ``__aenter__``, once.
+        """Open the nursery and return it. Call this from ``__aenter__``, once.
 
-        Is not cancelled: `close` must follow.
+        Opening cannot be cancelled: `close` must follow.
         """
         self._manager = trio.open_nursery()
         outer = await self._manager.__aenter__()
@@ -44,10 +46,10 @@ class Household:
                     self._opened.set()
                     await trio.sleep_forever()
         finally:
-            self._ended.set()
+            self._closed.set()
 
     async def close(self) -> None:
-        """Cancel the tasks and wait for their end. To be called from ``__aexit__``, at last.
+        """Cancel the tasks and wait until they have ended. Call this last in ``__aexit__``.
 
         Raises:
             ExceptionGroup: a task crashed.
@@ -55,5 +57,5 @@ class Household:
         assert self._manager is not None
         self._scope.cancel()
         with trio.CancelScope(shield=True):
-            await self._ended.wait()
+            await self._closed.wait()
         await self._manager.__aexit__(None, None, None)

@@ -1,7 +1,8 @@
-"""The life of nsq_to_file: a consumer and its files for each topic, until SIGINT or SIGTERM.
+"""The tool nsq_to_file: the messages of topics, written to files.
 
-Files are written in threads, one call at a time for each topic. A message is finished after the
-sync that made it durable, so whatever ends the tool, nsqd still has what no file has for certain.
+A consumer and its files for each topic, until SIGINT or SIGTERM. Files are written in threads, one
+call at a time for each topic. A message is finished after the sync that made it durable: whatever
+ends the tool, nsqd still has each message that is not yet safe in a file.
 
 Spec: tools, nsq_to_file.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -29,16 +31,26 @@ from trionsq.client import (
     ProtocolError,
 )
 from trionsq.client.discovery import topics_of
-from trionsq.tools.common import Progress, on_signal
-from trionsq.tools.nsq_to_file.options import Options, settings_of
-from trionsq.tools.nsq_to_file.topic_log import Now, TopicLog
+from trionsq.daemon.log import configure
+from trionsq.tools.common import (
+    consumer_config,
+    die,
+    on_signal,
+    one_kind_of_address,
+    read_options,
+    run_tool,
+)
+from trionsq.tools.nsq_to_file_log import Now, TopicLog
+from trionsq.tools.nsq_to_file_options import NsqToFileOptions, refusal, settings_of
+from trionsq.tools.stdio import Progress
 
-__all__ = ["Tool", "TopicTask", "serve"]
+__all__ = ["NsqToFile", "TopicTask", "main"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
+_TOOL: Final = "nsq_to_file"
 # Of one turn of the event loop
 _BATCHES_MAX: Final = 64
 _TOPICS_MAX: Final = 16
@@ -47,9 +59,9 @@ _NAMES_MAX: Final = 512
 _TOUCHES: Final = 3
 
 
-async def serve(options: Options, config: Config) -> int:
+async def serve(options: NsqToFileOptions, config: Config) -> int:
     """Write until a signal, or until nothing can be written; the exit code."""
-    return await Tool(options, config).run()
+    return await NsqToFile(options, config).run()
 
 
 class TopicTask:
@@ -59,7 +71,9 @@ class TopicTask:
         has_failed: a file could not be written; what was not yet durable went back to nsqd.
     """
 
-    def __init__(self, topic: str, options: Options, config: Config, progress: Progress) -> None:
+    def __init__(
+        self, topic: str, options: NsqToFileOptions, config: Config, progress: Progress
+    ) -> None:
         """Raises ValueError: no valid topic or channel or address, or no ``<REV>``."""
         self.has_failed = False
         self._topic = topic
@@ -200,10 +214,10 @@ def _now() -> Now:
     return Now(datetime.now().astimezone(), trio.current_time())
 
 
-class Tool:
+class NsqToFile:
     """All topics."""
 
-    def __init__(self, options: Options, config: Config) -> None:
+    def __init__(self, options: NsqToFileOptions, config: Config) -> None:
         self._options = options
         self._config = config
         self._topics: dict[str, TopicTask] = {}
@@ -299,3 +313,26 @@ class Tool:
             except (httpget.GetError, DiscoveryError, ConfigError) as error:
                 log.error("could not retrieve topic list from %s: %s", address, error)
         return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool with *argv* (default: the process's), and return its exit code.
+
+    Raises:
+        SystemExit: 0 after --help or --version, 2 after an unknown flag, 1 after other refusals.
+    """
+    options, rest = read_options(NsqToFileOptions, _TOOL, sys.argv[1:] if argv is None else argv)
+    if rest:
+        die(f"unknown arguments: [{' '.join(rest)}]")
+    try:
+        configure(options.log_prefix, options.log_level.lower())
+    except KeyError:
+        die("--log-level is invalid")
+    one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
+    if why := refusal(options):
+        die(why)
+    return run_tool(serve, options, consumer_config(options, _TOOL))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
