@@ -18,7 +18,7 @@ TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 # Modules beside the layers: about values only, so that any layer may use them.
 SHARED = frozenset({"durations", "histogram", "hostport", "logtext", "options"})
 # Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
-SHARED_IO = frozenset({"httpget"})
+SHARED_IO = frozenset({"disk", "httpget"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),

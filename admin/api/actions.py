@@ -1,4 +1,4 @@
-"""What users may do: create, delete, pause, unpause, empty, tombstone. Spec: section 3."""
+"""Actions of users: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Statistics of many nodes made one: the objects of the JSON API, key by key as NSQ 1.3 has them.
 
-Pure. Spec: nsqadmin, section 3, "Shapes".
+Pure. Spec: nsqadmin, section 3 (shapes).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the nodes say of one topic or channel, put side by side and summed up. Pure.
 
-Spec: nsqadmin, section 3 (shapes): sums over nodes, paused if it is anywhere, latencies averaged
+Spec: nsqadmin, section 3 (shapes). Sums over nodes, paused if it is anywhere, latencies averaged
 by count.
 """
 

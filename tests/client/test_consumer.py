@@ -1,4 +1,4 @@
-"""Consuming (trionsq.client.consumer), with peers and brokers in memory. Spec: client, 3 to 7."""
+"""The consumer, with peers and brokers in memory. Spec: client, sections 3 to 7."""
 
 from __future__ import annotations
 

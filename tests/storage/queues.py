@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.disk import Disk
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import InlineBackground

@@ -25,8 +25,8 @@ from tests.storage.queues import (
     records_name,
 )
 from trionsq.broker.background import ThreadBackground
+from trionsq.disk import RealDisk, RealFile
 from trionsq.storage.deferrals import HEADER, DeferralFile, encode
-from trionsq.storage.disk import RealDisk, RealFile
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.leftover import finish_removals

@@ -1,4 +1,4 @@
-"""Large files are read and copied whole, and piece by piece (trionsq.storage.disk)."""
+"""Large files are read and copied whole, and piece by piece (trionsq.disk)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.storage.queues import QUEUE, drain, folder_on, messages, put, queue_on, records_name
-from trionsq.storage.disk import RealDisk, pieces_of, replace_file
+from trionsq.disk import RealDisk, read_pieces, replace_file
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.disk import SimulatedDisk, SimulatedFile
 
@@ -35,12 +35,12 @@ def test_a_file_is_copied_in_pieces(tmp_path: Path) -> None:
     content = os.urandom(5_000)
     (tmp_path / "a").write_bytes(content)
     file = disk.open("a")
-    pieces = list(pieces_of(file, piece_nbytes=999))
+    pieces = list(read_pieces(file, piece_bytes=999))
     assert max(map(len, pieces)) == 999
     assert b"".join(pieces) == content
-    assert b"".join(pieces_of(file, 1_234, 100)) == content[:1_234]
-    assert b"".join(pieces_of(file, 9_999, 100)) == content
-    replace_file(disk, "a", pieces_of(file, 3_000, 100))
+    assert b"".join(read_pieces(file, 1_234, 100)) == content[:1_234]
+    assert b"".join(read_pieces(file, 9_999, 100)) == content
+    replace_file(disk, "a", read_pieces(file, 3_000, 100))
     file.close()
     assert (tmp_path / "a").read_bytes() == content[:3_000]
     assert disk.names() == ["a"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trionsq.disk import Disk, RealDisk
 from trionsq.storage.deferrals import HEADER, DeferralFile, decode, encode
-from trionsq.storage.disk import Disk, RealDisk
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 NAME = "orders:ship.diskqueue.deferred.dat"

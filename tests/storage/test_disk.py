@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trionsq.disk import Disk, DiskFile, RealDisk, replace_file
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk, DiskFile, RealDisk, replace_file
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import OPERATIONS, Crashed, SimulatedDisk
 
@@ -172,7 +172,7 @@ def test_all_names_are_listed(disk: Disk) -> None:
         disk.create(name).close()
     disk.sync_folder()
     assert sorted(disk.names()) == sorted(names)
-    assert disk.free_nbytes() > 0
+    assert disk.free_bytes() > 0
 
 
 def test_replacing_leaves_the_new_content_only(disk: Disk) -> None:
@@ -268,7 +268,7 @@ def test_a_real_folder_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.M
         RealDisk(tmp_path).sync_folder()
     assert caught.value.filename == str(tmp_path)
     gone = RealDisk(tmp_path / "gone")
-    for call in (gone.sync_folder, gone.names, gone.free_nbytes):
+    for call in (gone.sync_folder, gone.names, gone.free_bytes):
         with pytest.raises(FileNotFoundError) as missing:
             call()
         assert missing.value.filename == str(tmp_path / "gone")
@@ -426,7 +426,7 @@ def test_every_operation_can_fail(operation: str) -> None:
         "unlink": lambda: disk.unlink("a"),
         "names": disk.names,
         "sync_folder": disk.sync_folder,
-        "free_nbytes": disk.free_nbytes,
+        "free_bytes": disk.free_bytes,
         "write": lambda: file.write(b"", 0),
         "read": lambda: file.read(1, 0),
         "size": file.size,
@@ -472,16 +472,16 @@ def test_a_full_disk_takes_what_fits() -> None:
         file.write(b"abcdef", 0)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/simulated/b")
     assert disk.files()["b"] == b"abc"
-    assert disk.free_nbytes() == 0
+    assert disk.free_bytes() == 0
     file.write(b"ABC", 0)  # what is there already needs no room
     with pytest.raises(OSError, match="No space left"):
         file.write(b"x", 5)
     assert file.size() == 3
     disk.capacity = 12
-    assert disk.free_nbytes() == 2
+    assert disk.free_bytes() == 2
     file.write(b"de", 3)
     disk.capacity = 5
-    assert disk.free_nbytes() == 0
+    assert disk.free_bytes() == 0
     disk.capacity = None
     file.write(b"x" * 100, 0)
     assert disk.faults == {"write": 2}
@@ -493,11 +493,11 @@ def test_room_is_given_back_when_nobody_has_the_file_open() -> None:
     disk = SimulatedDisk(capacity=10)
     file = put(disk, "a", b"1234567")
     disk.unlink("a")
-    assert disk.free_nbytes() == 3
+    assert disk.free_bytes() == 3
     file.truncate(5)
-    assert disk.free_nbytes() == 5
+    assert disk.free_bytes() == 5
     file.close()
-    assert disk.free_nbytes() == disk.after_kill().free_nbytes() == 10
+    assert disk.free_bytes() == disk.after_kill().free_bytes() == 10
 
 
 def test_what_a_sync_failed_to_save_stays_in_doubt() -> None:

@@ -24,8 +24,8 @@ from tests.storage.queues import (
     queue_on,
     records_name,
 )
+from trionsq.disk import Disk, RealDisk
 from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.disk import Disk, RealDisk
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trionsq.storage.disk import Disk, RealDisk
+from trionsq.disk import Disk, RealDisk
 from trionsq.storage.idfloor import FILE_NAME, IdFloor
 from trionsq.testing.disk import SimulatedDisk
 

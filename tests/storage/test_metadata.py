@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.storage.disk import Disk, RealDisk
+from trionsq.disk import Disk, RealDisk
 from trionsq.storage.metadata import (
     FILE_NAME,
     ChannelRecord,

@@ -34,10 +34,10 @@ from trionsq.broker.timers import (
 )
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.idfloor import IdFloor
 from trionsq.storage.metadata import TopicRecord, load_metadata

@@ -24,8 +24,8 @@ from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.daemon.log import set_level
 from trionsq.daemon.signals import wait_second_signal
+from trionsq.disk import RealDisk
 from trionsq.http.serve import gate_of, serve_http
-from trionsq.storage.disk import RealDisk
 from trionsq.storage.lock import DataPathError, lock_folder
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError

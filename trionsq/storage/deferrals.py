@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from trionsq.storage.disk import Disk, DiskFile, pieces_of, replace_file
+from trionsq.disk import Disk, DiskFile, read_pieces, replace_file
 
 __all__ = ["HEADER", "Decoded", "DeferralFile", "decode", "encode", "sidecar_name"]
 
@@ -242,7 +242,7 @@ class DeferralFile:
         if self._is_foreign or not self._nbytes:
             return
         with suppress(FileNotFoundError), closing(self._disk.open(self.name)) as file:
-            pieces = pieces_of(file, self._nbytes, _PIECE_NBYTES)
+            pieces = read_pieces(file, self._nbytes, _PIECE_NBYTES)
             yield next(pieces, b"")[len(HEADER) :]
             yield from pieces
 
@@ -261,7 +261,7 @@ class DeferralFile:
     def _decode(self) -> Decoded:
         try:
             with closing(self._disk.open(self.name)) as file:
-                return decode(pieces_of(file, piece_nbytes=_PIECE_NBYTES))
+                return decode(read_pieces(file, piece_bytes=_PIECE_NBYTES))
         except FileNotFoundError:
             return Decoded({}, 0)
 

@@ -18,10 +18,10 @@ from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.queue import BackendError
+from trionsq.disk import DiskFile, close_quietly
 from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.disk import DiskFile
 from trionsq.storage.duetimes import NO_WORK, DueTimes
-from trionsq.storage.folder import DataFolder, error_text, let_go
+from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.leftover import Removal, removal_of
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import FileNumbers, QueueFiles, begin_file, find_start
@@ -448,7 +448,7 @@ class DiskQueue:
         if job.sealed:
             number, file = job.sealed.pop(0)
             if file is not None:
-                let_go(file)
+                close_quietly(file)
             self._doubt(number)
         elif job.current is not None:
             self._doubt(job.current[0])
@@ -501,7 +501,7 @@ class DiskQueue:
         if not self._refused_nbytes:
             return True
         try:
-            return self._disk.free_nbytes() >= self._refused_nbytes
+            return self._disk.free_bytes() >= self._refused_nbytes
         except OSError as error:
             self._failed(error)
             return False
@@ -574,4 +574,4 @@ class DiskQueue:
 def _close_all(files: list[tuple[int, DiskFile | None]]) -> None:
     for _, file in files:
         if file is not None:
-            let_go(file)
+            close_quietly(file)

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+from trionsq.disk import Disk
 from trionsq.histogram import Histogram
 from trionsq.storage.background import Background, Done, Job
-from trionsq.storage.disk import Disk, DiskFile
 
-__all__ = ["DataFolder", "OpenQueue", "Queue", "error_text", "let_go"]
+__all__ = ["DataFolder", "OpenQueue", "Queue", "error_text"]
 
 log = logging.getLogger("trionsq")
 
@@ -24,14 +24,6 @@ _RECORDS: Final = re.compile(r"(.+)\.diskqueue\.[0-9]{6,}\.dat")
 _STEP_QUEUES: Final = 16
 
 _T = TypeVar("_T")
-
-
-def let_go(file: DiskFile) -> None:
-    """Close a file of which nothing is to be made durable any more: an error costs nothing."""
-    try:
-        file.close()
-    except OSError as error:
-        log.warning("closing a file: %s", error)
 
 
 def error_text(error: Exception) -> str:

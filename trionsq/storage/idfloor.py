@@ -9,7 +9,7 @@ import json
 import logging
 from typing import Final
 
-from trionsq.storage.disk import Disk, replace_file
+from trionsq.disk import Disk, read_file, replace_file
 
 __all__ = ["FILE_NAME", "IdFloor"]
 
@@ -28,12 +28,7 @@ class IdFloor:
     def load(self) -> int:
         """No id at or after this time was given out; 0 if there is no (readable) file."""
         try:
-            file = self._disk.open(FILE_NAME)
-            try:
-                data = file.read(file.size(), 0)
-            finally:
-                file.close()
-            return _decode(data)
+            return _decode(read_file(self._disk, FILE_NAME))
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, RecursionError) as error:

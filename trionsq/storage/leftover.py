@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from trionsq.disk import draft_name
 from trionsq.storage.deferrals import sidecar_name
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.positions import (
@@ -15,7 +16,6 @@ from trionsq.storage.positions import (
     Positions,
     QueueFiles,
     Start,
-    draft_of,
     read_positions,
     remove_files,
 )
@@ -117,7 +117,7 @@ class Removal:
 
     def _rename_others(self) -> None:
         for name in (self._files.positions, sidecar_name(self.queue)):
-            draft = draft_of(name)
+            draft = draft_name(name)
             try:
                 self._folder.disk.rename(name, draft)
             except FileNotFoundError:

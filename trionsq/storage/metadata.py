@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trionsq import NSQ_VERSION
-from trionsq.storage.disk import Disk, replace_file
+from trionsq.disk import Disk, read_file, replace_file
 from trionsq.storage.lock import reason_of
 from trionsq.wire.gojson import JsonObject, decode, read_array, read_bool, read_object, read_string
 from trionsq.wire.names import is_ephemeral, is_valid_name, quote
@@ -74,11 +74,7 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
     """
     path = f"{disk.path}/{FILE_NAME}"
     try:
-        file = disk.open(FILE_NAME)
-        try:
-            data = file.read(file.size(), 0)
-        finally:
-            file.close()
+        data = read_file(disk, FILE_NAME)
     except FileNotFoundError:
         return []
     except OSError as error:

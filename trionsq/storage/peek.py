@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trionsq.core.peek import Page, Peeked, PeekStale, PeekTooFar
-from trionsq.storage.disk import Disk, DiskFile
-from trionsq.storage.folder import let_go
+from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.positions import Positions, QueueFiles
 from trionsq.storage.records import RECORD_NBYTES_EXTRA, Block, parse
 from trionsq.storage.sync import Generation
@@ -96,7 +95,7 @@ class QueueView:
             while self._pos < end and not page.more:
                 self._read_block(file, end - self._pos, page)
         finally:
-            let_go(file)
+            close_quietly(file)
 
     def _end(self, file: DiskFile) -> int:
         number, pos = self._last

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from trionsq.storage.disk import Disk
-from trionsq.storage.folder import DataFolder, let_go
+from trionsq.disk import Disk, close_quietly, draft_name
+from trionsq.storage.folder import DataFolder
 
 __all__ = [
     "FileNumbers",
@@ -23,7 +22,6 @@ __all__ = [
     "QueueFiles",
     "Start",
     "begin_file",
-    "draft_of",
     "find_start",
     "read_positions",
     "remove_files",
@@ -208,11 +206,6 @@ class Start:
     finished: FileNumbers = field(default_factory=FileNumbers)
 
 
-def draft_of(name: str) -> str:
-    """A name for a file that is not, or no more, the one of that name; removed at each start."""
-    return f"{name}.{secrets.randbits(31)}.tmp"
-
-
 def begin_file(disk: Disk, name: str, positions: Positions) -> None:
     """Write the positions file here and now, but not durably: that is left to the next sync.
 
@@ -222,13 +215,13 @@ def begin_file(disk: Disk, name: str, positions: Positions) -> None:
     Raises:
         OSError: there is none.
     """
-    draft = draft_of(name)
+    draft = draft_name(name)
     try:
         file = disk.create(draft)
         try:
             file.write(positions.text(), 0)
         finally:
-            let_go(file)
+            close_quietly(file)
         disk.rename(draft, name)
     except OSError as error:
         with suppress(OSError):
@@ -291,7 +284,7 @@ def read_positions(disk: Disk, files: QueueFiles) -> tuple[bytes, Positions]:
     try:
         text = file.read(_NBYTES_MAX, 0)
     finally:
-        let_go(file)
+        close_quietly(file)
     return text, Positions.parse(text)
 
 
@@ -300,12 +293,12 @@ def _size(disk: Disk, name: str) -> int:
     try:
         return file.size()
     finally:
-        let_go(file)
+        close_quietly(file)
 
 
 def _exists(disk: Disk, name: str) -> bool:
     with suppress(OSError):
-        let_go(disk.open(name))
+        close_quietly(disk.open(name))
         return True
     return False
 

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.storage.disk import Disk, DiskFile
-from trionsq.storage.folder import let_go
+from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.positions import FileNumbers, Positions, QueueFiles
 from trionsq.storage.records import Block, parse
 from trionsq.storage.writer import QueueWriter
@@ -130,7 +129,7 @@ class QueueReader:
                 stamp = file.read(_STAMP.stop, positions.read_pos)[_STAMP]
             finally:
                 if file is not self._file:
-                    let_go(file)
+                    close_quietly(file)
         except OSError:
             return None  # whoever reads the messages will say so
         return int.from_bytes(stamp, signed=True) if len(stamp) == 8 else None
@@ -252,5 +251,5 @@ class QueueReader:
         """Let go of the file and of what was read ahead."""
         self._block = None
         if self._file is not None:
-            let_go(self._file)
+            close_quietly(self._file)
             self._file = None

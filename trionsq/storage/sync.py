@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
+from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
 from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.disk import Disk, DiskFile, pieces_of, replace_file
 from trionsq.storage.duetimes import SidecarWork
-from trionsq.storage.folder import let_go
 from trionsq.storage.positions import FileNumbers, QueueFiles, remove_files
 
 __all__ = ["REMOVED_AT_ONCE", "Generation", "SyncJob"]
@@ -105,7 +104,7 @@ class SyncJob:
                 self._sync_closed(number)
             else:
                 self._sync(file)
-                let_go(file)
+                close_quietly(file)
             self.sealed.pop(0)
         if self.current is not None and self._is_valid:
             self._sync(self.current[1])
@@ -119,7 +118,7 @@ class SyncJob:
         try:
             self._sync(file)
         finally:
-            let_go(file)
+            close_quietly(file)
 
     def _sync(self, file: DiskFile) -> None:
         began_s = perf_counter()
@@ -140,9 +139,9 @@ class SyncJob:
         except FileNotFoundError:
             return  # it was read, or set aside
         try:
-            replace_file(self.disk, name, pieces_of(file, nbytes), self._rename)
+            replace_file(self.disk, name, read_pieces(file, nbytes), rename=self._rename)
         finally:
-            let_go(file)
+            close_quietly(file)
 
     def _append_due_times(self) -> None:
         if new := self.due_times.wanted():
@@ -151,7 +150,7 @@ class SyncJob:
     def _write_positions(self, text: bytes) -> None:
         while True:
             try:
-                replace_file(self.disk, self.files.positions, text, self._rename)
+                replace_file(self.disk, self.files.positions, text, rename=self._rename)
             except OSError as error:
                 if error.errno not in _FULL or not self.finished or not self._is_valid:
                     raise

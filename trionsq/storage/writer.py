@@ -9,8 +9,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from trionsq.storage.disk import Disk, DiskFile
-from trionsq.storage.folder import let_go
+from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.positions import Positions, QueueFiles
 from trionsq.storage.records import Records
 
@@ -136,12 +135,12 @@ class QueueWriter:
                 file.truncate(0)
             is_empty = not file.size()
         except OSError:
-            let_go(file)
+            close_quietly(file)
             raise
         if is_empty:
             self.torn.pop(number, None)
             return file
-        let_go(file)
+        close_quietly(file)
         log.error(
             "DISKQUEUE(%s): %s belongs to no known state, set aside as .bad",
             self._files.queue,
@@ -165,13 +164,13 @@ class QueueWriter:
         if file is self.lent:
             self._left.append(file)
         else:
-            let_go(file)
+            close_quietly(file)
 
     def take_back(self) -> None:
         """The job with the file that was lent is done."""
         self.lent = None
         for file in self._left:
-            let_go(file)
+            close_quietly(file)
         self._left.clear()
 
     def _undo(self, file: int, pos: int) -> None:
@@ -221,7 +220,7 @@ class QueueWriter:
         try:
             file.truncate(nbytes)
         finally:
-            let_go(file)
+            close_quietly(file)
 
     def leave_all(self) -> None:
         """Go on with a file behind all that there may be; nothing of these is needed any more."""

@@ -1,6 +1,6 @@
 """A disk in memory: it fails, fills up, crashes and loses power when told to.
 
-`SimulatedDisk` is a `trionsq.storage.disk.Disk`. It keeps two states apart: what the page cache
+`SimulatedDisk` is a `trionsq.disk.Disk`. It keeps two states apart: what the page cache
 has, which every operation sees, and what is durable: file contents by `sync`, names by
 `sync_folder`, each without the other. A test counts the operations of some work, then lets the
 disk crash at each of them in turn::
@@ -37,7 +37,7 @@ from trionsq.testing.pagecache import Content, Folder, State, hole
 
 __all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
 
-_OF_DISKS: Final = ("open", "create", "rename", "unlink", "names", "sync_folder", "free_nbytes")
+_OF_DISKS: Final = ("open", "create", "rename", "unlink", "names", "sync_folder", "free_bytes")
 _OF_FILES: Final = ("write", "read", "size", "truncate", "sync", "close")
 
 OPERATIONS: Final = frozenset((*_OF_DISKS, *_OF_FILES))
@@ -252,8 +252,8 @@ class SimulatedDisk:
             failing=lambda: folder.mark(State.DOUBTFUL),
         )
 
-    def free_nbytes(self) -> int:
-        return self._perform("free_nbytes", ("",), self._free_nbytes)
+    def free_bytes(self) -> int:
+        return self._perform("free_bytes", ("",), self._free_bytes)
 
     # How every operation goes
 
@@ -309,7 +309,7 @@ class SimulatedDisk:
             raise self._error(errno.ENOENT, name, new_name)
         return self._folder.names[name]
 
-    def _free_nbytes(self) -> int:
+    def _free_bytes(self) -> int:
         if self.capacity is None:
             return _UNLIMITED_NBYTES
         contents = {*self._folder.names.values(), *(file.content for file in self._handles)}
@@ -400,5 +400,5 @@ class SimulatedFile:
 
     def _fitting(self, nbytes: int, offset: int) -> int:
         """How many leading bytes of a write there is room for."""
-        size_max = len(self.content.data) + self._disk._free_nbytes()
+        size_max = len(self.content.data) + self._disk._free_bytes()
         return max(0, min(nbytes, size_max - offset))

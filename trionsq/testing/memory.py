@@ -12,8 +12,8 @@ import trio
 from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
+from trionsq.disk import Disk
 from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 

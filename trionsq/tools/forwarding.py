@@ -4,7 +4,7 @@ Messages that wait long for their answer are touched, so that nsqd does not rede
 original's tools do not. A signal ends the receiving. Messages in progress then get a limited time;
 those without an answer after that are returned to nsqd.
 
-Spec: tools, nsq_to_http and nsq_to_nsq (status-every).
+Spec: tools, nsq_to_http (status-every); tools, nsq_to_nsq (status-every).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Files are looked at again when a connection comes, at most once a second, so that a renewed
 certificate is used without a restart or a signal.
 
-Spec: tcp-protocol, section 8 (client certificates); options, TLS.
+Spec: tcp-protocol, section 8 (client certificates); options.
 """
 
 from __future__ import annotations

@@ -143,15 +143,15 @@ def test_replay_of_a_range_goes_on_where_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It fails in the middle; then the rest of the range is published, and nothing outside."""
-    import pipelines.sink.writer
+    import pipelines.sink.writers
+    from pipelines.errors import PublishError
     from pipelines.jobs import replay
-    from pipelines.sink.errors import PublishError
 
     archived(folder / "t", "orders", range(200))
     flags = ["replay", "--input=t", "--topic=orders", "--checkpoint=state", "--rate=0"]
     flags += ["--since=2026-11-20T23:59:50", "--until=2026-11-21T01:01:00+01:00"]
     flags += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
-    real, calls = pipelines.sink.writer.publish, Counter[str]()
+    real, calls = pipelines.sink.writers.publish, Counter[str]()
 
     def publish_twice(*arguments: Any) -> int:
         calls["publish"] += 1
@@ -159,8 +159,8 @@ def test_replay_of_a_range_goes_on_where_it_was(
             raise PublishError("nsqd is gone")
         return real(*arguments)
 
-    monkeypatch.setattr(replay, "_PORTION_MESSAGES", 20)
-    monkeypatch.setattr(pipelines.sink.writer, "publish", publish_twice)
+    monkeypatch.setattr(replay, "_CHUNK_MESSAGES", 20)
+    monkeypatch.setattr(pipelines.sink.writers, "publish", publish_twice)
     assert main(flags, spark) == 1
     assert "replay: nsqd is gone\n" in capsys.readouterr().err
     assert main(flags, spark) == 0

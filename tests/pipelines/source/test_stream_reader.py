@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pipelines.receiver import ReceiverError
+from pipelines.errors import DataLossError, ReceiverError, WalLockedError
 from pipelines.schema import ARROW_SCHEMA
 from pipelines.source.batch import NsqBatchReader
-from pipelines.source.offsets import DataLossError, Offset
+from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, StreamOptions
 from pipelines.source.stream import NsqStreamReader
-from pipelines.wal import Wal, WalLockedError
+from pipelines.wal import Wal
 from tests.pipelines.source.publishing import channel_of, publish, wait_until
 from tests.processes import free_address
 from trionsq.testing import OpenBroker

@@ -1,4 +1,4 @@
-"""A job from its start to its end: signals, a query watched and stopped in order, exit codes."""
+"""A job from start to end: signals, the session, a query watched and stopped in order."""
 
 from __future__ import annotations
 
@@ -6,31 +6,37 @@ import argparse
 import contextlib
 import json
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipelines.jobs.arguments import pairs
-from pipelines.jobs.files import local_folder
-from pipelines.jobs.progress import Progress
+from pipelines.jobs.arguments import local_folder, pairs
 from pipelines.jobs.table import Table
+from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["BATCH_LIMIT_S", "Job", "run_query", "stop_on_signals", "tell"]
+__all__ = [
+    "BATCH_LIMIT_S",
+    "Job",
+    "persisted",
+    "publish_rows",
+    "read_messages",
+    "run_query",
+    "stop_on_signals",
+]
 
 BATCH_LIMIT_S: Final = 30.0
-"""How long a stop waits for the batch that is under way; later it is done anew at the restart."""
+"""How long a stop waits for the current microbatch; after that, the next start repeats it."""
 
 _POLL_S: Final = 0.25
-# What fails is told in one line; --conf=spark.log.level=WARN has all of it.
+# A failure is printed in one line; --conf=spark.log.level=WARN shows Spark's log as well.
 _QUIET: Final = {"spark.log.level": "FATAL"}
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -39,7 +45,7 @@ _SETTINGS: Final = {
 
 
 class Job:
-    """What a job is given: its flags, Spark when it asks for it, and whether it shall stop.
+    """A job's flags, its Spark session (started at first use), and its stop event.
 
     Attributes:
         name: as on the command line.
@@ -49,18 +55,18 @@ class Job:
     def __init__(
         self, name: str, arguments: argparse.Namespace, session: SparkSession | None = None
     ) -> None:
-        """*session*: one that runs already, and stays."""
+        """*session*: a running one, which `close` leaves running."""
         self.name = name
         self.arguments = arguments
         self.stopping = threading.Event()
         self._session = session
-        self._is_ours = session is None
+        self._owns_session = session is None
 
     def spark(self) -> SparkSession:
-        """The session, started when it is asked for first. Raises SetupError, UsageError."""
+        """The session; the first call starts it. Raises SetupError, UsageError."""
         if self._session is None:
             conf = pairs("--conf", self.arguments.conf)
-            # Starting, Spark takes SIGINT for itself.
+            # Spark takes over SIGINT when it starts.
             with stop_on_signals(self.stopping):
                 self._session = spark_session(
                     f"nsq {self.name}", self.arguments.master, **(_QUIET | conf)
@@ -74,18 +80,12 @@ class Job:
         return local_folder(self.arguments.checkpoint, "--checkpoint")
 
     def close(self) -> None:
-        """Stop Spark, if it was started here."""
-        if self._session is not None and self._is_ours:
-            # After a SIGTERM to all processes there may be no Java left to tell.
+        """Stop Spark if this job started it."""
+        if self._session is not None and self._owns_session:
+            # A SIGTERM to the process group may have ended Java already.
             with contextlib.suppress(Exception):
                 self._session.stop()
             self._session = None
-
-
-def tell(name: str, text: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(f"{name}: {text}\n")
-    sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -94,25 +94,46 @@ def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    _handle(stopping)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _handle(stopping: threading.Event) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return
 
     def handle(number: int, _frame: object) -> None:
         stopping.set()
         signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# Frames
+
+
+def read_messages(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """The stream of messages."""
+    return spark.readStream.format("nsq").options(**options).load()
+
+
+@contextlib.contextmanager
+def persisted(frame: DataFrame) -> Iterator[None]:
+    """Compute a microbatch once for several uses."""
+    frame.persist()
+    try:
+        yield
+    finally:
+        frame.unpersist()
+
+
+def publish_rows(frame: DataFrame, options: Mapping[str, str]) -> None:
+    """Publish the rows of a microbatch."""
+    frame.write.format("nsq").mode("append").options(**options).save()
+
+
+# A query
 
 
 def run_query(
@@ -120,18 +141,18 @@ def run_query(
     writer: DataStreamWriter,
     *,
     table: Table | None = None,
-    each: Callable[[], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
 ) -> None:
     """Start a query and watch it until it ends (--once), fails, or a signal comes.
 
     Args:
-        job: whose flags tell the checkpoint and the trigger.
+        job: its flags have the checkpoint and the trigger.
         writer: with a sink.
-        table: the query writes to it.
-        each: called now and then while it runs, and once at the end.
+        table: the table that the query writes to.
+        on_poll: called while the query runs, four times a second, and once after its end.
 
     Raises:
-        StreamingQueryException: it failed.
+        StreamingQueryException: the query failed.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -145,28 +166,28 @@ def run_query(
     progress = Progress(job.name)
     try:
         if table is not None:
-            table.begin(query.id)
+            table.set_query_id(query.id)
         while query.isActive and not job.stopping.wait(_POLL_S):
-            progress.saw(_reports(query))
+            progress.add_reports(_reports(query))
             progress.show()
-            if each is not None:
-                each()
+            if on_poll is not None:
+                on_poll()
         if job.stopping.is_set():
-            _finish_batch(query)
+            _wait_for_batch(query)
     finally:
-        _stop(job, query, progress)
+        _stop_query(job, query, progress)
     if (failure := query.exception()) is not None:
         raise failure
-    if each is not None:
-        each()
+    if on_poll is not None:
+        on_poll()
 
 
 def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
-    return [json.loads(one.json) for one in query.recentProgress]
+    return [json.loads(report.json) for report in query.recentProgress]
 
 
-def _finish_batch(query: StreamingQuery) -> None:
-    """Wait for the batch under way: what it publishes would be published again."""
+def _wait_for_batch(query: StreamingQuery) -> None:
+    """Wait for the current microbatch: if interrupted, its messages would be published again."""
     deadline_s = time.monotonic() + BATCH_LIMIT_S
     first = query.lastProgress
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
@@ -176,14 +197,14 @@ def _finish_batch(query: StreamingQuery) -> None:
         time.sleep(_POLL_S / 10)
 
 
-def _stop(job: Job, query: StreamingQuery, progress: Progress) -> None:
+def _stop_query(job: Job, query: StreamingQuery, progress: Progress) -> None:
     from py4j.protocol import Py4JError
 
     try:
         query.stop()
-        progress.saw(_reports(query))
+        progress.add_reports(_reports(query))
     except (Py4JError, OSError) as error:
         if not job.stopping.is_set():
             raise
-        tell(job.name, f"Java was stopped, too: {type(error).__name__}")
-    progress.end()
+        print_line(job.name, f"Java had stopped before the query: {type(error).__name__}")
+    progress.finish()
