@@ -9,6 +9,10 @@ INSTALLED := .venv/.installed
 WORKERS ?= 2
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
+# The tests start hundreds of Python processes. Without bytecode on the disk each of them compiles
+# all that it imports, and each worker of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := test
 .PHONY: run test soak test-pythons check-install lint format bench capacity stalls drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
 
