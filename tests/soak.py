@@ -22,6 +22,7 @@ __all__ = [
     "in_soak",
     "more_in_soak",
     "smoke",
+    "swept",
 ]
 
 T = TypeVar("T")
@@ -53,6 +54,12 @@ more_in_soak: Final = pytest.mark.soak("test")
 def by_level(*, test: T, short: T, full: T) -> T:
     """A count for this run: of `make test`, of the short soak or of the full one."""
     return {"test": test, "short": short, "full": full}[LEVEL]
+
+
+def swept(count: int) -> range:
+    """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: each third
+    of them in `make test`, every one in the soaks."""
+    return range(1, count + 1, by_level(test=3, short=1, full=1))
 
 
 def belongs(item: pytest.Item) -> bool:

@@ -15,6 +15,7 @@ from pipelines.sink.parcels import Parcel, parcels_of
 from pipelines.sink.stage import PUBLISHED, Stage, StagedFile
 from tests.pipelines.sink.rows import batch
 from tests.pipelines.sink.test_parcels import opened
+from tests.soak import more_in_soak, swept
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 LIMITS = Limits(messages=2)
@@ -103,6 +104,7 @@ def test_after_a_refusal_it_goes_on_where_it_was() -> None:
     assert names(disk) == [PUBLISHED]
 
 
+@more_in_soak
 @pytest.mark.parametrize("how", [SimulatedDisk.after_kill, SimulatedDisk.after_power_loss])
 def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     how: Callable[[SimulatedDisk], SimulatedDisk],
@@ -112,7 +114,7 @@ def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     run_batch(disk, FakeNsqd(), 0)
     count = disk.operations
     assert count > 30
-    for at in range(1, count + 1):
+    for at in swept(count):
         for seed in range(2):
             nsqd = FakeNsqd()
             disk = SimulatedDisk(random=Random(100 * at + seed))
