@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import PHONE, Tab, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster, Consumer
+from tests.soak import smoke
 
 VIEWS: Final = {
     # name: path, and a text that only it has
@@ -34,6 +35,7 @@ VIEWS: Final = {
     "missing": ("/topics/nowhere", "nowhere"),
 }
 """Of a dashboard where nobody has to sign in; NODE is the first nsqd."""
+EACH_VIEW: Final = smoke({name: name for name in VIEWS}, "overview", "channel", "node", "peek")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def opened(cluster: Cluster, at: Tab, name: str) -> None:
     expect(page.locator("h1").first).to_be_visible()
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", EACH_VIEW)
 def test_each_view_is_accessible(name: str, base: str, browser: Browser, cluster: Cluster) -> None:
     """It shows what it is for in both themes and on a phone, where nothing makes it scroll
     sideways; axe-core has no serious finding in any of them; the browser's console has no
@@ -93,7 +95,7 @@ def test_each_view_is_accessible(name: str, base: str, browser: Browser, cluster
         check_accessible(page)
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", EACH_VIEW)
 def test_each_view_works_without_script(
     name: str, base: str, browser: Browser, cluster: Cluster
 ) -> None:

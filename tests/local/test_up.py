@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from admin.tasks import NAMED as ADMIN_NAMED
+from tests.soak import in_short_soak
 from trionsq import httpget
 from trionsq.client import Config, Consumer, Producer
 from trionsq.daemon.signals import ECHO_S
@@ -232,6 +233,7 @@ async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) 
         assert [line for line in lines if line["daemon"] == "nsqadmin" and "listening" in str(line)]
 
 
+@in_short_soak
 async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
     """With --processes it is started again where it was; a consumer goes on by itself."""
     async with up(tmp_path, "--nsqd=2", "--processes") as running:
@@ -255,6 +257,7 @@ async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
         assert await running.end() == 0
 
 
+@in_short_soak
 async def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     """kill -9 of `trionsq up` itself: its processes save everything and end.
 

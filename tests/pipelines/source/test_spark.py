@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from tests.pipelines.source.driver import begin
 from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def test_available_now_reads_what_there_is_and_ends(
     ]
 
 
+@in_short_soak
 def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_url_for_the_log_is_refused_at_load(
     assert not list(tmp_path.iterdir())
 
 
+@in_short_soak
 def test_an_nsqd_that_is_not_there_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """With the receiver's reason, not by silence."""
     options = {"connectTimeout": "500ms"}
