@@ -14,7 +14,7 @@ import pytest
 from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK, archived, run_example
 from tests.pipelines.sink.rows import taken
-from tests.pipelines.source.publishing import channel_of, publish
+from tests.pipelines.source.publishing import channel_at_rest, publish
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
@@ -62,7 +62,7 @@ def test_archive(
     assert int(second[1]) >= 5
     assert "archive: joined" in told
     assert not any(folder.glob("run/archive/table/_staging/*/*"))
-    channel = channel_of(nsqd.http_address, "orders", "archive")
+    channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.pipelines.source.driver import begin
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
@@ -55,8 +55,7 @@ def test_available_now_reads_what_there_is_and_ends(
     assert (told["backlog"], told["received"], told["duplicatesDropped"]) == (0, 5000, 0)
     assert told["walBytes"] > 0
     # Spark does not wait for the reader's process.
-    wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-    channel = channel_of(nsqd.http_address, "t", "c")
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
     publish(nsqd.http_address, "t", numbered(1000, first=5000))
@@ -84,8 +83,7 @@ def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
             wait_until(lambda: any(p.numInputRows for p in query.recentProgress), LIMIT_S)
             assert not any(0 < p.numInputRows < 1500 for p in query.recentProgress)
             assert query.exception() is None
-        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-        assert channel_of(nsqd.http_address, "t", "c")["in_flight_count"] == 0
+        assert channel_at_rest(nsqd.http_address, "t", "c")["in_flight_count"] == 0
     with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)) as query:
         assert query.awaitTermination(LIMIT_S)
     assert bodies_in(spark, tmp_path) == numbered(published)
