@@ -5,8 +5,9 @@
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it.
-WORKERS ?= 2
+# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it. Three for
+# two cores: about half of the time a test waits for daemons that it started.
+WORKERS ?= 3
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 # The tests start hundreds of Python processes. Without bytecode on the disk each of them compiles

@@ -30,6 +30,7 @@ def test_what_is_named_is_there() -> None:
     [
         ("tests/wire/test_names.py::test_one[a]", "tests/wire/test_names.py"),
         ("tests/pipelines/sink/test_spark.py::test_one", SPARK),
+        ("tests/browser/test_live.py::test_one[a]", "tests/browser/"),
         (f"{HEAVY}[snappy]", f"{HEAVY}[snappy]"),
         (
             "tests/golden/test_process.py::test_tcp_conversation[tcp-fin-random]",
@@ -38,7 +39,7 @@ def test_what_is_named_is_there() -> None:
     ],
 )
 def test_what_shares_something_stays_together(nodeid: str, group: str) -> None:
-    """A file, a session of Spark, a replay of one cutting; or nothing but the test itself."""
+    """A file, a session of Spark, a browser, a replay of one cutting; or nothing but the test."""
     assert group_of(nodeid) == group
 
 

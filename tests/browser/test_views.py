@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import PHONE, Tab, check_accessible, screenshot, tab
-from tests.browser.cluster import Cluster, Consumer
+from tests.browser.cluster import Cluster, Consumer, running_cluster
 from tests.soak import smoke
 
 VIEWS: Final = {
@@ -39,7 +39,14 @@ EACH_VIEW: Final = smoke({name: name for name in VIEWS}, "overview", "channel", 
 
 
 @pytest.fixture(scope="module")
-def base(cluster: Cluster) -> Iterator[str]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of its own: screenshots show nothing of other tests."""
+    with running_cluster(tmp_path_factory.mktemp("views")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def base(browser: Browser, cluster: Cluster) -> Iterator[str]:
     """The address of a dashboard in front of a cluster where something goes on."""
     cluster.create("orders", "billing", "archive", "metrics")
     cluster.create("clicks", "sessions")
