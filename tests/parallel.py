@@ -37,21 +37,26 @@ BY_CUTTING: Final = ("tests/golden/test_process.py", "tests/golden/test_lookupd.
 """Their ids end with the cutting of the conversation."""
 LONG: Final = (
     SPARK,
-    "tests/golden/test_process.py",
     BROWSER,
+    "tests/golden/test_process.py",
+    "tests/golden/test_http_ways.py",
     "tests/local/",
+    "tests/deploy/",
     "tests/foreign/",
-    "tests/benchmarks/",
+    "tests/tools/",
     "tests/hostile/",
     "tests/fuzz/",
     "tests/drill/",
+    "tests/golden/",
+    "tests/test_time_limit.py",
+    "tests/benchmarks/",
     "tests/cluster/",
     "tests/pipelines/",
-    "tests/deploy/",
     "tests/core/test_channel_machine.py",
-    "tests/golden/",
-    "tests/broker/test_chaos.py",
-    "tests/tools/",
+    "tests/storage/",
+    "tests/broker/",
+    "tests/http/",
+    "tests/admin/",
 )
 """Beginnings of the groups that take longest, the longest first."""
 

@@ -13,6 +13,7 @@ import pytest
 from tests import parallel
 from tests.parallel import SPARK, group_of, rank
 from tests.processes import PORTS, free_address, split_address
+from tests.soak import swept
 
 ROOT = Path(__file__).parents[1]
 HEAVY = "tests/hostile/test_hostile.py::test_others_flow_on_and_memory_stays_bounded"
@@ -82,6 +83,11 @@ def test_another_level_is_refused() -> None:
     assert "TRIONSQ_SOAK=shrot: it may be short or full" in collected(
         "tests/soak.py", level="shrot"
     )
+
+
+def test_a_sweep_is_short_in_make_test() -> None:
+    """It tries each fifth place, the first among them; a soak tries every one."""
+    assert [*swept(11)] == [1, 6, 11]
 
 
 @pytest.fixture
