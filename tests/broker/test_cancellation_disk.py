@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
+from tests.soak import more_in_soak, swept
 from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
 from trionsq.core.channel import ChannelState
@@ -72,7 +73,7 @@ def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
     whole = CancelAt(0, when)
     run(whole)
     assert whole.steps >= steps_min
-    for at in range(1, whole.steps + 1):
+    for at in swept(whole.steps):
         cancel_at = CancelAt(at, when)
         try:
             run(cancel_at)
@@ -181,6 +182,7 @@ async def cancel_the_stop(cancel_at: CancelAt) -> None:
         assert set(numbered(12)) - unsaved <= found <= set(numbered(12))
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_stop_cancelled_at_any_await(when: When) -> None:
     """No task is left, and a restart finds all that had left memory; a whole stop saves all."""
@@ -263,6 +265,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
             assert ledger.acknowledged <= found | ledger.finished
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 @pytest.mark.parametrize(
     ("task", "how", "steps_min"),

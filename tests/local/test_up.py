@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.soak import in_short_soak, smoke
 from trionsq import httpget
 from trionsq.client import Config, Consumer, Producer
 from trionsq.daemon.signals import ECHO_S
@@ -26,7 +27,10 @@ LIMIT_S = 180.0
 CONFIG = Config(
     max_in_flight=100, lookupd_poll_interval_s=0.2, default_requeue_delay_s=0, max_attempts=0
 )
-MODES = pytest.mark.parametrize("mode", [[], ["--processes"]], ids=["one process", "processes"])
+FLAGS: dict[str, list[str]] = {"one process": [], "processes": ["--processes"]}
+MODES = pytest.mark.parametrize("mode", smoke(FLAGS, *FLAGS))
+ONE_MODE = pytest.mark.parametrize("mode", smoke(FLAGS, "one process"))
+"""The other one is for the soaks."""
 
 
 @dataclass
@@ -188,7 +192,7 @@ async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path)
         assert await second.end(signal.SIGTERM) == 0
 
 
-@MODES
+@ONE_MODE
 async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> None:
     """No task that nsqd shows is named by a function of ours."""
     async with up(tmp_path, *mode) as running:
@@ -203,7 +207,7 @@ async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> N
         assert ("nsqadmin poller" in names) is not bool(mode)
 
 
-@MODES
+@ONE_MODE
 async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) -> None:
     """nsqadmin finds all nsqds by the nsqlookupd, and shows what was published.
 
@@ -229,6 +233,7 @@ async def test_the_dashboard_shows_the_cluster(mode: list[str], tmp_path: Path) 
         assert [line for line in lines if line["daemon"] == "nsqadmin" and "listening" in str(line)]
 
 
+@in_short_soak
 async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
     """With --processes it is started again where it was; a consumer goes on by itself."""
     async with up(tmp_path, "--nsqd=2", "--processes") as running:
@@ -252,6 +257,7 @@ async def test_what_is_killed_comes_back(tmp_path: Path) -> None:
         assert await running.end() == 0
 
 
+@in_short_soak
 async def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     """kill -9 of `trionsq up` itself: its processes save everything and end.
 
@@ -282,7 +288,7 @@ async def test_a_second_signal_leaves_no_process(tmp_path: Path) -> None:
         await until_ended(running.pids)
 
 
-@MODES
+@ONE_MODE
 async def test_a_port_in_use(mode: list[str], tmp_path: Path) -> None:
     """One line names the part, the port and what to do; exit 1, nothing is left running."""
     with socket.socket() as taken:
@@ -298,7 +304,7 @@ async def test_a_port_in_use(mode: list[str], tmp_path: Path) -> None:
     assert "NSQLOOKUPD: stopping" in running.log[-2]
 
 
-@MODES
+@ONE_MODE
 async def test_a_locked_data_path(mode: list[str], tmp_path: Path) -> None:
     """One line says so; exit 1, nothing is left running."""
     (tmp_path / "data/nsqd-2").mkdir(parents=True)

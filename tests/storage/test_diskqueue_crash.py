@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.soak import by_level, more_in_soak
 from tests.storage.queue_scenario import DUE_NS, Scenario, plain, told
 from tests.storage.queues import QUEUE, drain, folder_on, messages, put, queue_on
 from trionsq.storage.diskqueue import DiskQueue
@@ -13,7 +14,7 @@ from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
-SEEDS = range(4)
+SEEDS = range(by_level(test=1, short=4, full=16))
 DRAWS = 4
 
 each_way = pytest.mark.parametrize("held", [False, True], ids=["at once", "held"])
@@ -49,6 +50,7 @@ def check_it_goes_on(queue: DiskQueue, disk: SimulatedDisk) -> None:
     assert queue_on(disk).depth == 0
 
 
+@more_in_soak
 @each_way
 def test_a_kill_loses_no_accepted_message(held: bool) -> None:
     """After SIGKILL at any operation each message whose append returned and that was not read is
@@ -72,6 +74,7 @@ def test_a_kill_loses_no_accepted_message(held: bool) -> None:
                 check_it_goes_on(queue, disk)
 
 
+@more_in_soak
 @each_way
 def test_power_loss_takes_nothing_that_was_synced(held: bool) -> None:
     """When the power fails at any operation, each message that was appended before the last

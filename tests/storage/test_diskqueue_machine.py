@@ -315,7 +315,7 @@ def test_a_queue_is_a_list() -> None:
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=by_level(test=300, short=300, full=3_000), stateful_step_count=40
+            max_examples=by_level(test=120, short=300, full=3_000), stateful_step_count=40
         ),
     )
     happened = {name for name, count in SEEN.items() if count}

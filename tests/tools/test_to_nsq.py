@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     command,
     drain,
@@ -116,7 +117,7 @@ async def _published(nsqd: OpenBroker) -> int:
 
 
 @pytest.mark.parametrize(("rate", "least"), [("0", 2000), ("50", 3)])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(
     rate: str, least: int, signum: signal.Signals
 ) -> None:
