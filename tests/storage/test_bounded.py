@@ -26,10 +26,10 @@ from tests.storage.queues import (
 )
 from trionsq.broker.background import ThreadBackground
 from trionsq.disk import RealDisk, RealFile
-from trionsq.storage.deferrals import HEADER, DeferralFile, encode
+from trionsq.storage.deferral_file import HEADER, DeferralFile, encode
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
-from trionsq.storage.leftover import finish_removals
+from trionsq.storage.recovery import resume_deletions
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk
 
@@ -43,7 +43,7 @@ def in_files(count: int) -> tuple[SimulatedDisk, HeldBackground, DataFolder, Dis
     for number in range(count):
         disk.write_file(records_name(number), messages(number, 1)[0].record)
     disk.write_file(f"{QUEUE}.diskqueue.meta.dat", b"%d\n0,0\n%d,40\n" % (count, count - 1))
-    folder = folder_on(disk, background, file_nbytes_max=50)
+    folder = folder_on(disk, background, max_file_bytes=50)
     queue = DiskQueue(QUEUE, folder)
     assert queue.depth == count
     background.run_all()
@@ -100,8 +100,8 @@ def test_what_is_to_be_removed_takes_no_memory_for_each_file() -> None:
     """It is a range of numbers, while the jobs remove a few at a time."""
     disk, background, _, queue = in_files(1_000)
     queue.empty()
-    assert queue._job is not None
-    assert len(queue._job.finished._ranges) == 1
+    assert queue._sync._job is not None
+    assert len(queue._sync._job.finished._ranges) == 1
     disk.log.clear()
     background.run_one()
     assert 0 < [operation for operation, _ in disk.log].count("unlink") <= 10
@@ -131,7 +131,7 @@ def test_one_file_that_stays_holds_up_no_other() -> None:
         assert left == [records_name(7)]
         assert fault(folder) == f"/simulated/{records_name(7)}: Input/output error"
         disk.heal()
-        folder.try_again()
+        folder.retry()
         background.run_all()
         assert fault(folder) is None
         assert records_name(7) not in disk.files()
@@ -191,7 +191,7 @@ async def test_no_call_waits_for_a_disk_that_hangs(
         async with trio.open_nursery() as nursery:
             background = ThreadBackground()
             await nursery.start(background.run)
-            folder = folder_on(HangingDisk(tmp_path), background, file_nbytes_max=100)
+            folder = folder_on(HangingDisk(tmp_path), background, max_file_bytes=100)
             queue = DiskQueue(QUEUE, folder)
             put(queue, messages(0, 9))
             put(queue, messages(9, 2, due_ns=DUE_NS))
@@ -230,7 +230,7 @@ def deferred_in_file(count: int) -> tuple[SimulatedDisk, list[Message]]:
     """A disk with that many deferred messages."""
     disk = SimulatedDisk(logged=True)
     wanted = messages(0, count, due_ns=DUE_NS)
-    queue = queue_on(disk, file_nbytes_max=1 << 30)
+    queue = queue_on(disk, max_file_bytes=1 << 30)
     put(queue, wanted)
     queue.close()
     disk.log.clear()
@@ -303,7 +303,7 @@ class CountedIds:
 def test_a_deferred_message_costs_the_same_whatever_is_behind_it(behind: int) -> None:
     """To take one, no more ids are looked at than its own and a few behind it."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=1 << 30)
+    queue = queue_on(disk, max_file_bytes=1 << 30)
     put(queue, messages(0, 1, due_ns=DUE_NS))
     put(queue, messages(1, behind))
     block = queue._reader._load()
@@ -338,7 +338,7 @@ def test_dropping_many_deferred_messages_is_left_to_a_job() -> None:
     queue = DiskQueue(QUEUE, folder_on(disk, background))
     put(queue, messages(0, 100, due_ns=DUE_NS))
     background.run_all()
-    kept = queue._due_times._due_ns = Noting(queue._due_times._due_ns)
+    kept = queue._deferrals._due_ns = Noting(queue._deferrals._due_ns)
     assert queue.empty() == 100
     assert (len(kept), kept.freed) == (100, 0)
     background.run_all()
@@ -349,7 +349,7 @@ def test_dropping_many_deferred_messages_is_left_to_a_job() -> None:
 def test_a_kill_while_the_sidecar_is_tidied_costs_no_delay() -> None:
     """Messages that were read after the positions were noted come again, so their lines stay."""
     disk, background = SimulatedDisk(), HeldBackground()
-    folder = folder_on(disk, background, file_nbytes_max=1 << 30, sync_every=1 << 30)
+    folder = folder_on(disk, background, max_file_bytes=1 << 30, sync_every=1 << 30)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 2_500, due_ns=DUE_NS))
     queue.sync()
@@ -424,7 +424,7 @@ class Counting:
     def sync(self) -> None:
         self.count += 1
 
-    try_again = give_room = sync
+    retry = release_finished_file = sync
 
 
 @pytest.mark.parametrize("count", [10, 10_000])
@@ -434,7 +434,7 @@ def test_many_queues_are_looked_after_in_steps(count: int) -> None:
     queues = [Counting() for _ in range(count)]
     for steps, queues_of in (
         (folder.sync_in_steps, folder.changed),
-        (folder.try_again_in_steps, folder.queues),
+        (folder.retry_in_steps, folder.queues),
     ):
         queues_of.update(dict.fromkeys(queues))
         folder.faults["a file"] = "broken"
@@ -463,7 +463,7 @@ def test_full_files_do_not_stay_open_however_many() -> None:
     """While a sync hangs, a queue that is written on holds a few files open, and syncs none itself.
     All are made durable later."""
     disk, background = SimulatedDisk(logged=True), HeldBackground()
-    folder = folder_on(disk, background, file_nbytes_max=50)
+    folder = folder_on(disk, background, max_file_bytes=50)
     queue = DiskQueue(QUEUE, folder)
     wanted = messages(0, 100)
     for one in wanted:
@@ -471,7 +471,7 @@ def test_full_files_do_not_stay_open_however_many() -> None:
     assert disk.open_files < 25
     assert "sync" not in [operation for operation, _ in disk.log]
     background.run_all()
-    assert drain(queue_on(disk.after_power_loss(), file_nbytes_max=50)) == wanted
+    assert drain(queue_on(disk.after_power_loss(), max_file_bytes=50)) == wanted
 
 
 @pytest.mark.parametrize("act", [emptied, deleted])
@@ -498,7 +498,7 @@ def test_a_stop_does_not_wait_for_many_removals(
         assert drain(queue) == messages(2_000, 2)
         queue.delete()
     else:
-        assert finish_removals(folder, folder.strangers([])) == []
+        assert resume_deletions(folder, []) == []
     background.run_all()
     assert disk.files() == {}
 
@@ -514,7 +514,7 @@ def test_files_with_messages_are_no_remains() -> None:
     disk.write_file(records_name(4, "without"), b"?")
     before = disk.files()
     folder = folder_on(disk, background)
-    others = finish_removals(folder, folder.strangers([]))
+    others = resume_deletions(folder, [])
     assert sorted(others) == ["damaged", QUEUE, "without"]
     background.run_all()
     assert disk.files() == before

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trionsq.disk import Disk, DiskFile, RealDisk, replace_file
-from trionsq.storage.background import Background
+from trionsq.storage.folder import Background
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import OPERATIONS, Crashed, SimulatedDisk
 

@@ -25,7 +25,7 @@ from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.saving import keep_trying, save_all
+from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
     ScanQueue,
@@ -45,13 +45,11 @@ from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
-from trionsq.storage.background import Background
+from trionsq.storage.discard import DiscardingBackend
 from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import DataFolder
-from trionsq.storage.idfloor import IdFloor
-from trionsq.storage.leftover import finish_removals
-from trionsq.storage.metadata import TopicRecord, load_metadata
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
+from trionsq.storage.recovery import resume_deletions
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.names import is_ephemeral
@@ -167,7 +165,7 @@ class Broker:
             MetadataError: there are metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
-        self._ids_after_ns = IdFloor(self.folder.disk).load()
+        self._ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
             try:
@@ -244,7 +242,7 @@ class Broker:
             for topic in self.topics.values()
             for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
         }
-        if strangers := finish_removals(self.folder, self.folder.strangers(known)):
+        if strangers := resume_deletions(self.folder, known):
             log.warning(
                 "NSQ: messages on disk of %d topics or channels that there are not come back if "
                 "one of that name is made: %s",
@@ -272,7 +270,7 @@ class Broker:
             await self._metadata.save_ids()
 
     async def _save_metadata_at_last(self) -> None:
-        if not await keep_trying(self._metadata.save):
+        if not await retry_until_saved(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
 
     def change_log_level(self, level: str) -> None:
@@ -379,7 +377,7 @@ class Broker:
                 self._delete_topic,
                 self._channel_gone,
             )
-            if isinstance(core.store.backend, DroppingBackend):
+            if isinstance(core.store.backend, DiscardingBackend):
                 core.store.backend.dropped = core.dropped
             log.info("TOPIC(%s): created", name)
             self._changed(topic.is_ephemeral, name)
@@ -416,7 +414,7 @@ class Broker:
         self._delete_old_channel(topic.name, name)
         backend = self._backend(name, f"{topic.name}:{name}")
         core = ChannelCore(name, self._memory_limit(name), backend, self._random)
-        if isinstance(core.store.backend, DroppingBackend):
+        if isinstance(core.store.backend, DiscardingBackend):
             core.store.backend.dropped = core.dropped
         if isinstance(backend, DiskQueue) and backend.is_recovering():
             core.is_recovering = backend.is_recovering
@@ -462,7 +460,7 @@ class Broker:
 
     def _backend(self, name: str, queue: str) -> Backend:
         """``queue`` is the name of the disk queue."""
-        return DroppingBackend() if is_ephemeral(name) else DiskQueue(queue, self.folder)
+        return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self.folder)
 
 
 def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
@@ -470,8 +468,8 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
     return DataFolder(
         disk,
         background,
-        file_nbytes_max=options.max_bytes_per_file,
-        body_nbytes_max=options.max_msg_size,
+        max_file_bytes=options.max_bytes_per_file,
+        max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
     )
 

@@ -33,7 +33,7 @@ from random import Random
 from threading import Lock
 from typing import Final, TypeVar
 
-from trionsq.testing.pagecache import Content, Folder, State, hole
+from trionsq.testing.pagecache import FileContent, FolderNames, torn_range
 
 __all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
 
@@ -103,7 +103,7 @@ class SimulatedDisk:
         self.log: list[tuple[str, str]] = []
         self._logged = logged
         self._random = random or Random(0)
-        self._folder = Folder()
+        self._folder = FolderNames()
         self._handles: set[SimulatedFile] = set()
         self._planned: list[_Fault] = []
         self._crash_in = 0
@@ -134,7 +134,7 @@ class SimulatedDisk:
     def write_file(self, name: str, data: bytes) -> None:
         """Put a new file there, in place of the one of that name; durable at once."""
         with self._lock:
-            self._folder.change(((name, Content(data)),), State.DURABLE)
+            self._folder.change_durably(((name, FileContent(data)),))
 
     @property
     def open_files(self) -> int:
@@ -216,7 +216,7 @@ class SimulatedDisk:
         def create() -> SimulatedFile:
             if name in self._folder.names:
                 raise self._error(errno.EEXIST, name)
-            content = Content()
+            content = FileContent()
             self._folder.change(((name, content),))
             return SimulatedFile(self, name, content)
 
@@ -245,12 +245,7 @@ class SimulatedDisk:
 
     def sync_folder(self) -> None:
         folder = self._folder
-        self._perform(
-            "sync_folder",
-            ("",),
-            lambda: folder.mark(State.DURABLE),
-            failing=lambda: folder.mark(State.DOUBTFUL),
-        )
+        self._perform("sync_folder", ("",), folder.mark_durable, failing=folder.mark_uncertain)
 
     def free_bytes(self) -> int:
         return self._perform("free_bytes", ("",), self._free_bytes)
@@ -304,7 +299,7 @@ class SimulatedDisk:
         new_path = os.path.join(self.path, new_name)
         return OSError(error_number, os.strerror(error_number), path, None, new_path)
 
-    def _found(self, name: str, new_name: str | None = None) -> Content:
+    def _found(self, name: str, new_name: str | None = None) -> FileContent:
         if name not in self._folder.names:
             raise self._error(errno.ENOENT, name, new_name)
         return self._folder.names[name]
@@ -328,7 +323,7 @@ class SimulatedFile:
 
     __slots__ = ("_disk", "_names", "content", "path")
 
-    def __init__(self, disk: SimulatedDisk, name: str, content: Content) -> None:
+    def __init__(self, disk: SimulatedDisk, name: str, content: FileContent) -> None:
         self.path = os.path.join(disk.path, name)
         self.content = content
         self._disk = disk
@@ -348,7 +343,7 @@ class SimulatedFile:
                 raise self._disk._error(errno.ENOSPC, *self._names)
 
         def tear() -> None:
-            first, last = hole(self._disk._random, len(data))
+            first, last = torn_range(self._disk._random, len(data))
             count = self._fitting(len(data), offset)
             self._change(offset, data[: min(first, count)])
             self._change(offset + last, data[last:count])
@@ -373,8 +368,8 @@ class SimulatedFile:
         self._perform("truncate", truncate)
 
     def sync(self) -> None:
-        mark = self.content.mark
-        self._perform("sync", lambda: mark(State.DURABLE), lambda: mark(State.DOUBTFUL))
+        content = self.content
+        self._perform("sync", content.mark_durable, content.mark_uncertain)
 
     def close(self) -> None:
         def close() -> None:

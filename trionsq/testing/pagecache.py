@@ -7,21 +7,21 @@ from enum import Enum, auto
 from random import Random
 from typing import Generic, TypeVar
 
-__all__ = ["Content", "Folder", "State", "hole"]
+__all__ = ["FileContent", "FolderNames", "torn_range"]
 
 _Change = TypeVar("_Change")
 
 # A change of a content: bytes written at an offset, or None: cut off there.
 _ContentChange = tuple[int, bytes | None]
 # A change of names: what each of them means afterwards. All of it happens, or none.
-_NameChange = tuple[tuple[str, "Content | None"], ...]
+_NameChange = tuple[tuple[str, "FileContent | None"], ...]
 
 
-class State(Enum):
+class _ChangeState(Enum):
     """Of a change."""
 
     DIRTY = auto()  # the next sync makes it durable
-    DOUBTFUL = auto()  # a sync of it failed: it counts as written, but perhaps is not
+    UNCERTAIN = auto()  # a sync of it failed: it counts as written, but perhaps is not
     DURABLE = auto()  # but comes after one that is not
 
 
@@ -29,19 +29,19 @@ class _History(Generic[_Change]):
     """The changes since the last state that is wholly durable, in order."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[_Change, State]] = []
+        self._changes: list[tuple[_Change, _ChangeState]] = []
 
     def __iter__(self) -> Iterator[tuple[_Change, bool]]:
         """Each change, and whether it is durable."""
-        return ((change, state is State.DURABLE) for change, state in self._changes)
+        return ((change, state is _ChangeState.DURABLE) for change, state in self._changes)
 
-    def add(self, change: _Change, state: State = State.DIRTY) -> None:
+    def add(self, change: _Change, state: _ChangeState = _ChangeState.DIRTY) -> None:
         self._changes.append((change, state))
 
-    def mark(self, new_state: State) -> list[_Change]:
+    def mark(self, new_state: _ChangeState) -> list[_Change]:
         """Give all that is dirty a new state; take out the changes that are durable by now."""
         self._changes = [
-            (change, new_state if state is State.DIRTY else state)
+            (change, new_state if state is _ChangeState.DIRTY else state)
             for change, state in self._changes
         ]
         count = 0
@@ -54,7 +54,7 @@ class _History(Generic[_Change]):
         return done
 
 
-class Content:
+class FileContent:
     """What a file holds, apart from its name."""
 
     def __init__(self, data: bytes = b"") -> None:
@@ -66,7 +66,13 @@ class Content:
         self.history.add((offset, data))
         _apply(self.data, offset, data)
 
-    def mark(self, new_state: State) -> None:
+    def mark_durable(self) -> None:
+        self._mark(_ChangeState.DURABLE)
+
+    def mark_uncertain(self) -> None:
+        self._mark(_ChangeState.UNCERTAIN)
+
+    def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):
             _apply(self.durable, *change)
 
@@ -77,7 +83,7 @@ class Content:
             if is_durable or random.random() < keep:
                 _apply(result, offset, data)
             elif data is not None:
-                first, last = hole(random, len(data))
+                first, last = torn_range(random, len(data))
                 _apply(result, offset, data[:first])
                 _apply(result, offset + last, data[last:])
                 if random.random() < 0.5:  # the new size got there, the bytes did not
@@ -85,19 +91,29 @@ class Content:
         return bytes(result)
 
 
-class Folder:
+class FolderNames:
     """Which name means which content."""
 
     def __init__(self) -> None:
-        self.names: dict[str, Content] = {}
-        self.durable: dict[str, Content] = {}
+        self.names: dict[str, FileContent] = {}
+        self.durable: dict[str, FileContent] = {}
         self.history: _History[_NameChange] = _History()
 
-    def change(self, change: _NameChange, state: State = State.DIRTY) -> None:
-        self.history.add(change, state)
+    def change(self, change: _NameChange) -> None:
+        self.history.add(change)
         _rename(self.names, change)
 
-    def mark(self, new_state: State) -> None:
+    def change_durably(self, change: _NameChange) -> None:
+        self.history.add(change, _ChangeState.DURABLE)
+        _rename(self.names, change)
+
+    def mark_durable(self) -> None:
+        self._mark(_ChangeState.DURABLE)
+
+    def mark_uncertain(self) -> None:
+        self._mark(_ChangeState.UNCERTAIN)
+
+    def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):
             _rename(self.durable, change)
 
@@ -112,7 +128,7 @@ class Folder:
                 _rename(names, change)
             else:
                 lost |= touched
-        contents: dict[Content, bytes] = {}
+        contents: dict[FileContent, bytes] = {}
         for content in names.values():
             if content not in contents:
                 contents[content] = content.after_power_loss(random)
@@ -128,7 +144,7 @@ def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
         target[offset : offset + len(data)] = data
 
 
-def _rename(target: dict[str, Content], change: _NameChange) -> None:
+def _rename(target: dict[str, FileContent], change: _NameChange) -> None:
     for name, content in change:
         if content is None:
             target.pop(name, None)
@@ -136,7 +152,7 @@ def _rename(target: dict[str, Content], change: _NameChange) -> None:
             target[name] = content
 
 
-def hole(random: Random, nbytes: int) -> tuple[int, int]:
+def torn_range(random: Random, nbytes: int) -> tuple[int, int]:
     """Which part of a torn write is missing: all of it, its end, or any part."""
     first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
     return random.choice(((0, nbytes), (first, nbytes), (first, last)))

@@ -7,7 +7,7 @@ import errno
 from admin.options import OptionsError as AdminOptionsError
 from trionsq.broker.options import OptionsError
 from trionsq.daemon.listener import ListenError
-from trionsq.storage.lock import DataPathError
+from trionsq.storage.folder import DataPathError
 from trionsq.storage.metadata import MetadataError
 
 __all__ = ["UpError", "leaf_of", "start_error"]

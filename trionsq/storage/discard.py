@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from trionsq.core.batch import Segment
 from trionsq.core.peek import BackendView
 
-__all__ = ["DroppingBackend"]
+__all__ = ["DiscardingBackend"]
 
 
-class DroppingBackend:
+class DiscardingBackend:
     """Drops every message: what does not fit in memory is lost on purpose, and counted.
 
     Attributes:
