@@ -180,7 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.healthy = False
 
     @precondition(lambda self: self.healthy and self.waiting)
-    @rule(error=errors, operation=st.sampled_from(["read", "rename"]))
+    @rule(error=errors, operation=st.sampled_from(["read", "rename", "sync", "close"]))
     def break_one_operation(self, error: int, operation: str) -> None:
         """One that fails seldom by chance, and is needed next."""
         self.disk.fail(error, 1, True, {operation})
