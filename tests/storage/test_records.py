@@ -1,4 +1,4 @@
-"""EncodedRecords of disk queue files (trionsq.storage.records), held against plain ones."""
+"""Records of disk queue files (trionsq.storage.records), compared with plain ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend of ephemeral topics and channels, which never touch the disk."""
+"""The backend of ephemeral topics and channels, which have no files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DiscardingBackend"]
 
 
 class DiscardingBackend:
-    """Drops every message: what does not fit in memory is lost on purpose, and counted.
+    """Discards and counts every message: for those that do not fit in memory.
 
     Attributes:
-        dropped: messages dropped, by reason; whoever owns the backend may set a counter of its own.
+        dropped: number of messages by reason; the owner may replace the counter by its own.
     """
 
     depth = 0

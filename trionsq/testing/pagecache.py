@@ -1,4 +1,4 @@
-"""What a file system holds between two syncs: contents and names, in memory and durable."""
+"""A file system between two syncs: contents and names, in the page cache and durable."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["FileContent", "FolderNames", "torn_range"]
 
 _Change = TypeVar("_Change")
 
-# A change of a content: bytes written at an offset, or None: cut off there.
+# A change of a content: bytes written at an offset; None: truncated there.
 _ContentChange = tuple[int, bytes | None]
-# A change of names: what each of them means afterwards. All of it happens, or none.
+# An atomic change of names: the content that each of them means afterwards.
 _NameChange = tuple[tuple[str, "FileContent | None"], ...]
 
 
 class _ChangeState(Enum):
-    """Of a change."""
+    """How durable a change is."""
 
     DIRTY = auto()  # the next sync makes it durable
-    UNCERTAIN = auto()  # a sync of it failed: it counts as written, but perhaps is not
-    DURABLE = auto()  # but comes after one that is not
+    UNCERTAIN = auto()  # a sync of it failed: later syncs ignore it, and it may get lost
+    DURABLE = auto()  # kept in the history only because an earlier change is not
 
 
 class _History(Generic[_Change]):
-    """The changes since the last state that is wholly durable, in order."""
+    """The changes since the last completely durable state, in order."""
 
     def __init__(self) -> None:
         self._changes: list[tuple[_Change, _ChangeState]] = []
 
     def __iter__(self) -> Iterator[tuple[_Change, bool]]:
-        """Each change, and whether it is durable."""
+        """Yield each change, and whether it is durable."""
         return ((change, state is _ChangeState.DURABLE) for change, state in self._changes)
 
     def add(self, change: _Change, state: _ChangeState = _ChangeState.DIRTY) -> None:
         self._changes.append((change, state))
 
     def mark(self, new_state: _ChangeState) -> list[_Change]:
-        """Give all that is dirty a new state; take out the changes that are durable by now."""
+        """Set the state of all dirty changes; remove and return the first ones that are durable."""
         self._changes = [
             (change, new_state if state is _ChangeState.DIRTY else state)
             for change, state in self._changes
@@ -55,7 +55,7 @@ class _History(Generic[_Change]):
 
 
 class FileContent:
-    """What a file holds, apart from its name."""
+    """The content of a file, apart from its name."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
@@ -86,13 +86,13 @@ class FileContent:
                 first, last = torn_range(random, len(data))
                 _apply(result, offset, data[:first])
                 _apply(result, offset + last, data[last:])
-                if random.random() < 0.5:  # the new size got there, the bytes did not
+                if random.random() < 0.5:  # the new size became durable, the bytes did not
                     result.extend(bytes(max(0, offset + len(data) - len(result))))
         return bytes(result)
 
 
 class FolderNames:
-    """Which name means which content."""
+    """The content that each name means."""
 
     def __init__(self) -> None:
         self.names: dict[str, FileContent] = {}
@@ -123,7 +123,7 @@ class FolderNames:
         lost: set[str] = set()
         for change, is_durable in self.history:
             touched = {name for name, _ in change}
-            # What happens to one name happens in order.
+            # Changes of one name happen in order.
             if is_durable or (not touched & lost and random.random() < keep):
                 _rename(names, change)
             else:
@@ -152,7 +152,7 @@ def _rename(target: dict[str, FileContent], change: _NameChange) -> None:
             target[name] = content
 
 
-def torn_range(random: Random, nbytes: int) -> tuple[int, int]:
-    """Which part of a torn write is missing: all of it, its end, or any part."""
-    first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
-    return random.choice(((0, nbytes), (first, nbytes), (first, last)))
+def torn_range(random: Random, size: int) -> tuple[int, int]:
+    """Draw the missing part of a torn write: all of it, its end, or any part."""
+    first, last = sorted((random.randint(0, size), random.randint(0, size)))
+    return random.choice(((0, size), (first, size), (first, last)))
