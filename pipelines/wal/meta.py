@@ -31,8 +31,7 @@ COMMITTED: Final = "COMMITTED.json"
 LOCK: Final = "LOCK"
 
 _ADVICE: Final = (
-    "remove it; all that the log still has then counts as not committed, and Spark's checkpoint "
-    "knows where to go on"
+    "remove it; then the whole log counts as not committed, and Spark continues at its checkpoint"
 )
 
 
@@ -62,7 +61,11 @@ def lock_log(path: str) -> FolderLock:
 
 
 def create_meta(disk: Disk) -> str:
-    """Make ``META.json``, ``COMMITTED.json`` before it; the new log's id. Raises OSError."""
+    """Create ``COMMITTED.json``, then ``META.json``; return the id of the new log.
+
+    Raises:
+        OSError: there may be no log.
+    """
     write_committed(disk, 0)
     wal_id = uuid4().hex
     text = json.dumps({"version": FORMAT_VERSION, "id": wal_id})
@@ -71,32 +74,36 @@ def create_meta(disk: Disk) -> str:
 
 
 def read_meta(disk: Disk) -> str:
-    """The log's id.
+    """Return the id of the log.
 
     Raises:
-        WalDamagedError, WalError: it makes no sense, or is of a newer version.
-        OSError: it can't be read.
+        WalDamagedError, WalError: the file is damaged, or of a newer version.
+        OSError: the file cannot be read.
     """
-    found = _read(disk, META, "bring it back from a copy, or use another walPath and checkpoint")
-    wal_id = found.get("id")
+    meta = _read(disk, META, "restore it from a copy, or use another walPath and checkpoint")
+    wal_id = meta.get("id")
     if not isinstance(wal_id, str) or not wal_id:
         raise WalDamagedError(f"{os.path.join(disk.path, META)} has no id")
     return wal_id
 
 
 def write_committed(disk: Disk, lsn: int) -> None:
-    """Note the position. Raises OSError: the old one stands, or the new one."""
+    """Store the committed position.
+
+    Raises:
+        OSError: the file may have the old position.
+    """
     text = json.dumps({"version": FORMAT_VERSION, "lsn": lsn})
     replace_file(disk, COMMITTED, text.encode(), draft=f"{COMMITTED}.tmp")
 
 
 def read_committed(disk: Disk) -> int | None:
-    """The position noted last; None: no such file. Raises as `read_meta`."""
+    """Return the committed position; None without a file. Raises as `read_meta`."""
     try:
-        found = _read(disk, COMMITTED, _ADVICE)
+        committed = _read(disk, COMMITTED, _ADVICE)
     except FileNotFoundError:
         return None
-    lsn = found.get("lsn")
+    lsn = committed.get("lsn")
     if not isinstance(lsn, int) or lsn < 0:
         raise WalDamagedError(f"{os.path.join(disk.path, COMMITTED)} has no position")
     return lsn
@@ -105,8 +112,8 @@ def read_committed(disk: Disk) -> int | None:
 def _read(disk: Disk, name: str, advice: str) -> dict[str, Any]:
     path = os.path.join(disk.path, name)
     try:
-        found = json.loads(read_file(disk, name))
-        version = int(found["version"])
+        content = json.loads(read_file(disk, name))
+        version = int(content["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise WalDamagedError(f"{path} is damaged ({error!r}): {advice}") from error
     if version > FORMAT_VERSION:
@@ -114,4 +121,4 @@ def _read(disk: Disk, name: str, advice: str) -> dict[str, Any]:
             f"{path} has version {version} of the format; this trionsq knows up to "
             f"{FORMAT_VERSION}: use a newer one"
         )
-    return dict(found)
+    return dict(content)

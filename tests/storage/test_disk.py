@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.storage.disks import content, put
-from trionsq.disk import Disk, RealDisk, replace_file
+from trionsq.disk import Disk, RealDisk, read_file, replace_file
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 SEEDS = range(200)
@@ -311,3 +311,28 @@ def test_replacing_that_fails_cleans_up(had: bytes | None) -> None:
         assert disk.files().get("a") == (b"the new content" if at == count else had)
         assert disk.files().keys() <= {"a"}
         assert disk.open_files == 0
+
+
+def test_a_draft_with_a_fixed_name_is_replaced() -> None:
+    """A draft that a crash left is removed first; only the new content remains."""
+    disk = SimulatedDisk()
+    disk.write_file("a", b"old")
+    disk.write_file("a.tmp", b"a longer draft of a former process")
+    replace_file(disk, "a", b"new", draft="a.tmp")
+    assert disk.after_power_loss().files() == {"a": b"new"}
+
+
+def test_a_real_disk_opens_and_creates_as_its_owner_asks(tmp_path: Path) -> None:
+    """New files have the given mode; existing ones are opened with the given flags."""
+    disk = RealDisk(tmp_path, mode=0o644, open_flags=os.O_RDONLY)
+    file = disk.create("a")
+    file.write(b"x", 0)
+    file.close()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o644 & ~umask
+    file = disk.open("a")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.write(b"y", 0)
+    file.close()
+    assert read_file(disk, "a") == b"x"

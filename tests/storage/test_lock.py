@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trionsq.disk import FolderLock, FolderLockError
 from trionsq.storage.folder import DataPathError, lock_data_path
 
 
@@ -138,3 +139,19 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         lock_data_path(str(tmp_path)).release()
     finally:
         os.close(copy)
+
+
+def test_a_lock_file_in_the_folder_may_stand_for_it(tmp_path: Path) -> None:
+    """It is created if missing, locked once, and independent of the lock of the folder itself."""
+    with FolderLock(str(tmp_path), "LOCK"):
+        assert (tmp_path / "LOCK").exists()
+        with pytest.raises(FolderLockError):
+            FolderLock(str(tmp_path), "LOCK")
+        FolderLock(str(tmp_path)).release()
+    FolderLock(str(tmp_path), "LOCK").release()
+
+
+def test_a_lock_in_a_missing_folder_is_no_refusal(tmp_path: Path) -> None:
+    """A folder that cannot be opened is another error than one that is in use."""
+    with pytest.raises(FileNotFoundError):
+        FolderLock(str(tmp_path / "missing"), "LOCK")
