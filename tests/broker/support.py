@@ -11,7 +11,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
-from trionsq.storage.background import Done, Job
+from trionsq.storage.folder import Job, JobDone
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -105,7 +105,7 @@ class Gate(HeldBackground):
         self.held_up = 0
         self._opened = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         super().submit(job, done)
         if self.is_open:
             self.run_all()

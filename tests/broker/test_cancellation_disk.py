@@ -18,7 +18,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.clock import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
-from trionsq.storage.background import Done, Job, JobDefects
+from trionsq.storage.folder import Job, JobDefects, JobDone
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -37,11 +37,11 @@ class LateBackground:
         self._under_way = 0
         self._idle = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         self._under_way += 1
         self._nursery.start_soon(self._run, job, done)
 
-    async def _run(self, job: Job, done: Done) -> None:
+    async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)
         job()
         await trio.sleep(DISK_DELAY_S)

@@ -281,7 +281,9 @@ async def test_a_defect_in_a_timer_costs_a_turn_of_it(
             assert b'"t"' in disk.files()["nsqd.dat"]
 
 
-@pytest.mark.parametrize(("part", "method"), [("disk_sync", "sync"), ("disk_retry", "give_room")])
+@pytest.mark.parametrize(
+    ("part", "method"), [("disk_sync", "sync"), ("disk_retry", "release_finished_file")]
+)
 async def test_a_defect_in_a_timer_of_the_disk_costs_a_turn_of_it(
     part: str, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import consume, finish, numbered, publish
 from trionsq.broker.broker import Broker
 from trionsq.core.recovered import _MAX_IDS
-from trionsq.storage.sync import SyncJob
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory

@@ -16,7 +16,7 @@ from trionsq.broker.timers import ScanQueue
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.discard import DiscardingBackend
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -40,7 +40,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def a_channel(name: str = "c") -> ChannelState:
     """A channel of no topic."""
-    return ChannelState(name, 10, DroppingBackend(), Random(0))
+    return ChannelState(name, 10, DiscardingBackend(), Random(0))
 
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100))

@@ -21,7 +21,7 @@ from tests.soak import in_short_soak, smoke
 from trionsq import httpget
 from trionsq.client import Config, Consumer, Producer
 from trionsq.daemon.signals import ECHO_S
-from trionsq.storage.lock import lock_folder
+from trionsq.storage.folder import lock_data_path
 
 LIMIT_S = 180.0
 CONFIG = Config(
@@ -308,7 +308,7 @@ async def test_a_port_in_use(mode: list[str], tmp_path: Path) -> None:
 async def test_a_locked_data_path(mode: list[str], tmp_path: Path) -> None:
     """One line says so; exit 1, nothing is left running."""
     (tmp_path / "data/nsqd-2").mkdir(parents=True)
-    with lock_folder(str(tmp_path / "data/nsqd-2")):
+    with lock_data_path(str(tmp_path / "data/nsqd-2")):
         async with up(tmp_path, "--nsqd=2", *mode) as running:
             assert await running.process.wait() == 1
     [line] = running.fatal
@@ -316,7 +316,7 @@ async def test_a_locked_data_path(mode: list[str], tmp_path: Path) -> None:
     # The first nsqd, which had started, has ended in order, and its folder is free again.
     assert not running.tcp
     assert not [line for line in running.log if "Traceback" in line or "ERROR" in line]
-    lock_folder(str(tmp_path / "data/nsqd-1")).release()
+    lock_data_path(str(tmp_path / "data/nsqd-1")).release()
 
 
 async def test_a_data_path_that_cannot_be_made(tmp_path: Path) -> None:

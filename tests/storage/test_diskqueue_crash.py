@@ -62,7 +62,7 @@ def test_a_kill_loses_no_accepted_message(held: bool) -> None:
             with told(f"seed {seed}, operation {at}"):
                 scenario = crashed(at, seed, held=held)
                 disk = scenario.disk.after_kill()
-                queue = queue_on(disk, file_nbytes_max=300)
+                queue = queue_on(disk, max_file_bytes=300)
                 assert not scenario.unread or queue.depth > 0
                 got = plain(drain(queue))
                 accepted = plain(scenario.accepted)
@@ -86,7 +86,7 @@ def test_power_loss_takes_nothing_that_was_synced(held: bool) -> None:
             for draw in range(DRAWS):
                 with told(f"seed {seed}, operation {at}, draw {draw}"):
                     disk = scenario.disk.after_power_loss()
-                    queue = queue_on(disk, file_nbytes_max=300)
+                    queue = queue_on(disk, max_file_bytes=300)
                     safe = plain(scenario.accepted[scenario.handed : scenario.durable])
                     got = plain(drain(queue))
                     assert [message for message in got if message in safe] == safe
@@ -115,7 +115,7 @@ def test_files_begun_since_the_last_sync_are_found() -> None:
     """However many files were begun while one sync took its time, a kill loses none of them."""
     disk = SimulatedDisk()
     background = HeldBackground()
-    queue = DiskQueue(QUEUE, folder_on(disk, background, file_nbytes_max=100))
+    queue = DiskQueue(QUEUE, folder_on(disk, background, max_file_bytes=100))
     wanted = messages(0, 30)
     for message in wanted:
         put(queue, [message])
@@ -127,7 +127,7 @@ def test_files_begun_since_the_last_sync_are_found() -> None:
 def test_files_that_outlived_their_end_are_removed() -> None:
     """A crash between storing the positions and removing what was read leaves nothing for ever."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=100)
+    queue = queue_on(disk, max_file_bytes=100)
     wanted = messages(0, 10)
     put(queue, wanted)
     before = disk.files()

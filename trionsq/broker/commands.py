@@ -15,7 +15,7 @@ from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.chores import Chores
 from trionsq.broker.client import Client, Handler, Reply
 from trionsq.broker.clock import Clock
-from trionsq.broker.identify import Identify
+from trionsq.broker.identify import IdentifyCommand
 from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
@@ -49,7 +49,7 @@ class Commands:
         registry: TopicRegistry,
         clock: Clock,
         chores: Chores,
-        identify: Identify,
+        identify: IdentifyCommand,
         *,
         max_msg_timeout_s: float,
         max_channel_consumers: int,

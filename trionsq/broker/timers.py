@@ -130,5 +130,5 @@ async def run_disk_retries(folder: DataFolder) -> None:
     """Let disk queues that failed see whether they can go on, for ever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
-        for _ in folder.try_again_in_steps():
+        for _ in folder.retry_in_steps():
             await trio.lowlevel.checkpoint()

@@ -34,7 +34,7 @@ def _run(options: NsqdOptions) -> int:
 
     from trionsq.daemon.listener import ListenError
     from trionsq.local.nsqd_daemon import run_nsqd
-    from trionsq.storage.lock import DataPathError
+    from trionsq.storage.folder import DataPathError
     from trionsq.storage.metadata import MetadataError
     from trionsq.transports.certificates import TlsConfigError
 

@@ -26,7 +26,7 @@ from trionsq.daemon.log import set_level
 from trionsq.daemon.signals import wait_second_signal
 from trionsq.disk import RealDisk
 from trionsq.http.serve import gate_of, serve_http
-from trionsq.storage.lock import DataPathError, lock_folder
+from trionsq.storage.folder import DataPathError, lock_data_path
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError
 from trionsq.transports.transport import SocketTransport
@@ -56,7 +56,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         TlsConfigError: the certificate's files can't be used.
     """
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(lock_folder(options.data_path))
+        lock = stack.enter_context(lock_data_path(options.data_path))
         disk = RealDisk(lock.path)
         remove_drafts(disk)
         sockets = stack.enter_context(ExitStack())

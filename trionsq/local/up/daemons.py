@@ -22,7 +22,7 @@ from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.local.up.cluster import Member
 from trionsq.local.up.options import Ports, UpError
 from trionsq.logtext import first_error
-from trionsq.storage.lock import DataPathError
+from trionsq.storage.folder import DataPathError
 from trionsq.storage.metadata import MetadataError
 
 __all__ = ["KINDS", "Daemon", "host_inside", "start_error"]

@@ -1,4 +1,4 @@
-"""Files of a deleted queue that the disk would not remove (storage.leftover)."""
+"""Files of a deleted queue that the disk does not delete (trionsq.storage.recovery)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fault(folder: DataFolder) -> str:
 def deleted_in_vain(stays: str = "") -> tuple[SimulatedDisk, DataFolder]:
     """A disk with all files of a deleted queue, or one of them, which can't be removed."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=100)
+    folder = folder_on(disk, max_file_bytes=100)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 4, due_ns=STAMP_NS + 10**12))
     queue.sync()
@@ -47,13 +47,13 @@ def deleted_in_vain(stays: str = "") -> tuple[SimulatedDisk, DataFolder]:
 def test_it_shows_until_it_is_gone(stays: str, caplog: pytest.LogCaptureFixture) -> None:
     """In the log and in the health; tried again with all else that failed."""
     disk, folder = deleted_in_vain(stays)
-    assert "files stay" in caplog.text
+    assert "files remain" in caplog.text
     for _ in range(2):
         assert fault(folder).endswith("Input/output error")
-        folder.try_again()
+        folder.retry()
         folder.sync_all()
     disk.heal()
-    folder.try_again()
+    folder.retry()
     assert not fault(folder)
     assert not disk.files()
 
@@ -70,7 +70,7 @@ def test_no_message_comes_back(stays: str, heals: bool) -> None:
     put(queue, messages(10, 1))
     folder.sync_all()
     disk.heal()
-    folder.try_again()
+    folder.retry()
     assert not fault(folder)
     queue.close()
     left = b"".join(disk.files().values())
@@ -86,6 +86,6 @@ def test_deleted_once_more() -> None:
     queue.delete()
     assert fault(folder)
     disk.heal()
-    folder.try_again()
+    folder.retry()
     assert not fault(folder)
     assert not disk.files()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trionsq.disk import Disk, RealDisk
-from trionsq.storage.idfloor import FILE_NAME, IdFloor
+from trionsq.storage.metadata import ID_RESERVE_FILE, IdReserve
 from trionsq.testing.disk import SimulatedDisk
 
 
@@ -17,26 +17,26 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 def test_what_was_saved_is_loaded(disk: Disk) -> None:
     """The last time that was saved counts; without a file it is 0."""
-    assert IdFloor(disk).load() == 0
-    IdFloor(disk).save(1)
-    IdFloor(disk).save(1795280000000000000)
-    assert IdFloor(disk).load() == 1795280000000000000
-    assert disk.names() == [FILE_NAME]
+    assert IdReserve(disk).load() == 0
+    IdReserve(disk).save(1)
+    IdReserve(disk).save(1795280000000000000)
+    assert IdReserve(disk).load() == 1795280000000000000
+    assert disk.names() == [ID_RESERVE_FILE]
 
 
 def test_the_format_is_recorded() -> None:
     """Files of today stay readable: this is one."""
     disk = SimulatedDisk()
-    IdFloor(disk).save(1795280000000000000)
+    IdReserve(disk).save(1795280000000000000)
     recorded = b'{"format":1,"ids_until_ns":1795280000000000000}'
-    assert disk.files() == {FILE_NAME: recorded}
+    assert disk.files() == {ID_RESERVE_FILE: recorded}
 
 
 def test_what_was_saved_survives_a_power_failure() -> None:
     """`save` returns when the time is durable."""
     disk = SimulatedDisk()
-    IdFloor(disk).save(7)
-    assert IdFloor(disk.after_power_loss()).load() == 7
+    IdReserve(disk).save(7)
+    assert IdReserve(disk.after_power_loss()).load() == 7
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_what_was_saved_survives_a_power_failure() -> None:
 def test_an_unusable_file_is_a_warning(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever is in the file, the broker starts, and says what that means."""
     disk = SimulatedDisk()
-    disk.write_file(FILE_NAME, data)
-    assert IdFloor(disk).load() == 0
+    disk.write_file(ID_RESERVE_FILE, data)
+    assert IdReserve(disk).load() == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    IdFloor(disk).save(5)
-    assert IdFloor(disk).load() == 5
+    IdReserve(disk).save(5)
+    assert IdReserve(disk).load() == 5
 
 
 def test_a_file_that_cannot_be_read_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A read error does not keep the broker from starting, and leaves no file open."""
     disk = SimulatedDisk()
-    IdFloor(disk).save(5)
+    IdReserve(disk).save(5)
     disk.fail(errno.EIO, only={"read"})
-    assert IdFloor(disk).load() == 0
+    assert IdReserve(disk).load() == 0
     assert disk.faults["read"] == 1
     assert disk.open_files == 0
     assert "Input/output error" in caplog.text

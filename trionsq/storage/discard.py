@@ -1,4 +1,4 @@
-"""The backend of ephemeral topics and channels, which never touch the disk."""
+"""The backend of ephemeral topics and channels, which have no files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from trionsq.core.batch import Segment
 from trionsq.core.peek import BackendView
 
-__all__ = ["DroppingBackend"]
+__all__ = ["DiscardingBackend"]
 
 
-class DroppingBackend:
-    """Drops every message: what does not fit in memory is lost on purpose, and counted.
+class DiscardingBackend:
+    """Discards and counts every message: for those that do not fit in memory.
 
     Attributes:
-        dropped: messages dropped, by reason; whoever owns the backend may set a counter of its own.
+        dropped: number of messages by reason; the owner may replace the counter by its own.
     """
 
     depth = 0
