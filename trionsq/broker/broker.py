@@ -421,7 +421,7 @@ class Broker:
         if isinstance(backend, DiskQueue) and backend.is_recovering():
             core.store.is_recovering = backend.is_recovering
         core.failed = partial(self.defects.note, "channel", f"CHANNEL({topic.name}:{name})")
-        core.wake_at = partial(self._scan.set, core)
+        core.wake_at = partial(self._scan.set_time, core)
         if self.options.e2e_processing_latency_percentile:
             window_s = self.options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self.clock.now_ns, self.clock.now_s())

@@ -37,25 +37,25 @@ _DISK_RETRY_S: Final = 1.0
 
 
 class ScanQueue:
-    """Which channel wants to be scanned when. Idle channels cost nothing."""
+    """When to scan which channel. Idle channels are not in it."""
 
     def __init__(self) -> None:
-        self._alarms: TimerQueue[ChannelState] = TimerQueue()
+        self._times: TimerQueue[ChannelState] = TimerQueue()
 
     def __len__(self) -> int:
-        """Channels that want to be scanned: each is there once."""
-        return len(self._alarms)
+        """Channels to be scanned; each is in the queue once."""
+        return len(self._times)
 
-    def set(self, channel: ChannelState, at_s: float) -> None:
+    def set_time(self, channel: ChannelState, at_s: float) -> None:
         """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
         if at_s == NEVER:
-            self._alarms.discard(channel)
+            self._times.discard(channel)
         else:
-            self._alarms.set(channel, at_s)
+            self._times.set(channel, at_s)
 
-    def pop_due(self, now_s: float) -> ChannelState | None:
+    def pop_due_channel(self, now_s: float) -> ChannelState | None:
         """Take the next channel if its time has come, else None."""
-        return self._alarms.pop_due(now_s)
+        return self._times.pop_due(now_s)
 
 
 async def run_queue_scan(
@@ -74,7 +74,7 @@ async def run_queue_scan(
             now_s, now_ns = clock.now_s(), clock.now_ns()
             channels = looks = 0
             while channels < selection and looks < MAX_SCAN:
-                channel = queue.pop_due(now_s)
+                channel = queue.pop_due_channel(now_s)
                 if channel is None:
                     break
                 try:
@@ -82,7 +82,7 @@ async def run_queue_scan(
                 except Exception as error:
                     defects.note("scan", f"CHANNEL({channel.name}): scan", error)
                     channel.wake_at_s = now_s + _SCAN_RETRY_S
-                    queue.set(channel, channel.wake_at_s)
+                    queue.set_time(channel, channel.wake_at_s)
                 channels += 1
             if not channels:
                 break

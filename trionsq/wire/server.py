@@ -102,8 +102,7 @@ class ServerParser:
         self._pause_at = _NEVER
 
     def __repr__(self) -> str:
-        left = len(self._buffer) - self._pos
-        return f"<ServerParser {self.state.name} buffered={left} waiting={self._waiting}>"
+        return f"<ServerParser {self.state.name} buffered={self.buffered} waiting={self._waiting}>"
 
     @property
     def buffered(self) -> int:
@@ -362,11 +361,11 @@ class ServerParser:
         except ProtocolError as error:
             self._failure = error
             event = None
-        if event is None:
-            self._mpub = (topic, scan)
-            self._let_go()
-            return PublishManyBegins(topic)
-        return event
+        if event is not None:
+            return event
+        self._mpub = (topic, scan)
+        self._let_go()
+        return PublishManyBegins(topic)
 
     def _continue_mpub(self, topic: str, scan: MpubScan) -> Event | None:
         bodies = scan.scan(self._buffer, self._pos)
