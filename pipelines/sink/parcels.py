@@ -106,9 +106,9 @@ def _delays_of(batch: pa.RecordBatch) -> pa.Array | None:
         return None
     delays = pc.fill_null(batch.column("defer_ms").cast(pa.int64()), 0)
     found = pc.min_max(delays).as_py()
-    if found["min"] < 0 or found["max"] > commands.DELAY_MS_MAX:
+    if found["min"] < 0 or found["max"] > commands.MAX_DELAY_MS:
         wrong = found["min"] if found["min"] < 0 else found["max"]
-        raise RowsError(f"defer_ms must be 0 to {commands.DELAY_MS_MAX}, not {wrong}")
+        raise RowsError(f"defer_ms must be 0 to {commands.MAX_DELAY_MS}, not {wrong}")
     return delays if found["max"] else None
 
 

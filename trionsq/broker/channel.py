@@ -22,7 +22,7 @@ from trionsq.wire.names import is_ephemeral
 __all__ = ["Channel", "ChannelOwner"]
 
 # Connections that a turn closes: each has two tasks, which then have their last turn.
-_CLOSE_MAX: Final = 32
+_MAX_CLOSE: Final = 32
 
 
 class ChannelOwner(Protocol):
@@ -161,5 +161,5 @@ class Channel:
     def _close_clients(self) -> Iterator[None]:
         for number, client in enumerate(self.clients.walk(), 1):
             client.close()
-            if number % _CLOSE_MAX == 0:
+            if number % _MAX_CLOSE == 0:
                 yield

@@ -21,9 +21,9 @@ log = logging.getLogger("trionsq")
 # All queues are checked that often.
 _INTERVAL_S: Final = 10.0
 # Queues that are checked in one turn: a fraction of a millisecond.
-_CHECKS_MAX: Final = 100
+_MAX_CHECKS: Final = 100
 # Queues whose broken invariants are kept to be shown.
-_SHOWN_MAX: Final = 100
+_MAX_SHOWN: Final = 100
 
 
 class CheckedClient(Protocol):
@@ -72,15 +72,15 @@ class Checks:
                 channel = topic.channels[core.name]
                 self._check(f"{topic.name}:{channel.name}", channel.check())
                 checks += 1
-                if checks % _CHECKS_MAX == 0:
+                if checks % _MAX_CHECKS == 0:
                     yield
             checks += 1
-            if checks % _CHECKS_MAX == 0:
+            if checks % _MAX_CHECKS == 0:
                 yield
         for client in list(self._clients):
             self._check(f"client({client.peer})", client.output.check())
             checks += 1
-            if checks % _CHECKS_MAX == 0:
+            if checks % _MAX_CHECKS == 0:
                 yield
 
     def _check(self, queue: str, text: str | None) -> None:
@@ -88,6 +88,6 @@ class Checks:
         if text is None or queue in self.broken:
             return
         self.broken_count += 1
-        if len(self.broken) < _SHOWN_MAX:
+        if len(self.broken) < _MAX_SHOWN:
             self.broken[queue] = text
             log.error("NSQ: what %s counts does not add up: %s", queue, text)

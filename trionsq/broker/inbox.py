@@ -20,8 +20,8 @@ class Inbox(Generic[T]):
 
     __slots__ = ("_count", "_receive", "_send")
 
-    def __init__(self, items_max: int) -> None:
-        self._send, self._receive = trio.open_memory_channel[T](items_max)
+    def __init__(self, max_items: int) -> None:
+        self._send, self._receive = trio.open_memory_channel[T](max_items)
         self._count = 0
 
     def __len__(self) -> int:

@@ -232,7 +232,7 @@ class LookupPeer:
 
     async def _answer(self) -> bytes:
         with _in_time("an answer's size"):
-            head = await self._receive(lookup.SIZE_NBYTES)
+            head = await self._receive(lookup.SIZE_BYTES)
         nbytes_max = min(self._broker.options.max_body_size, _ANSWER_NBYTES_MAX)
         size = lookup.answer_size(head, nbytes_max)
         if size <= len(self._received):

@@ -31,7 +31,7 @@ _SCAN_INTERVAL_S: Final = 0.1
 _SCAN_RETRY_S: Final = 1.0
 # Clients that are looked at before other tasks get their turn. If a heartbeat is due for each, that
 # is about a millisecond, nearly all of it system calls.
-_LOOKS_MAX: Final = 64
+_MAX_LOOKS: Final = 64
 # A disk queue that failed is tried again that often.
 _DISK_RETRY_S: Final = 1.0
 
@@ -105,7 +105,7 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
     """
     while True:
         now_s = clock.now_s()
-        while clients := looks.due(now_s, _LOOKS_MAX):
+        while clients := looks.due(now_s, _MAX_LOOKS):
             for client in clients:
                 try:
                     client.look_after(now_s)

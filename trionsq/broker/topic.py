@@ -22,15 +22,15 @@ from trionsq.wire.names import is_ephemeral
 __all__ = ["PublishRefused", "Topic"]
 
 # Channels that are made before other tasks get their turn: each has a task and maybe files.
-_MADE_MAX: Final = 16
+_MAX_MADE: Final = 16
 # What the task does before others get their turn: so many segments, or so much work in units of
 # `core.Channel.put`, which is about a millisecond.
-_SEGMENTS_MAX: Final = 16
-_COST_MAX: Final = 1024
+_MAX_SEGMENTS: Final = 16
+_MAX_COST: Final = 1024
 # Publishers that look for room in each turn; others stand in line behind them.
-_SEEKERS_MAX: Final = 16
+_MAX_SEEKERS: Final = 16
 # Channels that a turn deletes.
-_DELETE_MAX: Final = 16
+_MAX_DELETE: Final = 16
 
 
 class PublishRefused(Exception):
@@ -119,7 +119,7 @@ class Topic:
             while done := core.pump(clock.now_s(), clock.now_ns()):
                 segments += 1
                 cost += done
-                if segments == _SEGMENTS_MAX or cost >= _COST_MAX:
+                if segments == _MAX_SEGMENTS or cost >= _MAX_COST:
                     await trio.lowlevel.checkpoint()
                     segments = cost = 0
                     wake_up.clear()
@@ -132,7 +132,7 @@ class Topic:
         try:
             for made, name in enumerate(await channels(self.name), 1):
                 self.channel(name)
-                if made % _MADE_MAX == 0:
+                if made % _MAX_MADE == 0:
                     await trio.lowlevel.checkpoint()
         finally:
             self._preparing.set()
@@ -186,7 +186,7 @@ class Topic:
     async def wait_for_room(self, count: int) -> None:
         """Wait as long as `should_wait` says so; `publish` is the next step."""
         if self._seekers is None:
-            self._seekers = trio.Semaphore(_SEEKERS_MAX)
+            self._seekers = trio.Semaphore(_MAX_SEEKERS)
         async with self._seekers:
             while self.should_wait(count):
                 if self.core.store.backend.behind or self._waits_for_disk:
@@ -274,7 +274,7 @@ class Topic:
 
     def _delete_channels(self) -> Iterator[None]:
         closing: list[Chore] = []
-        while names := list(islice(self.channels, _DELETE_MAX)):
+        while names := list(islice(self.channels, _MAX_DELETE)):
             closing += map(self.delete_channel, names)
             if self.channels:
                 yield

@@ -19,7 +19,7 @@ from trionsq.core.peek import in_order
 __all__ = ["Deferred"]
 
 # Messages that are saved at once.
-_SAVE_MAX: Final = 1000
+_MAX_SAVE: Final = 1000
 _MS_NS: Final = 1_000_000
 
 
@@ -65,12 +65,12 @@ class Deferred:
         while heap and heap[0][0] <= now_ns:
             yield heappop(heap)[2]
 
-    def drop(self, count_max: int, nbytes_max: int) -> int:
+    def drop(self, max_count: int, max_bytes: int) -> int:
         """Forget some, no matter which, within about these limits; how many."""
         heap = self._heap
         dropped = nbytes = 0
         # The end of a heap can go: the rest is one.
-        while heap and dropped < count_max and nbytes < nbytes_max:
+        while heap and dropped < max_count and nbytes < max_bytes:
             nbytes += heap.pop()[2].batch.bodies.nbytes
             dropped += 1
         return dropped
@@ -86,7 +86,7 @@ class Deferred:
         heap.sort(reverse=True)
         try:
             while heap:
-                next_ones = heap[: -_SAVE_MAX - 1 : -1]
+                next_ones = heap[: -_MAX_SAVE - 1 : -1]
                 attempts, alike = next(groupby(next_ones, _attempts))
                 taken = list(alike)
                 batch = join_segments([segment for _, _, segment in taken])

@@ -19,15 +19,15 @@ from typing import Final
 from trionsq.core.batch import Column
 from trionsq.core.subscription import Delivery
 
-__all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "MergedLatencies", "quantiles"]
+__all__ = ["MAX_ERROR", "MAX_EXACT", "Latencies", "MergedLatencies", "quantiles"]
 
 # Latencies that are kept as they are, in each half of the window.
-EXACT_MAX: Final = 512
+MAX_EXACT: Final = 512
 # Different latencies of several channels together that are kept as they are.
-_MERGED_EXACT_MAX: Final = 8 * EXACT_MAX
+_MAX_MERGED_EXACT: Final = 8 * MAX_EXACT
 # 64 to 127 of a power of two's scale: a bucket is at most 1/64 of its value wide.
 _BITS: Final = 7
-ERROR_MAX: Final = 1 / 128
+MAX_ERROR: Final = 1 / 128
 """The most by which a value from a bucket is off, relative to the value."""
 
 
@@ -47,7 +47,7 @@ class _Half:
         if latency_ns > self.longest_ns:
             self.longest_ns = latency_ns
         self.exact.append((latency_ns, count))
-        if len(self.exact) > EXACT_MAX:
+        if len(self.exact) > MAX_EXACT:
             self._to_buckets()
 
     def merge_into(self, merged: Counter[int]) -> None:
@@ -161,7 +161,7 @@ class MergedLatencies:
             self.count += half.count
             self._longest_ns = max(self._longest_ns, half.longest_ns)
             half.merge_into(self._merged)
-        if len(self._merged) > _MERGED_EXACT_MAX:
+        if len(self._merged) > _MAX_MERGED_EXACT:
             buckets: Counter[int] = Counter()
             for latency_ns, count in self._merged.items():
                 buckets[_middle_of_bucket(latency_ns)] += count

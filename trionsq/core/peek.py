@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 from trionsq.core.batch import Segment
 
 __all__ = [
-    "SEGMENTS_MAX",
+    "MAX_SEGMENTS",
     "BackendView",
     "Page",
     "PeekStale",
@@ -27,7 +27,7 @@ __all__ = [
 T = TypeVar("T", bound=tuple[Any, ...])
 
 # So many segments of memory are passed at most: a millisecond or two of the event loop.
-SEGMENTS_MAX: Final = 20_000
+MAX_SEGMENTS: Final = 20_000
 _ATTEMPTS_MASK: Final = 0xFFFF
 
 
@@ -69,15 +69,22 @@ class Page:
         trouble: why the look ended before the end of the messages, None if it did not.
     """
 
-    __slots__ = ("_count_max", "_nbytes_left", "_nbytes_max", "is_full", "messages", "more",
-                 "trouble")  # fmt: skip
+    __slots__ = (
+        "_max_bytes",
+        "_max_count",
+        "_nbytes_left",
+        "is_full",
+        "messages",
+        "more",
+        "trouble",
+    )  # fmt: skip
 
-    def __init__(self, count_max: int, nbytes_max: int) -> None:
-        """``nbytes_max`` is for the bodies together, and above 0."""
-        self._count_max = count_max
-        self._nbytes_max = self._nbytes_left = nbytes_max
+    def __init__(self, max_count: int, max_bytes: int) -> None:
+        """``max_bytes`` is for the bodies together, and above 0."""
+        self._max_count = max_count
+        self._max_bytes = self._nbytes_left = max_bytes
         self.messages: list[Peeked] = []
-        self.is_full = count_max <= 0
+        self.is_full = max_count <= 0
         self.more = False
         self.trouble: str | None = None
 
@@ -88,8 +95,8 @@ class Page:
         """
         if not self.is_full and body_nbytes > self._nbytes_left:
             self.is_full = True
-            if self._nbytes_left == self._nbytes_max:
-                return self._nbytes_max
+            if self._nbytes_left == self._max_bytes:
+                return self._max_bytes
         if self.is_full:
             self.more = True
             return None
@@ -99,7 +106,7 @@ class Page:
         """Show a message whose body `fits` has measured."""
         self.messages.append(message)
         self._nbytes_left -= len(message.body)
-        if len(self.messages) == self._count_max:
+        if len(self.messages) == self._max_count:
             self.is_full = True
 
     def offer_message(self, segment: Segment, index: int, due_ns: int | None = None) -> bool:
@@ -142,7 +149,7 @@ def show_segments(segments: Iterable[Segment], skip: int, page: Page) -> int:
     for passed, segment in enumerate(segments):
         count = segment.last - segment.first
         if skip >= count:
-            if passed == SEGMENTS_MAX:
+            if passed == MAX_SEGMENTS:
                 raise PeekTooFar
             skip -= count
             continue

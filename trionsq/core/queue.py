@@ -67,7 +67,7 @@ class Backend(Protocol):
             BackendError: nothing was stored.
         """
 
-    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
         """The next messages, at least one and within both limits; None if it can give none now.
 
         How much it reads at once is for the backend to decide, whatever the limits allow.
@@ -129,7 +129,7 @@ class MessageQueue:
         self._segments.appendleft(segment)
         self.depth += segment.last - segment.first
 
-    def pop_segment(self, count_max: int, nbytes_max: int) -> Segment:
+    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
         """Take from the head: messages of one segment, at least one, within both limits.
 
         Raises:
@@ -138,8 +138,8 @@ class MessageQueue:
         head = self._segments[0]
         first = head.first
         count = head.last - first
-        if count > count_max or head.batch.bodies.nbytes > nbytes_max:
-            count = self._fit(head, min(count, count_max), nbytes_max)
+        if count > max_count or head.batch.bodies.nbytes > max_bytes:
+            count = self._fit(head, min(count, max_count), max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:
@@ -148,16 +148,16 @@ class MessageQueue:
         return Segment(head.batch, first, last, head.attempts)
 
     @staticmethod
-    def _fit(head: Segment, count: int, nbytes_max: int) -> int:
+    def _fit(head: Segment, count: int, max_bytes: int) -> int:
         bodies = head.batch.bodies
-        if bodies.nbytes <= nbytes_max:
+        if bodies.nbytes <= max_bytes:
             return count
         if bodies.size:
-            return min(count, max(1, nbytes_max // bodies.size))
+            return min(count, max(1, max_bytes // bodies.size))
         nbytes = fit = 0
         for body in bodies.slice(head.first, head.first + count):
             nbytes += len(body)
-            if nbytes > nbytes_max:
+            if nbytes > max_bytes:
                 break
             fit += 1
         return max(1, fit)
@@ -166,11 +166,11 @@ class MessageQueue:
         """The segments in order, to be looked at only. Nothing may change meanwhile."""
         return iter(self._segments)
 
-    def drop(self, count_max: int, nbytes_max: int) -> int:
+    def drop(self, max_count: int, max_bytes: int) -> int:
         """Forget segments from the head, within about these limits; how many."""
         segments = self._segments
         dropped = nbytes = 0
-        while segments and dropped < count_max and nbytes < nbytes_max:
+        while segments and dropped < max_count and nbytes < max_bytes:
             one = segments.popleft()
             self.depth -= one.last - one.first
             nbytes += one.batch.bodies.nbytes
@@ -182,7 +182,7 @@ class Droppable(Protocol):
     """A holder of messages from which some can be dropped at a time."""
 
     def __len__(self) -> int: ...
-    def drop(self, count_max: int, nbytes_max: int) -> int: ...
+    def drop(self, max_count: int, max_bytes: int) -> int: ...
 
 
 def free(holder: Droppable) -> Iterator[None]:
@@ -280,9 +280,9 @@ class Store:
         self.backend.append(segment, due_ns)
         self.backend_in_count += count
 
-    def read_backend(self, count_max: int, nbytes_max: int) -> Segment | None:
+    def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         """As `Backend.read`, and counted."""
-        segment = self.backend.read(count_max, nbytes_max)
+        segment = self.backend.read(max_count, max_bytes)
         if segment is not None:
             self.backend_out_count += segment.last - segment.first
         return segment

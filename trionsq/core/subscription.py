@@ -232,21 +232,21 @@ class Subscription:
             return min(first_s, self._capped[0][0]) if self._capped else first_s
         return float("inf")
 
-    def remove_expired(self, now_s: float, count_max: int) -> list[Segment]:
+    def remove_expired(self, now_s: float, max_count: int) -> list[Segment]:
         """Take out messages whose deadline has passed, as segments of their own.
 
-        They are ``count_max`` at most, and few if they are large; `next_deadline_s` tells whether
+        They are ``max_count`` at most, and few if they are large; `next_deadline_s` tells whether
         there are more.
         """
         due: dict[bytes, Delivery] = {}
         nbytes = 0
         for id_, delivery in self.in_flight.items():
-            if delivery.deadline_s > now_s or len(due) == count_max or nbytes > _MAX_REMOVE_BYTES:
+            if delivery.deadline_s > now_s or len(due) == max_count or nbytes > _MAX_REMOVE_BYTES:
                 break
             due[id_] = delivery
             nbytes += delivery.batch.bodies.nbytes // delivery.batch.count
         capped = self._capped
-        for _ in range(count_max - len(due)):
+        for _ in range(max_count - len(due)):
             if not capped or capped[0][0] > now_s:
                 break
             id_ = heappop(capped)[1]
@@ -258,11 +258,11 @@ class Subscription:
             capped.clear()
         return segments
 
-    def remove_first(self, count_max: int) -> list[Segment]:
+    def remove_first(self, max_count: int) -> list[Segment]:
         """Take out the first messages in flight, whatever their deadline."""
         entries: list[tuple[bytes, Delivery]] = []
         nbytes = 0
-        for entry in islice(self.in_flight.items(), count_max):
+        for entry in islice(self.in_flight.items(), max_count):
             if nbytes > _MAX_REMOVE_BYTES:
                 break
             entries.append(entry)

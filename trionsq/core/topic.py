@@ -23,9 +23,9 @@ __all__ = ["TopicState"]
 # No limit of its own: a batch moves whole, whatever was published together.
 _ANY: Final = 2**63
 # What one `pump` may cost, in units of what `ChannelState.put` says it costs: half a millisecond.
-_PUMP_MAX: Final = 512
+_MAX_PUMP: Final = 512
 # Of large batches so many bytes count as one unit more for each channel: they may go to disk.
-_PUMP_NBYTES: Final = 16 * 1024
+_PUMP_COST_BYTES: Final = 16 * 1024
 
 
 class _FanOut:
@@ -178,11 +178,11 @@ class TopicState:
     def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
         segment = fan_out.segment
         batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
-        nbytes_cost = batch.bodies.nbytes // _PUMP_NBYTES
+        nbytes_cost = batch.bodies.nbytes // _PUMP_COST_BYTES
         cost = 0
         channel = fan_out.next
         while channel is not None:
-            if cost >= _PUMP_MAX:
+            if cost >= _MAX_PUMP:
                 return cost
             try:
                 cost += channel.put(Segment(batch, first, last, attempts), now_s, now_ns)

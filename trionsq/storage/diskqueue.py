@@ -48,7 +48,7 @@ _SIDECAR_NBYTES_AT_ONCE: Final = 64 * 1024
 
 
 class DiskQueue:
-    """A FIFO of messages on disk; implements `trionsq.core.backend.Backend`.
+    """A FIFO of messages on disk; implements `trionsq.core.queue.Backend`.
 
     Attributes:
         name: ``topic`` or ``topic:channel``.

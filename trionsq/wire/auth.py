@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 __all__ = [
-    "ANSWER_NBYTES_MAX",
+    "MAX_ANSWER_BYTES",
     "Grant",
     "Question",
     "answer",
@@ -32,23 +32,23 @@ __all__ = [
     "read_grant",
 ]
 
-ANSWER_NBYTES_MAX: Final = 512 * 1024
+MAX_ANSWER_BYTES: Final = 512 * 1024
 """Bytes of an auth server's answer that are read. Some 48 are read at a time."""
 
 # Different ones in an answer. A usual one takes 25 us to compile.
-_PATTERNS_MAX: Final = 4096
+_MAX_PATTERNS: Final = 4096
 # Instructions of them all: compiling and matching take time in proportion to it, so an answer costs
 # some 30 ms at the very worst. A usual pattern has about ten.
-_INSTRUCTIONS_MAX: Final = 50_000
+_MAX_INSTRUCTIONS: Final = 50_000
 # What the patterns of an answer may take, by the limits that they were compiled with: 4,096 small
 # ones. A usual pattern takes 3 kB of its 16.
-_GRANT_NBYTES_MAX: Final = 64 * 1024 * 1024
+_MAX_GRANT_BYTES: Final = 64 * 1024 * 1024
 # Patterns with repetitions: a topic that is published to for the first time is searched for all.
-_SEARCHES_MAX: Final = 16_384
+_MAX_SEARCHES: Final = 16_384
 # Topics whose verdict a grant remembers.
-_VERDICTS_MAX: Final = 1024
-_TTL_MAX_S: Final = 2**63 - 1
-_PORT_MAX: Final = 65_535
+_MAX_VERDICTS: Final = 1024
+_MAX_TTL_S: Final = 2**63 - 1
+_MAX_PORT: Final = 65_535
 # Go writes these so, lest the JSON be taken for HTML or JavaScript.
 _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -118,7 +118,7 @@ def https_retry_url(url: str, body: bytes) -> str | None:
     except ValueError:
         return None
     port = said.get("https_port")
-    if parts.scheme != "http" or type(port) is not int or not 0 < port <= _PORT_MAX:
+    if parts.scheme != "http" or type(port) is not int or not 0 < port <= _MAX_PORT:
         return None
     host = parts.hostname or ""
     netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -169,7 +169,7 @@ class Grant:
         """Whether an entry allows to publish there: one of its channels matches the empty name."""
         verdict = self.verdicts.get(topic)
         if verdict is None:
-            if len(self.verdicts) == _VERDICTS_MAX:
+            if len(self.verdicts) == _MAX_VERDICTS:
                 self.verdicts.clear()
             verdict = any(
                 entry.publish and entry.matches(topic, "") for entry in self._authorizations
@@ -203,15 +203,15 @@ def read_grant(body: bytes) -> Grant:
     """
     members = _document(body)
     ttl_s = members.get("ttl", 0)
-    if type(ttl_s) is not int or not 0 < ttl_s <= _TTL_MAX_S:
+    if type(ttl_s) is not int or not 0 < ttl_s <= _MAX_TTL_S:
         raise ValueError("ttl is no whole number of seconds above 0")
     entries = [_entry(entry) for entry in _array(members, "authorizations")]
     # Compiled one after the other up to the limit, too many would cost as much as the most allowed.
     distinct = {text for entry in entries for text in (entry.topic, *entry.channels)}
-    if len(distinct) > _PATTERNS_MAX:
-        raise ValueError(f"more than {_PATTERNS_MAX} patterns")
-    if sum(1 + len(entry.channels) for entry in entries) > _SEARCHES_MAX:
-        raise ValueError(f"more than {_SEARCHES_MAX} patterns, with repetitions")
+    if len(distinct) > _MAX_PATTERNS:
+        raise ValueError(f"more than {_MAX_PATTERNS} patterns")
+    if sum(1 + len(entry.channels) for entry in entries) > _MAX_SEARCHES:
+        raise ValueError(f"more than {_MAX_SEARCHES} patterns, with repetitions")
     patterns = _Patterns()
     authorizations = [_authorization(entry, patterns) for entry in entries]
     return Grant(
@@ -225,7 +225,7 @@ def read_grant(body: bytes) -> Grant:
 class _Compiled(NamedTuple):
     search: Pattern
     instructions: int
-    nbytes_max: int
+    max_bytes: int
 
 
 class _NotCompiled(Exception):
@@ -237,22 +237,22 @@ class _Size:
     """How large a pattern may be, and how many such are kept: answers have the same ones as a rule.
 
     Attributes:
-        text_max: characters of its text.
-        nbytes_max: of the compiled pattern with what it remembers of its matches.
+        max_text: characters of its text.
+        max_bytes: of the compiled pattern with what it remembers of its matches.
         kept: patterns.
     """
 
-    text_max: int
-    nbytes_max: int
+    max_text: int
+    max_bytes: int
     kept: int
 
 
 # Of usual patterns all are kept that an answer may have, of others few: 124 MiB are the most that
 # texts (of four bytes for each character) and patterns can take together.
 _SIZES: Final = (
-    _Size(text_max=1024, nbytes_max=16 * 1024, kept=_PATTERNS_MAX),
-    _Size(text_max=8 * 1024, nbytes_max=128 * 1024, kept=128),
-    _Size(text_max=ANSWER_NBYTES_MAX, nbytes_max=1024 * 1024, kept=8),
+    _Size(max_text=1024, max_bytes=16 * 1024, kept=_MAX_PATTERNS),
+    _Size(max_text=8 * 1024, max_bytes=128 * 1024, kept=128),
+    _Size(max_text=MAX_ANSWER_BYTES, max_bytes=1024 * 1024, kept=8),
 )
 
 
@@ -267,17 +267,17 @@ def _compiler(size: _Size) -> _lru_cache_wrapper[_Compiled]:
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
-        options.max_mem = size.nbytes_max
+        options.max_mem = size.max_bytes
         try:
             pattern = re2.compile(text, options)
         except re2.error:
             raise _NotCompiled from None
-        return _Compiled(pattern.search, pattern.programsize, size.nbytes_max)
+        return _Compiled(pattern.search, pattern.programsize, size.max_bytes)
 
     return compiled
 
 
-_COMPILERS: Final = tuple((size.text_max, _compiler(size)) for size in _SIZES)
+_COMPILERS: Final = tuple((size.max_text, _compiler(size)) for size in _SIZES)
 
 
 def _compiled(text: str) -> _Compiled:
@@ -286,8 +286,8 @@ def _compiled(text: str) -> _Compiled:
     Raises:
         ValueError: it is none.
     """
-    for text_max, compiler in _COMPILERS:
-        if len(text) <= text_max:
+    for max_text, compiler in _COMPILERS:
+        if len(text) <= max_text:
             try:
                 return compiler(text)
             except _NotCompiled:
@@ -313,10 +313,10 @@ class _Patterns:
         search = self._searches.get(text)
         if search is not None:
             return search
-        search, instructions, nbytes_max = _compiled(text)
+        search, instructions, max_bytes = _compiled(text)
         self._instructions += instructions
-        self._nbytes += nbytes_max
-        if self._instructions > _INSTRUCTIONS_MAX or self._nbytes > _GRANT_NBYTES_MAX:
+        self._nbytes += max_bytes
+        if self._instructions > _MAX_INSTRUCTIONS or self._nbytes > _MAX_GRANT_BYTES:
             raise ValueError("the patterns are too large")
         self._searches[text] = search
         return search

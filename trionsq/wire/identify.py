@@ -22,8 +22,8 @@ DEFLATE_LEVEL = 6
 # The least that nsqd takes; the upper ends are options.
 _HEARTBEAT_INTERVAL_MS_MIN = 1_000
 _MSG_TIMEOUT_MS_MIN = 1_000
-_OUTPUT_BUFFER_SIZE_MIN = 64
-_SAMPLE_RATE_MAX = 99
+_MIN_OUTPUT_BUFFER_BYTES = 64
+_MAX_SAMPLE_RATE = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def negotiate(
     current = current or Negotiated.default(features)
     heartbeat_interval_ms = _heartbeat_interval_ms(request, features, current)
     buffer_size, buffer_timeout_ms = _output_buffer(request, features, current)
-    if not 0 <= request.sample_rate <= _SAMPLE_RATE_MAX:
+    if not 0 <= request.sample_rate <= _MAX_SAMPLE_RATE:
         _refuse("sample rate", request.sample_rate)
     msg_timeout_ms = _msg_timeout_ms(request, features, current)
     upgrade = request.feature_negotiation
@@ -215,7 +215,7 @@ def _output_buffer(
     longest_ms = features.max_output_buffer_timeout_ms
     if timeout_ms not in (0, -1) and not shortest_ms <= timeout_ms <= longest_ms:
         _refuse("output buffer timeout", timeout_ms)
-    smallest, largest = _OUTPUT_BUFFER_SIZE_MIN, features.max_output_buffer_size
+    smallest, largest = _MIN_OUTPUT_BUFFER_BYTES, features.max_output_buffer_size
     if size not in (0, -1) and not smallest <= size <= largest:
         _refuse("output buffer size", size)
     if size == -1:

@@ -15,7 +15,7 @@ __all__ = [
     "MAGIC_V1",
     "OK",
     "PING",
-    "SIZE_NBYTES",
+    "SIZE_BYTES",
     "LookupAnswerError",
     "LookupdInfo",
     "answer_size",
@@ -30,10 +30,10 @@ MAGIC_V1: Final = b"  V1"
 PING: Final = b"PING\n"
 OK: Final = b"OK"
 """The answer to every command but IDENTIFY."""
-SIZE_NBYTES: Final = 4
+SIZE_BYTES: Final = 4
 """Each answer begins with its size; it has no frame type."""
 
-_SHOWN_NBYTES_MAX: Final = 100
+_MAX_SHOWN_BYTES: Final = 100
 # What may stand for a host in a URL: nothing that could end the host, or the line it is in.
 _HOST: Final = re.compile(r"[A-Za-z0-9._~:%-]{1,255}")
 _SIZE: Final = struct.Struct(">i")
@@ -77,15 +77,15 @@ def _named(command: bytes, topic: str, channel: str) -> bytes:
     return b"%b %b\n" % (command, names.encode("ascii"))
 
 
-def answer_size(head: bytes, nbytes_max: int) -> int:
+def answer_size(head: bytes, max_bytes: int) -> int:
     """The size of the answer that follows its first four bytes.
 
     Raises:
-        LookupAnswerError: it is below zero or above ``nbytes_max``.
+        LookupAnswerError: it is below zero or above ``max_bytes``.
     """
     size: int = _SIZE.unpack(head)[0]
-    if not 0 <= size <= nbytes_max:
-        raise LookupAnswerError(f"an answer of {size} bytes (at most {nbytes_max} are read)")
+    if not 0 <= size <= max_bytes:
+        raise LookupAnswerError(f"an answer of {size} bytes (at most {max_bytes} are read)")
     return size
 
 
@@ -100,7 +100,7 @@ def parse_identify_answer(data: bytes) -> LookupdInfo | None:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise LookupAnswerError(f"IDENTIFY was answered by {data[:_SHOWN_NBYTES_MAX]!r}")
+        raise LookupAnswerError(f"IDENTIFY was answered by {data[:_MAX_SHOWN_BYTES]!r}")
     host, port = fields.get("broadcast_address"), fields.get("http_port")
     if not isinstance(host, str) or not _HOST.fullmatch(host):
         return None

@@ -24,7 +24,7 @@ _FIELD = 4
 _FIRST = 2 * _FIELD
 _NEVER = 2**63
 # Messages that one step of `parse_counted` walks: about 2 ms.
-_STEP_MESSAGES_MAX = 20_000
+_MAX_STEP_MESSAGES = 20_000
 
 
 def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
@@ -51,19 +51,19 @@ class MpubScan:
     """
 
     __slots__ = (
-        "_body_size_max",
         "_count",
         "_ends",
-        "_msg_size_max",
+        "_max_body_size",
+        "_max_msg_size",
         "_size",
         "end",
         "need",
         "what",
     )
 
-    def __init__(self, msg_size_max: int, body_size_max: int) -> None:
-        self._msg_size_max = msg_size_max
-        self._body_size_max = body_size_max
+    def __init__(self, max_msg_size: int, max_body_size: int) -> None:
+        self._max_msg_size = max_msg_size
+        self._max_body_size = max_body_size
         self._count = 0
         # Where the first message begins, and where each one that is there ends.
         self._ends = [_FIRST]
@@ -82,10 +82,10 @@ class MpubScan:
         code, what = self.what
         return ProtocolError(code, f"MPUB failed to read {what}")
 
-    def scan(self, buffer: bytes | bytearray, start: int, count_max: int = _NEVER) -> Bodies | None:
+    def scan(self, buffer: bytes | bytearray, start: int, max_count: int = _NEVER) -> Bodies | None:
         """The bodies, or None if more input is needed.
 
-        It walks ``count_max`` messages at most. If that was the reason for None, `need` bytes are
+        It walks ``max_count`` messages at most. If that was the reason for None, `need` bytes are
         there already.
 
         Raises:
@@ -102,14 +102,14 @@ class MpubScan:
             bodies = self._in_one_go(buffer, start, there)
             if bodies is not None:
                 return bodies
-        return self._walk(buffer, start, there, count_max)
+        return self._walk(buffer, start, there, max_count)
 
     def _header(self, buffer: bytes | bytearray, start: int, there: int) -> bool:
         (body_size,) = _INT32.unpack_from(buffer, start)
         if body_size <= 0:
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid body size {body_size}")
-        if body_size > self._body_size_max:
-            text = f"MPUB body too big {body_size} > {self._body_size_max}"
+        if body_size > self._max_body_size:
+            text = f"MPUB body too big {body_size} > {self._max_body_size}"
             raise ProtocolError("E_BAD_BODY", text)
         self._size = _FIELD + body_size
         self.need = _FIRST
@@ -117,7 +117,7 @@ class MpubScan:
         if there < self.need:
             return False
         (count,) = _INT32.unpack_from(buffer, start + _FIELD)
-        if count <= 0 or count > (self._body_size_max - _FIELD) // (_FIELD + 1):
+        if count <= 0 or count > (self._max_body_size - _FIELD) // (_FIELD + 1):
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
         self._count = count
         return True
@@ -126,7 +126,7 @@ class MpubScan:
         if there < _FIRST + _FIELD:
             return None
         (size,) = _INT32.unpack_from(buffer, start + _FIRST)
-        if not 0 < size <= self._msg_size_max:
+        if not 0 < size <= self._max_msg_size:
             return None
         stride = _FIELD + size
         whole = min(self._count, (there - _FIRST) // stride)
@@ -140,17 +140,17 @@ class MpubScan:
         return StridedBodies(bytes(records), _FIELD, size)
 
     def _walk(
-        self, buffer: bytes | bytearray, start: int, there: int, count_max: int
+        self, buffer: bytes | bytearray, start: int, there: int, max_count: int
     ) -> PackedBodies | None:
         ends = self._ends
         append = ends.append
-        msg_size_max = self._msg_size_max
+        max_msg_size = self._max_msg_size
         unpack = _INT32.unpack_from
         at = ends[-1]
         try:
-            for _ in range(min(count_max, self._count + 1 - len(ends))):
+            for _ in range(min(max_count, self._count + 1 - len(ends))):
                 size = unpack(buffer, start + at)[0]
-                if not 0 < size <= msg_size_max:
+                if not 0 < size <= max_msg_size:
                     raise self._bad_size(len(ends) - 1, size)
                 at += _FIELD + size
                 append(at)
@@ -171,12 +171,12 @@ class MpubScan:
         if size <= 0:
             text = f"MPUB invalid message({index}) body size {size}"
         else:
-            text = f"MPUB message too big {size} > {self._msg_size_max}"
+            text = f"MPUB message too big {size} > {self._max_msg_size}"
         return ProtocolError("E_BAD_MESSAGE", text)
 
 
 def parse_counted(
-    body: bytes, msg_size_max: int, body_size_max: int
+    body: bytes, max_msg_size: int, max_body_size: int
 ) -> Generator[None, None, Bodies]:
     """Read the messages of ``[count]([size][body])*``, as HTTP /mpub?binary has it, in steps.
 
@@ -185,9 +185,9 @@ def parse_counted(
     Raises:
         ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, also for a body that is cut short.
     """
-    scan = MpubScan(msg_size_max, body_size_max)
-    buffer = _INT32.pack(body_size_max) + body
-    while (bodies := scan.scan(buffer, 0, _STEP_MESSAGES_MAX)) is None:
+    scan = MpubScan(max_msg_size, max_body_size)
+    buffer = _INT32.pack(max_body_size) + body
+    while (bodies := scan.scan(buffer, 0, _MAX_STEP_MESSAGES)) is None:
         if scan.need > len(buffer):
             raise scan.if_eof
         yield
