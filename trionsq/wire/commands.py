@@ -1,8 +1,8 @@
-"""Commands that a client writes: each function returns the bytes of one.
+"""Commands that a client writes: each function returns the bytes of one command.
 
-What nsqd would refuse whatever its options are (a bad name, an empty body) raises ValueError
-here instead, since most refusals cost the connection. Limits that are options of nsqd, such as
---max-rdy-count, are not known here.
+Arguments that every nsqd refuses (a bad name, an empty body) raise ValueError here, because most
+refusals cost the connection. Limits that are options of nsqd, such as --max-rdy-count, are not
+checked here.
 
 Spec: tcp-protocol, sections 2, 3 and 6 to 13.
 """
@@ -128,7 +128,7 @@ def nop() -> bytes:
 
 
 def close() -> bytes:
-    """Return CLS: no more messages, please; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
+    """Return CLS: stop deliveries; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
     return b"CLS\n"
 
 
