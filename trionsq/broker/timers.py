@@ -1,4 +1,4 @@
-"""What happens by time: the queue scan, one coarse look at all clients, and the disk's part."""
+"""Work by time: the queue scan, heartbeats of all clients, and syncs and retries of disk queues."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _Looked = TypeVar("_Looked", bound="Looked")
 _SCAN_INTERVAL_S: Final = 0.1
 # A channel whose scan failed is scanned again after this time.
 _SCAN_RETRY_S: Final = 1.0
-# Clients that are looked at before other tasks get their turn. If a heartbeat is due for each, that
-# is about a millisecond, nearly all of it system calls.
+# Clients looked at before other tasks get their turn. If a heartbeat is due for each, that takes
+# about a millisecond, nearly all of it in system calls.
 _MAX_LOOKS: Final = 64
-# A disk queue that failed is tried again that often.
+# Time between two tries of a disk queue that failed.
 _DISK_RETRY_S: Final = 1.0
 
 
@@ -54,18 +54,18 @@ class ScanQueue:
             self._times.set(channel, at_s)
 
     def pop_due_channel(self, now_s: float) -> ChannelState | None:
-        """Take the next channel if its time has come, else None."""
+        """Remove and return the next channel if its time has come, else return None."""
         return self._times.pop_due(now_s)
 
 
 async def run_queue_scan(
     queue: ScanQueue, clock: Clock, options: NsqdOptions, defects: Defects
 ) -> None:
-    """Scan the channels that are due, for ever.
+    """Scan the channels that are due, forever.
 
-    Other tasks get their turn after --queue-scan-selection-count channels, or as many as have
-    `MAX_SCAN` messages to be looked at. A channel that has more waits for its next turn. A channel
-    whose scan fails is scanned again a second later.
+    Other tasks get their turn after --queue-scan-selection-count channels, or after `MAX_SCAN`
+    messages. A channel with more messages waits for its next turn. A channel whose scan fails is
+    scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
     while True:
@@ -99,9 +99,9 @@ class Looked(Hashable, Protocol):
 
 
 async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Defects) -> None:
-    """Look after heartbeats and stalled connections, for ever.
+    """Send heartbeats and close stalled connections, forever.
 
-    A client whose look fails is closed: nobody would look after it any more.
+    A client whose check fails is closed, because it would not be checked again.
     """
     while True:
         now_s = clock.now_s()
@@ -114,12 +114,12 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
                     client.close()
             await trio.lowlevel.checkpoint()
             now_s = clock.now_s()
-        # Whatever is scheduled meanwhile is due in LOOK_S at the earliest.
+        # A client that is scheduled meanwhile is due after LOOK_S at the earliest.
         await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
-    """Make durable what was written or read, every --sync-timeout, for ever."""
+    """Sync all disk queues every --sync-timeout, forever."""
     while True:
         await trio.sleep(timeout_s)
         for _ in folder.sync_in_steps():
@@ -127,7 +127,7 @@ async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
 
 
 async def run_disk_retries(folder: DataFolder) -> None:
-    """Let disk queues that failed see whether they can go on, for ever."""
+    """Let disk queues that failed try again, forever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
         for _ in folder.try_again_in_steps():
