@@ -256,8 +256,8 @@ async def test_channels_come_and_go_amid_a_fan_out(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new one does not get the batch under way, a deleted one holds up nobody."""
-    monkeypatch.setattr("trionsq.core.topic._PUMP_MAX", 10)
-    monkeypatch.setattr("trionsq.broker.topic._COST_MAX", 10)
+    monkeypatch.setattr("trionsq.core.topic._MAX_PUMP", 10)
+    monkeypatch.setattr("trionsq.broker.topic._MAX_COST", 10)
     async with nsqd_in_memory() as broker:
         topic = broker.topic("t")
         for number in range(100):
