@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.storage.background import Done, Job, JobDefects
