@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_balances, connect, numbered, publish
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight

@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError

@@ -7,10 +7,10 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import MAX_SCAN, ChannelState
 from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder

@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
