@@ -1,7 +1,7 @@
-"""The figures of nsqd at /metrics. docs/metrics.md tells what each is good for.
+"""The metrics of nsqd at /metrics; docs/metrics.md explains each.
 
-They are gathered some topics and channels at a time, so a page is no snapshot of one moment. The
-figures of one topic without its channels are, and so are those of one channel.
+They are gathered some topics and channels at a time, so a page is not a snapshot of one moment. But
+the metrics of one channel are, and so are those of one topic without its channels.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from trionsq.web.metrics import (
 
 __all__ = ["metrics_page"]
 
-# Topics and channels that are looked at before other tasks get their turn: about a millisecond.
-_MAX_LOOKS: Final = 100
-# Quantiles of a busy channel cost as much as so many looks.
-_QUANTILE_LOOKS: Final = 10
+# Topics and channels that are read before other tasks run: about a millisecond.
+_MAX_READS: Final = 100
+# The quantiles of a busy channel cost as much as reading so many channels.
+_QUANTILE_READS: Final = 10
 
-# Clients whose output is added up before other tasks get their turn.
+# Clients whose output is added up before other tasks run.
 _MAX_CLIENTS: Final = 1_000
 
 _OLDEST: Final = "Age of the older of the next messages in memory and on disk, 0 if none waits."
@@ -94,7 +94,7 @@ _LOOKUPD: Final = gauge("nsqd_lookupd_connected", "1 while registered at the nsq
 
 
 def metrics_page(broker: Broker, gate: Gate) -> MetricsPage:
-    """/metrics of ``broker`` and of the ``gate`` before its HTTP."""
+    """Return /metrics of ``broker`` and of the ``gate`` before its HTTP."""
     return MetricsPage(lambda: _gather(broker, gate))
 
 
@@ -102,24 +102,24 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
-    looks = 0
+    reads = 0
     for topic in list(broker.topics.values()):
         now_ns = broker.clock.now_ns()
         labels = {"topic": topic.name}
         topics.rows.append((labels, _topic(topic, now_ns)))
         _add_dropped(topics_dropped, labels, topic.core.dropped)
-        looks += 1
+        reads += 1
         for channel in list(topic.channels.values()):
             both = {"topic": topic.name, "channel": channel.name}
             channels.rows.append((both, _channel(channel, now_ns)))
             _add_dropped(channels_dropped, both, channel.core.dropped)
-            looks += 1 + _add_latencies(latencies, both, broker, channel)
-            if looks >= _MAX_LOOKS:
-                looks = 0
+            reads += 1 + _add_latencies(latencies, both, broker, channel)
+            if reads >= _MAX_READS:
+                reads = 0
                 await trio.lowlevel.checkpoint()
                 now_ns = broker.clock.now_ns()
-        if looks >= _MAX_LOOKS:
-            looks = 0
+        if reads >= _MAX_READS:
+            reads = 0
             await trio.lowlevel.checkpoint()
     return [
         build_info("nsqd"),
@@ -164,7 +164,7 @@ def _channel(channel: Channel, now_ns: int) -> list[float | None]:
 
 
 def _age_s(depth: int, oldest_ns: int | None, now_ns: int) -> float | None:
-    """None: something waits whose age is not known, for the disk does not tell."""
+    """Return the age of the oldest message; None if it is on disk and its age is unknown."""
     if oldest_ns is None:
         return None if depth else 0.0
     return max(0.0, (now_ns - oldest_ns) / 1e9)
@@ -176,20 +176,20 @@ def _add_dropped(table: Table, labels: Labels, dropped: Mapping[str, int]) -> No
 
 
 def _add_latencies(table: Table, labels: Labels, broker: Broker, channel: Channel) -> int:
-    """Those asked for by --e2e-processing-latency-percentile; how many looks that cost."""
-    recorded = channel.core.latencies
-    if recorded is None:
+    """Add the quantiles of --e2e-processing-latency-percentile; return their cost in reads."""
+    latencies = channel.core.latencies
+    if latencies is None:
         return 0
-    wanted = broker.options.e2e_processing_latency_percentile
-    count, values_ns = quantiles([recorded], wanted, broker.clock.now_s())
+    percentiles = broker.options.e2e_processing_latency_percentile
+    count, values_ns = quantiles([latencies], percentiles, broker.clock.now_s())
     if count:
-        for quantile, value_ns in zip(wanted, values_ns, strict=True):
+        for quantile, value_ns in zip(percentiles, values_ns, strict=True):
             table.rows.append(({**labels, "quantile": f"{quantile:g}"}, [value_ns / 1e9]))
-    return _QUANTILE_LOOKS
+    return _QUANTILE_READS
 
 
 async def _queued_output_bytes(broker: Broker) -> int:
-    """Bytes for clients that their sockets have not taken, added up some clients at a time."""
+    """Add up the output that sockets have not accepted, some clients at a time."""
     queued = 0
     for place, client in enumerate(list(broker.clients), 1):
         queued += client.output.pending
@@ -210,14 +210,14 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
     ]
     peers = broker.lookups.peers.values()
     servers = broker.auth_servers
-    asked: list[tuple[Labels, Sequence[float | None]]] = []
+    auth_rows: list[tuple[Labels, Sequence[float | None]]] = []
     if servers is not None:
-        asked.append(({}, [servers.asking, servers.waiting]))
+        auth_rows.append(({}, [servers.asking, servers.waiting]))
     return [
         Table(_PROCESS, [({}, values)]),
         _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
-        Table(_AUTH, asked),
+        Table(_AUTH, auth_rows),
         _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),
         HistogramMetrics.of(
             "nsqd_fsync_duration_seconds",
