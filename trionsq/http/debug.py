@@ -1,6 +1,6 @@
 """/debug: what this nsqd does right now, for its operator. Ours; docs/debugging.md explains them.
 
-Each page costs something only while it is asked for. Whoever may not ask (--debug-from) is
+A page costs something only while it is requested. A client that --debug-from does not allow is
 answered 403.
 """
 

@@ -39,7 +39,7 @@ _QUANTILE_READS: Final = 10
 # Clients whose output is added up before other tasks run.
 _MAX_CLIENTS: Final = 1_000
 
-_OLDEST: Final = "Age of the older of the next messages in memory and on disk, 0 if none waits."
+_OLDEST: Final = "Age of the oldest waiting message, in memory or on disk; 0 if none waits."
 _TOPIC: Final = (
     gauge("nsqd_topic_depth_messages", "Messages that wait at the topic for its channels."),
     gauge("nsqd_topic_backend_depth_messages", "Of the depth, messages on disk."),
@@ -47,26 +47,28 @@ _TOPIC: Final = (
     counter("nsqd_topic_messages", "Messages published."),
     counter("nsqd_topic_message_bytes", "Bytes of bodies published."),
     gauge("nsqd_topic_channels", "Channels."),
-    gauge("nsqd_topic_paused", "1 while messages are held back from the channels."),
+    gauge("nsqd_topic_paused", "1 while the topic is paused: its channels get no messages."),
 )
 _CHANNEL: Final = (
-    gauge("nsqd_channel_depth_messages", "Messages that wait for a client."),
+    gauge("nsqd_channel_depth_messages", "Messages that wait for a consumer."),
     gauge("nsqd_channel_backend_depth_messages", "Of the depth, messages on disk."),
     gauge("nsqd_channel_oldest_message_age_seconds", _OLDEST),
     gauge("nsqd_channel_in_flight_messages", "Messages sent and not yet finished."),
-    gauge("nsqd_channel_deferred_messages", "Messages in memory that wait for their time."),
-    counter("nsqd_channel_messages", "Messages taken from the topic."),
+    gauge("nsqd_channel_deferred_messages", "Deferred messages in memory."),
+    counter("nsqd_channel_messages", "Messages received from the topic."),
     counter("nsqd_channel_finished_messages", "Messages finished by FIN."),
-    counter("nsqd_channel_requeued_messages", "Messages given back by REQ."),
-    counter("nsqd_channel_timed_out_messages", "Messages not finished in time, queued again."),
+    counter("nsqd_channel_requeued_messages", "Messages requeued by REQ."),
+    counter(
+        "nsqd_channel_timed_out_messages", "Messages whose timeout passed; they were requeued."
+    ),
     gauge("nsqd_channel_clients", "Clients subscribed."),
-    gauge("nsqd_channel_paused", "1 while nothing is sent to clients."),
+    gauge("nsqd_channel_paused", "1 while the channel is paused: its consumers get no messages."),
 )
 _TOPIC_DROPPED: Final = counter(
-    "nsqd_topic_dropped_messages", "Messages given up on purpose, by reason."
+    "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
 _CHANNEL_DROPPED: Final = counter(
-    "nsqd_channel_dropped_messages", "Messages given up on purpose, by reason."
+    "nsqd_channel_dropped_messages", "Messages discarded on purpose, by reason."
 )
 _LATENCY: Final = gauge(
     "nsqd_channel_e2e_latency_seconds",
@@ -74,21 +76,21 @@ _LATENCY: Final = gauge(
 )
 _PROCESS: Final = (
     gauge("nsqd_connections", "TCP clients."),
-    counter("nsqd_client_failures", "Connections ended by a defect of nsqd's."),
-    gauge("nsqd_queued_output_bytes", "Bytes for clients that their sockets have not taken."),
+    counter("nsqd_client_failures", "Connections that a defect of nsqd has ended."),
+    gauge(
+        "nsqd_queued_output_bytes", "Bytes of output that the sockets of clients have not accepted."
+    ),
     gauge("nsqd_topics", "Topics."),
-    counter("nsqd_broken_invariants", "Finds that what a queue counts does not add up: a defect."),
-    gauge("nsqd_disk_faults", "Queues and files with which something is wrong; 0 is healthy."),
+    counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
+    gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
 )
-_DEFECTS: Final = counter(
-    "nsqd_defects", "Exceptions that nobody expected, by the part of nsqd that they cost a turn."
-)
+_DEFECTS: Final = counter("nsqd_defects", "Unexpected exceptions, by the part of nsqd that failed.")
 _REFUSED: Final = counter(
-    "nsqd_connections_refused", "TCP connections closed at once, by the limit that was met."
+    "nsqd_connections_refused", "TCP connections closed at once, by the limit that was reached."
 )
 _AUTH: Final = (
-    gauge("nsqd_auth_asking_clients", "Clients for which an auth server is asked right now."),
-    gauge("nsqd_auth_waiting_clients", "Clients that wait until an auth server may be asked."),
+    gauge("nsqd_auth_asking_clients", "Clients with a request at an auth server."),
+    gauge("nsqd_auth_waiting_clients", "Clients that wait for a free request to an auth server."),
 )
 _LOOKUPD: Final = gauge("nsqd_lookupd_connected", "1 while registered at the nsqlookupd.")
 
@@ -226,7 +228,7 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
         ),
         HistogramMetrics.of(
             "nsqd_event_loop_lag_seconds",
-            "How much later than it wanted a task woke up, sampled twice a second.",
+            "How late a task woke up, sampled twice a second.",
             broker.loop_lag_s,
         ),
     ]

@@ -217,7 +217,7 @@ class Peeking:
         turns = _Turns()
         for place, message in enumerate(page.messages):
             messages.append(_message(message, "memory" if place < in_memory else "disk", now_ns))
-            await turns.spend(len(message.body))
+            await turns.count_bytes(len(message.body))
         return messages
 
     async def _read_backend(self, view: BackendView | None, skip: int, page: Page) -> None:
@@ -263,7 +263,7 @@ class _Turns:
     def __init__(self) -> None:
         self._spent_bytes = 0
 
-    async def spend(self, size_bytes: int) -> None:
+    async def count_bytes(self, size_bytes: int) -> None:
         self._spent_bytes += size_bytes
         if self._spent_bytes >= _TURN_BYTES:
             self._spent_bytes = 0
@@ -356,6 +356,6 @@ async def _response(document: Mapping[str, object], messages: list[PeekedMessage
     for place, message in enumerate(messages):
         part = json_bytes(message)
         pieces.add(b"," + part if place else part)
-        await turns.spend(len(part))
+        await turns.count_bytes(len(part))
     pieces.add(end)
-    return json_pieces(pieces.end())
+    return json_pieces(pieces.finish())

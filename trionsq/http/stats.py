@@ -87,8 +87,8 @@ class Statistics:
         async with aclosing(statistics(self._broker, stats_filter)) as rows:
             async for row in rows:
                 document.add(form.row(row))
-        document.add(form.end())
-        return document.end()
+        document.add(form.end_document())
+        return document.finish()
 
 
 # As JSON
@@ -118,7 +118,7 @@ class StatsJson:
             case ProducerRow(stats):
                 return self._producer(json_bytes(stats))
 
-    def end(self) -> bytes:
+    def end_document(self) -> bytes:
         """Return the end of the document."""
         return b"]}" if self._has_producers else self._end_topics() + b'"producers":null}'
 
@@ -176,7 +176,7 @@ class StatsText:
         """Return the lines of the next row."""
         return _encoded(self._lines(row))
 
-    def end(self) -> bytes:
+    def end_document(self) -> bytes:
         """Return the last lines of the text."""
         return b"" if self._has_producers else _encoded([*self._end_topics(), "Producers: None"])
 

@@ -1,4 +1,4 @@
-"""An application of given endpoints, and the rules that hold for every path.
+"""Makes an application of endpoints; the rules that hold for every path.
 
 Spec: nsqd-http, section 1.
 """

@@ -34,7 +34,7 @@ from trionsq.web.sites import is_loopback
 __all__ = ["OPEN_PATHS", "Health", "Pprof", "as_text", "guarded"]
 
 _FILE_TYPE: Final = "application/octet-stream"
-# As the original has it when no number of seconds is given, or a bad one.
+# The original's duration when the parameter is missing or malformed.
 _SECONDS: Final = 30
 _MAX_SECONDS: Final = 120
 _MAX_TASKS: Final = 2_000

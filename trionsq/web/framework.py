@@ -321,8 +321,8 @@ class BoundedApp(QuartTrio):
             # quart fails on some Host headers. The original value is kept under a name that no
             # client can send.
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
-            given = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
-            scope["headers"] = [(b"host", b"localhost"), *given, *others]
+            original = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
+            scope["headers"] = [(b"host", b"localhost"), *original, *others]
             if not scope["path"].startswith("/"):
                 # A proxy's request has scheme and host in its target; quart fails on some of them.
                 rest = scope["path"].partition("://")[2]

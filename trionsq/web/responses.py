@@ -168,7 +168,7 @@ class Pieces:
         if self._size_bytes >= PIECE_BYTES:
             self._join()
 
-    def end(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """Return all pieces."""
         self._join()
         return self.pieces
