@@ -16,7 +16,7 @@ from trionsq.debug.steps import GarbagePauses, SlowStep, StepWatch
 
 __all__ = ["LoopMetrics", "loop_document", "trio_metrics", "watch_loop"]
 
-# A probe sleeps so long; what it oversleeps is the lag of the event loop.
+# The sleep of a probe; the time that it oversleeps is the lag of the event loop.
 _PROBE_S: Final = 0.02
 
 

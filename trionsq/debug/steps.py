@@ -26,7 +26,7 @@ from trio.lowlevel import Task
 
 __all__ = ["COLLECTING", "GarbagePauses", "SlowStep", "StepWatch"]
 
-# Steps are sampled after so long, and so often; the benchmark's limit for a step is 20 ms.
+# A step is sampled after this time, and then this often; the benchmark's limit is 20 ms.
 _SAMPLE_AFTER_NS: Final = 2_000_000
 _SAMPLE_EACH_S: Final = 0.002
 _MAX_SLOWEST: Final = 10

@@ -1,4 +1,4 @@
-"""The application: which path does what, what is refused before, and /pub and /mpub.
+"""The application: the endpoint of each path, common refusals, and /pub and /mpub.
 
 Spec: nsqd-http, sections 2 to 4.
 """

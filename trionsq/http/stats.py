@@ -251,7 +251,7 @@ def _label(client: ClientStats) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Replace what is not printable: names that clients choose must not look like lines of ours."""
+    """Replace unprintable characters: a name that a client chose must not look like our lines."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -60,7 +60,7 @@ _MAX_READ_BYTES: Final = 64 * 1024
 _MAX_WRITE_BYTES: Final = 64 * 1024
 # h11's default is 16 KiB; the original allows 1 MiB (Go's DefaultMaxHeaderBytes).
 _MAX_HEADERS_BYTES: Final = 64 * 1024
-# After the peer has closed its sending half, a request under way has so long to be answered.
+# The time for a response after the peer has closed its sending half.
 _HALF_CLOSED_S: Final = 5.0
 
 
@@ -146,12 +146,12 @@ class _Http1(H11Protocol):
         return None
 
     async def _create_stream(self, request: h11.Request) -> None:
-        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        if len(kept) != len(request.headers):
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        if len(headers) != len(request.headers):
             request = h11.Request(
                 method=request.method,
                 target=request.target,
-                headers=kept,
+                headers=headers,
                 http_version=request.http_version,
             )
         await super()._create_stream(request)

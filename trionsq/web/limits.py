@@ -16,15 +16,15 @@ __all__ = [
     "PaceWatch",
 ]
 
-# A connection is closed after so long without a complete request head.
+# The time for a complete request head, idle time included; nginx has the same default.
 KEEP_ALIVE_S: float = 75.0
-# A sender is given up after so long without a byte of a body that has begun.
+# The longest silence within a request body.
 STALL_S: float = 30.0
-# A peer is given up after so long without accepting a byte of a write.
+# The longest time in which a peer accepts no byte of a response.
 WRITE_STALL_S: float = 30.0
-# After the last response, input is read and discarded for so long.
+# After the last response, input is discarded for this time: a reset would lose the response.
 LINGER_S: float = 0.5
-# When the server stops, requests under way have so long.
+# The time that requests under way get when the server stops.
 GRACE_S: float = 1.0
 
 
