@@ -22,7 +22,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) -> None:
     """Exactly these, with the values that they had, sorted; without such a list the very bytes."""
     body = json.dumps(message).encode()
-    kept = JsonFilter(keep, "", "").apply(body)
+    kept = JsonFilter(keep, "", "").filtered_body(body)
     assert isinstance(kept, bytes)
     if not keep:
         assert kept == body
@@ -35,7 +35,7 @@ def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) ->
 @given(st.binary())
 def test_any_bytes(body: bytes) -> None:
     """Whatever a message is, it passes as JSON or is dropped; nothing is raised."""
-    passed = JsonFilter(["a"], "", "").apply(body)
+    passed = JsonFilter(["a"], "", "").filtered_body(body)
     assert passed is Rejection.DROP or (
         isinstance(passed, bytes) and json.loads(passed) is not None
     )
@@ -57,7 +57,7 @@ def test_any_bytes(body: bytes) -> None:
 )
 def test_values(body: bytes, kept: bytes) -> None:
     """Whole floats become integers; what is no UTF-8 does not end the tool."""
-    assert JsonFilter(["a"], "", "").apply(body) == kept
+    assert JsonFilter(["a"], "", "").filtered_body(body) == kept
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_values(body: bytes, kept: bytes) -> None:
 )
 def test_what_can_not_be_decoded(body: bytes) -> None:
     """It is dropped."""
-    assert JsonFilter(["a"], "", "").apply(body) is Rejection.DROP
+    assert JsonFilter(["a"], "", "").filtered_body(body) is Rejection.DROP
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_what_can_not_be_decoded(body: bytes) -> None:
 def test_the_required_field(value: str, body: bytes, verdict: Rejection | None) -> None:
     """Strings are compared as they are, numbers as numbers; nothing else ever is the value."""
     fields = JsonFilter([], "a", value)
-    assert fields.is_needed
-    assert fields.apply(body) == (body if verdict is None else verdict)
+    assert fields.is_active
+    assert fields.filtered_body(body) == (body if verdict is None else verdict)
 
 
 def test_without_options() -> None:
     """No message is looked into."""
-    assert not JsonFilter([], "", "1").is_needed
+    assert not JsonFilter([], "", "1").is_active

@@ -42,7 +42,7 @@ def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
         datetime_format=DATETIME_FORMAT,
         work_dir=str(folder / "work"),
         gzip_level=6 if gzip else None,
-        leftovers=names.leftover_pattern(name(names.PID), DATETIME_FORMAT),
+        unfinished=names.unfinished_pattern(name(names.PID), DATETIME_FORMAT),
     )
 
 
@@ -64,7 +64,7 @@ def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool
     strange = tmp_path / "work" / "u.host.7-000000.2026" / path.name
     strange.parent.mkdir()
     strange.write_bytes(b"")  # of another topic
-    left(tmp_path, 8, gzip=gzip).move_leftovers()
+    left(tmp_path, 8, gzip=gzip).move_unfinished_files()
     cut_off = b"" if gzip else b"thr\n"
     taken.unlink()
     assert contents(tmp_path / "out") == {
@@ -78,7 +78,7 @@ def test_a_gzip_file_without_any_sync_is_left_empty(tmp_path: Path) -> None:
     crashed = left(tmp_path, 7, gzip=True)
     crashed.write([b"one"], at(0))
     crashed.abandon()
-    left(tmp_path, 8, gzip=True).move_leftovers()
+    left(tmp_path, 8, gzip=True).move_unfinished_files()
     assert list(contents(tmp_path / "out").values()) == [b""]
     assert not contents(tmp_path / "work")
 
@@ -87,11 +87,11 @@ def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> Non
     """Only what nobody holds any more is moved."""
     living = left(tmp_path, 7, gzip=False)
     living.write([b"one"], at(0))
-    left(tmp_path, 8, gzip=False).move_leftovers()
+    left(tmp_path, 8, gzip=False).move_unfinished_files()
     living.write([b"two"], at(1))
     living.close()
     assert list(contents(tmp_path / "out").values()) == [b"one\ntwo\n"]
-    left(tmp_path, 8, gzip=False).move_leftovers()  # nor is there anything left
+    left(tmp_path, 8, gzip=False).move_unfinished_files()  # nor is there anything left
 
 
 @given(
@@ -105,7 +105,7 @@ def test_every_name_that_is_made_is_known_again(text: str, now: datetime, revisi
         name = names.name_format(
             f"<TOPIC><REV>.<DATETIME>{text}", "t", "h", names.PID, gzip=False, needs_revision=True
         )
-        pattern = names.leftover_pattern(name, datetime_format)
+        pattern = names.unfinished_pattern(name, datetime_format)
         moment = names.format_datetime(datetime_format, now)
         made = name.replace(names.PID, "12").replace(names.DATETIME, moment)
         path = names.path_of("/work", names.with_revision(made, revision))

@@ -162,7 +162,7 @@ def test_ticks_make_empty_files_unless_told_otherwise(tmp_path: Path) -> None:
     log = make(tmp_path, name_format="t<REV>.log.gz", rotate_interval_s=10.0, gzip_level=1)
     assert not contents(tmp_path)
     for seconds in (0, 5, 11):
-        log.tick(at(seconds))
+        log.rotate_if_due(at(seconds))
     log.close()
     assert contents(tmp_path) == {"t-000000.log.gz": b"", "t-000001.log.gz": b""}
 
@@ -170,11 +170,11 @@ def test_ticks_make_empty_files_unless_told_otherwise(tmp_path: Path) -> None:
 def test_skip_empty_files(tmp_path: Path) -> None:
     """A tick closes the file that is done, and opens none."""
     log = make(tmp_path, name_format="t<REV>.log", rotate_interval_s=10.0, skip_empty_files=True)
-    log.tick(at(0))
+    log.rotate_if_due(at(0))
     log.write([b"a"], at(1))
-    log.tick(at(12))
+    log.rotate_if_due(at(12))
     assert log.path is None
-    log.tick(at(24))
+    log.rotate_if_due(at(24))
     log.close()
     assert contents(tmp_path) == {"t-000000.log": b"a\n"}
 
@@ -332,7 +332,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def tick(self) -> None:
         """The tool notices."""
-        self.log.tick(at(self.now_s))
+        self.log.rotate_if_due(at(self.now_s))
 
     @rule()
     def close(self) -> None:

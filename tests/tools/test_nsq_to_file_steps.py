@@ -29,7 +29,7 @@ async def test_topics_are_begun_in_turns(
         return {f"t{number}" for number in range(topics)}
 
     monkeypatch.setattr(tool, "_known_topics", known)
-    monkeypatch.setattr(tool, "_begin", lambda topic, _nursery: begun.append(topic))
+    monkeypatch.setattr(tool, "_start_topic", lambda topic, _nursery: begun.append(topic))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tool._discover, nursery)
         with counted_steps(lambda: len(begun)) as steps:
@@ -49,7 +49,7 @@ async def test_batches_are_finished_in_turns_and_all_of_them(batches: int, tmp_p
     task._pending = [cast(Batch, one)] * batches
     with counted_steps(lambda: len(finished)) as steps, trio.CancelScope() as scope:
         scope.cancel()
-        await task._finish()
+        await task._finish_durable()
     assert len(finished) == batches
     assert not task._pending
     assert steps.most <= 64

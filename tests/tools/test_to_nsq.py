@@ -33,7 +33,7 @@ def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
     """However the input is cut, the records are those between delimiters; empty ones are none."""
     records = RecordSplitter(b"\n")
     found = [record for piece in pieces for record in records.feed(piece)]
-    if rest := records.take_rest():
+    if rest := records.pop_rest():
         found.append(rest)
     assert found == [record for record in b"".join(pieces).split(b"\n") if record]
 
@@ -177,7 +177,7 @@ async def test_the_rate(autojump_clock: trio.testing.MockClock) -> None:
     begins = []
     for pause_s in (0, 0, 0, 10, 0, 0):
         await trio.sleep(pause_s)
-        await publishing._pace()
+        await publishing._wait_for_turn()
         begins.append(trio.current_time())
     assert [begin - begins[0] for begin in begins] == pytest.approx([0, 0.25, 0.5, 10.5, 10.75, 11])
 
