@@ -1,4 +1,4 @@
-"""Which address gets the next message."""
+"""The choice of the address for the next message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODES = ["round-robin", "hostpool", "epsilon-greedy", "anything"]
 def test_there_is_always_an_address(
     mode: str, names: list[str], steps: list[tuple[float, float | None]], random: Random
 ) -> None:
-    """Whatever fails and whenever, an address that was given is chosen."""
+    """Whatever fails and whenever, one of the addresses is chosen."""
     hosts = hosts_of(mode, names, random)
     now_s = 0.0
     for passes_s, response_s in steps:
@@ -53,14 +53,14 @@ def test_none_starves(mode: str, count: int, rounds: int) -> None:
 
 
 def test_round_robin_learns_nothing() -> None:
-    """Its turns go on, whatever fails."""
+    """Round-robin ignores failures."""
     hosts = RoundRobin(["a", "b", "a"])
     hosts.record_response("a", 0.0, None)
     assert [hosts.choose(0.0) for _ in range(4)] == ["a", "b", "a", "b"]
 
 
 def _choices(hosts: Hosts, now_s: float, count: int = 20) -> Counter[str]:
-    """Of so many messages, which all succeed but for those to a."""
+    """Choices for this many messages, of which only those to a fail."""
     found: Counter[str] = Counter()
     for _ in range(count):
         host = hosts.choose(now_s)
@@ -71,7 +71,7 @@ def _choices(hosts: Hosts, now_s: float, count: int = 20) -> Counter[str]:
 
 @pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
 def test_a_dead_one_comes_back_less_and_less(mode: str) -> None:
-    """After 30 s it gets one message; the pauses double up to 15 minutes, and end by a success."""
+    """After 30 s it gets one message; the pauses double up to 15 minutes; a success ends them."""
     hosts = hosts_of(mode, ["a", "b", "c"], Random(5))
     hosts.record_response("a", 0.0, None)
     now_s, pause_s = 0.0, FIRST_RETRY_S
@@ -106,7 +106,7 @@ def test_all_dead() -> None:
 
 
 def test_the_fast_one_is_preferred() -> None:
-    """Epsilon-greedy gives each in inverse proportion to its time, once it explores but rarely."""
+    """Once it rarely explores, it chooses in inverse proportion to the response time."""
     hosts = EpsilonGreedy(["fast", "slow"], Random(1))
     found: Counter[str] = Counter()
     for step in range(5000):
@@ -119,7 +119,7 @@ def test_the_fast_one_is_preferred() -> None:
 
 
 def test_what_was_long_ago_counts_no_more() -> None:
-    """One that was slow is given its chance again: later times outweigh earlier ones."""
+    """A slow address gets another chance: later response times outweigh earlier ones."""
     hosts = EpsilonGreedy(["a", "b"], Random(1))
     for _ in range(100):
         hosts.record_response("a", 0.0, 10.0)
@@ -134,7 +134,7 @@ def test_what_was_long_ago_counts_no_more() -> None:
 
 
 def test_no_address() -> None:
-    """There is nothing to choose from: ValueError."""
+    """Without an address the constructor raises ValueError."""
     for mode in MODES:
         with pytest.raises(ValueError, match="no address"):
             hosts_of(mode, [], Random(1))

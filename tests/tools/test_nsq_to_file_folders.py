@@ -1,4 +1,4 @@
-"""What crashed processes of nsq_to_file left: lines that were cut off, files in the work dir."""
+"""Files that crashed processes of nsq_to_file left: incomplete lines, files in the work dir."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATETIME_FORMAT = "%Y/%m-%d_%b_%%"
 
 
 def test_a_cut_off_record_is_given_a_line_of_its_own(tmp_path: Path) -> None:
-    """A plain file that ends within a record is continued on the next line."""
+    """After an incomplete record a plain file continues on the next line."""
     (tmp_path / "t.log").write_bytes(b"one\ntw")
     log = make(tmp_path, name_format="t.log")
     log.write([b"two"], at(0))
@@ -31,7 +31,7 @@ def test_a_cut_off_record_is_given_a_line_of_its_own(tmp_path: Path) -> None:
 
 
 def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
-    """A log with a work dir, of the topic t and a process."""
+    """A log with a work dir, for topic t and a process id."""
 
     def name(of: int | str) -> str:
         return names.name_format(FORMAT, "t", "host", of, gzip=gzip, needs_revision=True)
@@ -48,8 +48,9 @@ def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
 
 @pytest.mark.parametrize("gzip", [False, True])
 def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool) -> None:
-    """All that was synced is in the output dir under its own name, next to what was there; what
-    was cut off is a line of its own, or gone where gzip could not unpack it."""
+    """All synced records are in the output dir; an incomplete record has its own line, or was
+    removed from a gzip file.
+    """
     crashed = left(tmp_path, 7, gzip=gzip)
     crashed.write([b"one", b"two"], at(0))
     crashed.sync()
@@ -74,7 +75,7 @@ def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool
 
 
 def test_a_gzip_file_without_any_sync_is_left_empty(tmp_path: Path) -> None:
-    """Even then what is moved can be unpacked."""
+    """The moved file is still a valid gzip file."""
     crashed = left(tmp_path, 7, gzip=True)
     crashed.write([b"one"], at(0))
     crashed.abandon()
@@ -84,7 +85,7 @@ def test_a_gzip_file_without_any_sync_is_left_empty(tmp_path: Path) -> None:
 
 
 def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
-    """Only what nobody holds any more is moved."""
+    """Only files that no process has locked are moved."""
     living = left(tmp_path, 7, gzip=False)
     living.write([b"one"], at(0))
     left(tmp_path, 8, gzip=False).move_unfinished_files()
@@ -100,7 +101,7 @@ def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> Non
     st.integers(0, 10_000_000),
 )
 def test_every_name_that_is_made_is_known_again(text: str, now: datetime, revision: int) -> None:
-    """Whatever the formats, a file in progress is recognised, and its revision is found."""
+    """Whatever the formats, the pattern matches a file in progress and finds its revision."""
     for datetime_format in (text, "%Y-%m-%d_%H", "%a%A%b%B%p%z%Z%y%M%S%I" + text):
         name = names.name_format(
             f"<TOPIC><REV>.<DATETIME>{text}", "t", "h", names.PID, gzip=False, needs_revision=True
