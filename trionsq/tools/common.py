@@ -57,18 +57,18 @@ class ToolError(Exception):
 class ConsumerOptions:
     """The flags of every tool that consumes messages."""
 
-    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
+    version: bool = option("version", False, BOOL, "print the version and exit")
     nsqd_tcp_address: tuple[str, ...] = option(
-        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd", key=None
+        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd"
     )
     lookupd_http_address: tuple[str, ...] = option(
-        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd", key=None
+        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd"
     )
     consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", (), STRINGS, "option of the client library: name,value", key=None
+        "consumer-opt", (), STRINGS, "option of the client library: name,value"
     )
     max_in_flight: int = option(
-        "max-in-flight", 200, INT, "maximum messages in flight, for each topic", key=None
+        "max-in-flight", 200, INT, "maximum messages in flight, for each topic"
     )
 
 

@@ -42,34 +42,22 @@ _COUNT: Final = dataclasses.replace(INT, show=lambda value: "" if value is None 
 class NsqStatOptions:
     """The flags; durations in nanoseconds."""
 
-    version: bool = option("version", False, BOOL, "print the version and exit", key=None)
-    topic: str = option("topic", "", STRING, "topic", key=None)
-    channel: str = option("channel", "", STRING, "channel", key=None)
-    interval_ns: int = option(
-        "interval", 2 * durations.SECOND_NS, DURATION, "time between rows", key=None
-    )
-    count: int | None = option(
-        "count", None, _COUNT, "number of rows; default: unlimited", key=None
-    )
+    version: bool = option("version", False, BOOL, "print the version and exit")
+    topic: str = option("topic", "", STRING, "topic")
+    channel: str = option("channel", "", STRING, "channel")
+    interval_ns: int = option("interval", 2 * durations.SECOND_NS, DURATION, "time between rows")
+    count: int | None = option("count", None, _COUNT, "number of rows; default: unlimited")
     nsqd_http_address: tuple[str, ...] = option(
-        "nsqd-http-address", (), STRINGS, "host:port of an nsqd", key=None
+        "nsqd-http-address", (), STRINGS, "host:port of an nsqd"
     )
     lookupd_http_address: tuple[str, ...] = option(
-        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd", key=None
+        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd"
     )
     connect_timeout_ns: int = option(
-        "http-client-connect-timeout",
-        2 * durations.SECOND_NS,
-        DURATION,
-        "time limit to connect",
-        key=None,
+        "http-client-connect-timeout", 2 * durations.SECOND_NS, DURATION, "time limit to connect"
     )
     request_timeout_ns: int = option(
-        "http-client-request-timeout",
-        5 * durations.SECOND_NS,
-        DURATION,
-        "time limit of a request",
-        key=None,
+        "http-client-request-timeout", 5 * durations.SECOND_NS, DURATION, "time limit of a request"
     )
 
 

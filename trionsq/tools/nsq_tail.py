@@ -45,14 +45,12 @@ _LAST_LINE_S: Final = 1.0
 class NsqTailOptions(ConsumerOptions):
     """The flags."""
 
-    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read", key=None)
+    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
     channel: str = option(
-        "channel", "", STRING, "channel to read from; default: a new ephemeral one", key=None
+        "channel", "", STRING, "channel to read from; default: a new ephemeral one"
     )
-    n: int = option("n", 0, INT, "end after this many messages of a topic; 0: never", key=None)
-    print_topic: bool = option(
-        "print-topic", False, BOOL, "begin each line with the topic", key=None
-    )
+    n: int = option("n", 0, INT, "end after this many messages of a topic; 0: never")
+    print_topic: bool = option("print-topic", False, BOOL, "begin each line with the topic")
 
 
 class _Tail:

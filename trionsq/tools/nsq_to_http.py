@@ -56,50 +56,44 @@ _HEADER_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]+")
 class NsqToHttpOptions(ConsumerOptions):
     """The flags; durations in nanoseconds."""
 
-    topic: str = option("topic", "", STRING, "topic to read", key=None)
-    channel: str = option("channel", "nsq_to_http", STRING, "channel to read from", key=None)
-    post: tuple[str, ...] = option("post", (), STRINGS, "URL to POST each message to", key=None)
+    topic: str = option("topic", "", STRING, "topic to read")
+    channel: str = option("channel", "nsq_to_http", STRING, "channel to read from")
+    post: tuple[str, ...] = option("post", (), STRINGS, "URL to POST each message to")
     get: tuple[str, ...] = option(
-        "get", (), STRINGS, "URL to GET, with one %s in the place of the escaped message", key=None
+        "get", (), STRINGS, "URL to GET, with one %s in the place of the escaped message"
     )
-    n: int = option("n", 100, INT, "maximum concurrent requests", key=None)
+    n: int = option("n", 100, INT, "maximum concurrent requests")
     mode: str = option(
         "mode",
         "hostpool",
         STRING,
         "choice of the address: round-robin, hostpool or epsilon-greedy; any other value sends each"
         " message to all addresses",
-        key=None,
     )
     sample: float = option(
         "sample",
         1.0,
         FLOAT,
         "fraction of messages to send; the others are finished without being sent",
-        key=None,
     )
     content_type: str = option(
-        "content-type", _CONTENT_TYPE, STRING, "Content-Type of the POST requests", key=None
+        "content-type", _CONTENT_TYPE, STRING, "Content-Type of the POST requests"
     )
-    header: tuple[str, ...] = option(
-        "header", (), STRINGS, "HTTP header to send: 'Name: value'", key=None
-    )
+    header: tuple[str, ...] = option("header", (), STRINGS, "HTTP header to send: 'Name: value'")
     connect_timeout_ns: int = option(
         "http-client-connect-timeout",
         2 * durations.SECOND_NS,
         DURATION,
         "time limit to connect to an address",
-        key=None,
     )
     request_timeout_ns: int = option(
         "http-client-request-timeout",
         20 * durations.SECOND_NS,
         DURATION,
         "time limit of a whole request",
-        key=None,
     )
     status_every: int = option(
-        "status-every", 250, INT, "log response times after this many requests; 0: never", key=None
+        "status-every", 250, INT, "log response times after this many requests; 0: never"
     )
 
     @property

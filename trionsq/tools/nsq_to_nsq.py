@@ -54,43 +54,34 @@ _TOOL: Final = "nsq_to_nsq"
 class NsqToNsqOptions(ConsumerOptions):
     """The flags."""
 
-    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read", key=None)
-    channel: str = option("channel", "nsq_to_nsq", STRING, "channel to read from", key=None)
+    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
+    channel: str = option("channel", "nsq_to_nsq", STRING, "channel to read from")
     destination_topic: str = option(
-        "destination-topic", "", STRING, "topic to publish to", note="default: the same", key=None
+        "destination-topic", "", STRING, "topic to publish to", note="default: the same"
     )
     destination_nsqd_tcp_address: tuple[str, ...] = option(
-        "destination-nsqd-tcp-address", (), STRINGS, "host:port of an nsqd to publish to", key=None
+        "destination-nsqd-tcp-address", (), STRINGS, "host:port of an nsqd to publish to"
     )
     mode: str = option(
         "mode",
         "hostpool",
         STRING,
         "choice of the destination: round-robin, hostpool or epsilon-greedy",
-        key=None,
     )
     status_every: int = option(
-        "status-every", 250, INT, "log response times after this many publishes; 0: never", key=None
+        "status-every", 250, INT, "log response times after this many publishes; 0: never"
     )
     whitelist_json_field: tuple[str, ...] = option(
-        "whitelist-json-field", (), STRINGS, "top level field to keep; others are dropped", key=None
+        "whitelist-json-field", (), STRINGS, "top level field to keep; others are dropped"
     )
     require_json_field: str = option(
-        "require-json-field", "", STRING, "publish only messages with this field", key=None
+        "require-json-field", "", STRING, "publish only messages with this field"
     )
     require_json_value: str = option(
-        "require-json-value",
-        "",
-        STRING,
-        "publish only messages with this value of that field",
-        key=None,
+        "require-json-value", "", STRING, "publish only messages with this value of that field"
     )
     producer_opt: tuple[str, ...] = option(
-        "producer-opt",
-        (),
-        STRINGS,
-        "option of the client library for publishing: name,value",
-        key=None,
+        "producer-opt", (), STRINGS, "option of the client library for publishing: name,value"
     )
 
 

@@ -47,20 +47,16 @@ _LAST_RECORD_S: Final = 1.0
 class ToNsqOptions:
     """The flags."""
 
-    topic: str = option("topic", "", STRING, "topic to publish to", key=None)
+    topic: str = option("topic", "", STRING, "topic to publish to")
     nsqd_tcp_address: tuple[str, ...] = option(
-        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd; each gets every message", key=None
+        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd; each gets every message"
     )
     delimiter: str = option(
-        "delimiter",
-        "\n",
-        dataclasses.replace(STRING, show=repr),
-        "the byte between two records",
-        key=None,
+        "delimiter", "\n", dataclasses.replace(STRING, show=repr), "the byte between two records"
     )
-    rate: int = option("rate", 0, INT, "maximum messages per second; 0: no limit", key=None)
+    rate: int = option("rate", 0, INT, "maximum messages per second; 0: no limit")
     producer_opt: tuple[str, ...] = option(
-        "producer-opt", (), STRINGS, "option of the client library: name,value", key=None
+        "producer-opt", (), STRINGS, "option of the client library: name,value"
     )
 
 
