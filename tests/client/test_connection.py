@@ -20,6 +20,7 @@ from trionsq.client import (
     NotConnectedError,
     ProtocolError,
 )
+from trionsq.client.connection import Reply
 from trionsq.wire import commands, frames
 
 
@@ -275,3 +276,37 @@ async def test_the_end_sends_what_was_put() -> None:
         peer.stream.close()
         await connection.ended.wait()
         assert connection.failure is None
+
+
+# Replies
+
+
+async def test_a_reply_wakes_all_who_wait_for_it() -> None:
+    """Also after one of them was cancelled; later waits return at once, without a checkpoint."""
+    reply = Reply[int]()
+    values: list[int] = []
+
+    async def wait() -> None:
+        values.append(await reply.wait())
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            scope.cancel()
+            await reply.wait()
+        assert scope.cancelled_caught
+        await wait_all_tasks_blocked()
+        reply.set_value(7)
+    assert values == [7, 7]
+    with trio.testing.assert_no_checkpoints():
+        assert await reply.wait() == 7
+
+
+async def test_a_reply_raises_its_error() -> None:
+    """Each wait raises the error that was set."""
+    reply = Reply[int]()
+    reply.set_error(NotConnectedError("gone"))
+    for _ in range(2):
+        with pytest.raises(NotConnectedError, match="gone"):
+            await reply.wait()

@@ -396,6 +396,30 @@ async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock)
         assert left(broker) == 1
 
 
+async def test_stop_wakes_every_task_that_waits_for_a_batch() -> None:
+    """Without messages and without connections, each waiting task gets StoppedError."""
+    stopped = 0
+
+    async def wait(consumer: Consumer) -> None:
+        nonlocal stopped
+        with pytest.raises(StoppedError):
+            await consumer.next_batch()
+        stopped += 1
+
+    consumer = consumer_of(Network(), lookupd_http_addresses=["lookupd.test:4161"], get=_no_nsqds)
+    async with consumer, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait, consumer)
+        await wait_all_tasks_blocked()
+        assert stopped == 0
+        consumer.stop()
+    assert stopped == 3
+
+
+async def _no_nsqds(*_: object, **__: object) -> httpget.Answer:
+    return httpget.Answer(200, {"x-nsq-content-type": "nsq; version=1.0"}, b'{"producers":[]}')
+
+
 # Connections
 
 
