@@ -31,27 +31,29 @@ from trionsq.wire.columns import ColumnDecoder, Columns
 STEP_MAX = 256
 
 
-class Told:
+class FakeConnection:
     """A connection as `FlowControl` knows it."""
 
-    def __init__(self, told: list[int]) -> None:
+    def __init__(self, sent: list[int]) -> None:
         self.share = flow.Share(2500)
         self.lowered_s = 0.0
-        self._told = told
+        self._sent = sent
 
     def send_rdy(self, rdy: int) -> None:
-        self._told.append(rdy)
+        self._sent.append(rdy)
         self.share.set_rdy(rdy, trio.current_time())
 
 
-class Planned:
-    """A `FlowControl` of so many connections; how many of them its plans looked at, and told."""
+class PlanCounter:
+    """A `FlowControl` that counts the connections in its plans, and the RDYs it sends."""
 
     def __init__(self, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.flow = FlowControl(Config(max_in_flight=connections // 2), Random(1))
         self.looked_at = 0
-        self.told: list[int] = []
-        self.connections = [cast(flow.RdyReceiver, Told(self.told)) for _ in range(connections)]
+        self.sent: list[int] = []
+        self.connections = [
+            cast(flow.RdyReceiver, FakeConnection(self.sent)) for _ in range(connections)
+        ]
         plan = flow.plan
 
         def counted(shares: Sequence[flow.Share], max_in_flight: int) -> flow.Plan:
@@ -72,7 +74,7 @@ async def test_answers_cost_one_plan_however_many_they_are(
     messages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many messages are answered in a turn, one plan is made."""
-    planned = Planned(100, monkeypatch)
+    planned = PlanCounter(100, monkeypatch)
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
         for connection in planned.connections:
@@ -88,14 +90,14 @@ async def test_connections_that_come_and_go_together_cost_one_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """10,000 plans over 10,000 connections would take minutes."""
-    planned = Planned(10_000, monkeypatch)
+    planned = PlanCounter(10_000, monkeypatch)
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
-        with counted_steps(lambda: len(planned.told)) as steps:
+        with counted_steps(lambda: len(planned.sent)) as steps:
             for connection in planned.connections:
                 planned.flow.add_connection(connection)
             assert await planned.settle() == 10_000
-        assert len(planned.told) == 10_000
+        assert len(planned.sent) == 10_000
         assert steps.most <= STEP_MAX
         for connection in planned.connections[10:]:
             planned.flow.remove_connection(connection)
