@@ -27,13 +27,13 @@ from trionsq.web.guard import guarded
 from trionsq.web.health import Health
 from trionsq.web.pprof import Pprof
 
-__all__ = ["BODY_NBYTES_MAX", "create_admin_app", "gate_of", "wanted_coding"]
+__all__ = ["MAX_BODY_BYTES", "create_admin_app", "gate_of", "wanted_coding"]
 
-BODY_NBYTES_MAX: Final = 1024 * 1024
+MAX_BODY_BYTES: Final = 1024 * 1024
 """The longest request body that is read."""
 
 # What is shorter is compressed at once, the rest beside the event loop.
-_AT_ONCE_NBYTES: Final = 64 * 1024
+_INLINE_BYTES: Final = 64 * 1024
 _LEVEL: Final = 6
 
 
@@ -53,7 +53,7 @@ def create_admin_app(dashboard: Dashboard, gate: Gate | None = None) -> QuartTri
     endpoints = [
         (method, dashboard.path(path), function) for method, path, function in _endpoints(dashboard)
     ]
-    app = create_app(endpoints, body_nbytes_max=BODY_NBYTES_MAX, sites=gate.sites)
+    app = create_app(endpoints, body_nbytes_max=MAX_BODY_BYTES, sites=gate.sites)
     # Before all other hooks: nothing is done for a request that is refused.
     dashboard.access.install(app)
     # The hook that is registered first sees the response last.
@@ -102,7 +102,7 @@ async def _compress(response: Response) -> Response:
         return response
     body = await response.get_data(as_text=False)
     compress = _CODINGS[coding]
-    if len(body) <= _AT_ONCE_NBYTES:
+    if len(body) <= _INLINE_BYTES:
         body = compress(body)
     else:
         body = await trio.to_thread.run_sync(compress, body)

@@ -18,11 +18,11 @@ from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
 from trionsq.web.answers import json_bytes
 
-__all__ = ["QUEUE_MAX", "Notifier", "notification"]
+__all__ = ["MAX_QUEUE", "Notifier", "notification"]
 
 log = logging.getLogger("trionsq")
 
-QUEUE_MAX: Final = 1000
+MAX_QUEUE: Final = 1000
 """Notifications that wait at most; what comes then is dropped, and said so in the log."""
 # At the end, those that wait get so long.
 _LAST_S: Final = 1.0
@@ -39,7 +39,7 @@ class Notifier:
         self._url = options.notification_http_endpoint
         self._timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         self._via = socket.gethostname()
-        self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_MAX)
+        self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUE)
         self.dropped = 0
 
     def note(self, done: UserAction) -> None:

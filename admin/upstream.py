@@ -26,13 +26,20 @@ from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
 
-__all__ = ["NBYTES_MAX", "ForeignResponse", "Upstream", "UpstreamError", "json_of", "node_of"]
+__all__ = [
+    "MAX_RESPONSE_BYTES",
+    "ForeignResponse",
+    "Upstream",
+    "UpstreamError",
+    "json_of",
+    "node_of",
+]
 
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq")
 
-NBYTES_MAX: Final = 64 * 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """The longest answer that is read: /stats of some 100,000 clients."""
 
 _HEADERS: Final = {
@@ -44,9 +51,9 @@ _HEADERS: Final = {
 # An idle connection is kept so long: longer than it takes until the next poll.
 _IDLE_S: Final = 45.0
 # Of an unexpected answer, so much is shown.
-_SHOWN_NBYTES: Final = 1024
+_QUOTED_BYTES: Final = 1024
 # Nodes that are remembered to want HTTPS.
-_SECURED_MAX: Final = 4096
+_MAX_SECURED: Final = 4096
 # Failures before a byte of the request went out: no connection (TLS included), or no request.
 _NEVER_SENT: Final = (
     httpx2.ConnectError,
@@ -223,7 +230,7 @@ class Upstream:
         except _TlsRequiredError as error:
             secured = f"https://{_host_of(url)}:{error.https_port}"
             answer = await self._ask_once(method, _moved(url, secured), body)
-        if len(self._secured) >= _SECURED_MAX:
+        if len(self._secured) >= _MAX_SECURED:
             self._secured.clear()
         self._secured[node] = secured
         return answer
@@ -287,13 +294,13 @@ async def _read(answer: httpx2.Response, node: str) -> bytes:
     with trio.CancelScope() as scope:
         async for piece in answer.aiter_raw():
             nbytes += len(piece)
-            if nbytes > NBYTES_MAX:
+            if nbytes > MAX_RESPONSE_BYTES:
                 scope.cancel()
                 content.clear()
             else:
                 content.append(piece)
-    if nbytes > NBYTES_MAX:
-        text = f"{node} answered more than {NBYTES_MAX} bytes"
+    if nbytes > MAX_RESPONSE_BYTES:
+        text = f"{node} answered more than {MAX_RESPONSE_BYTES} bytes"
         raise UpstreamError(node, text, answer.status_code)
     return b"".join(content)
 
@@ -317,7 +324,7 @@ def _status(answer: httpx2.Response) -> str:
 
 
 def _quoted(content: bytes) -> str:
-    return json.dumps(content[:_SHOWN_NBYTES].decode(errors="replace"), ensure_ascii=False)
+    return json.dumps(content[:_QUOTED_BYTES].decode(errors="replace"), ensure_ascii=False)
 
 
 def _why(error: Exception) -> str:

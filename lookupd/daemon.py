@@ -178,7 +178,7 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
 
 # What one read brings is done in one step: 100 to 800 commands, each with its line in the log,
 # take up to 5 ms. Their answers have less than twice its size.
-_READ_NBYTES_MAX: Final = 4 * 1024
+_MAX_READ_BYTES: Final = 4 * 1024
 MAGIC_S: Final = 60.0
 """The magic, which nsqd sends at once, must be there within so long."""
 WRITE_STALL_S: Final = 30.0
@@ -203,7 +203,7 @@ async def serve_session(
             await _converse(stream, session, now_ns)
         with trio.move_on_after(LINGER_S):
             await stream.send_eof()
-            while await stream.receive_some(_READ_NBYTES_MAX):
+            while await stream.receive_some(_MAX_READ_BYTES):
                 pass
     except (trio.BrokenResourceError, trio.TooSlowError) as error:
         log.debug("TCP: %r lost: %r", session, error)
@@ -218,7 +218,7 @@ async def serve_session(
 async def _converse(
     stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
 ) -> None:
-    data = await stream.receive_some(_READ_NBYTES_MAX)
+    data = await stream.receive_some(_MAX_READ_BYTES)
     answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
     await sweep(session.registry)
     if answers:

@@ -15,14 +15,14 @@ from typing import Final
 from lookupd.registry import MissingFieldsError, Producer, Registry, read_announced
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["BODY_NBYTES_MAX", "LINE_NBYTES_MAX", "MAGIC", "Session", "frame"]
+__all__ = ["MAGIC", "MAX_BODY_BYTES", "MAX_LINE_BYTES", "Session", "frame"]
 
 log = logging.getLogger("trionsq")
 
 MAGIC: Final = b"  V1"
-LINE_NBYTES_MAX: Final = 4 * 1024
+MAX_LINE_BYTES: Final = 4 * 1024
 """Ours: the original takes any. The longest line that means something has 150 bytes."""
-BODY_NBYTES_MAX: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 64 * 1024
 """Ours, of the body of IDENTIFY."""
 
 _SIZE: Final = struct.Struct(">i")
@@ -152,9 +152,9 @@ class Session:
         return True
 
     def _take_line(self, now_ns: int) -> bool:
-        end = self._buffer.find(b"\n", 0, LINE_NBYTES_MAX)
+        end = self._buffer.find(b"\n", 0, MAX_LINE_BYTES)
         if end < 0:
-            if len(self._buffer) >= LINE_NBYTES_MAX:
+            if len(self._buffer) >= MAX_LINE_BYTES:
                 raise _FatalError(b"E_INVALID command line is too long")
             return False
         line = self._take(end + 1)
@@ -167,7 +167,7 @@ class Session:
         if size is None:
             return False
         (self._body_nbytes,) = _SIZE.unpack(size)
-        if not 0 <= self._body_nbytes <= BODY_NBYTES_MAX:
+        if not 0 <= self._body_nbytes <= MAX_BODY_BYTES:
             raise _FatalError(b"E_BAD_BODY IDENTIFY invalid body size %d" % self._body_nbytes)
         self._awaited = _Awaited.BODY
         return True

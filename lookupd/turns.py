@@ -10,9 +10,9 @@ import trio
 from lookupd.registry import Registry
 from trionsq.web.answers import json_bytes
 
-__all__ = ["PRODUCER_COST", "TOUCHED_MAX", "Turns", "sweep"]
+__all__ = ["MAX_TOUCHED", "PRODUCER_COST", "Turns", "sweep"]
 
-TOUCHED_MAX: Final = 500
+MAX_TOUCHED: Final = 500
 """Registrations that one turn touches. That takes about half a millisecond."""
 PRODUCER_COST: Final = 25
 """What is told of a producer counts as so many: its names may be long, up to 64 KiB together."""
@@ -27,7 +27,7 @@ class Turns:
     async def touch(self, cost: int = 1) -> None:
         """One more registration is about to be looked at. A checkpoint now and then."""
         self._touched += cost
-        if self._touched >= TOUCHED_MAX:
+        if self._touched >= MAX_TOUCHED:
             self._touched = 0
             await trio.lowlevel.checkpoint()
 
@@ -38,7 +38,7 @@ class Turns:
             if item is not None:
                 piece.append(item)
             # A piece must be as short as a turn: encoding it is one step.
-            if len(piece) * cost >= TOUCHED_MAX:
+            if len(piece) * cost >= MAX_TOUCHED:
                 pieces.append(json_bytes(piece)[1:-1])
                 piece.clear()
             await self.touch(cost)
@@ -49,5 +49,5 @@ class Turns:
 
 async def sweep(registry: Registry) -> None:
     """Remove what deletions and lost connections have left in the registry."""
-    while registry.sweep(TOUCHED_MAX):
+    while registry.sweep(MAX_TOUCHED):
         await trio.lowlevel.checkpoint()

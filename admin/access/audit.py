@@ -21,9 +21,9 @@ from quart import request
 from quart_trio import QuartTrio
 
 __all__ = [
-    "KEPT_MAX",
-    "REFUSALS_MAX",
-    "TEXT_MAX",
+    "MAX_ENTRIES",
+    "MAX_REFUSALS",
+    "MAX_TEXT",
     "Audit",
     "Entry",
     "request_entries",
@@ -32,12 +32,12 @@ __all__ = [
 
 log = logging.getLogger("trionsq")
 
-KEPT_MAX: Final = 1000
-REFUSALS_MAX: Final = 200
+MAX_ENTRIES: Final = 1000
+MAX_REFUSALS: Final = 200
 # Longer texts are cut, in characters; a topic's and a channel's name have 64.
-TEXT_MAX: Final = 200
+MAX_TEXT: Final = 200
 # Of refusals no more are written to the file in a minute.
-_REFUSALS_A_MINUTE: Final = 600
+_MAX_REFUSALS_PER_MINUTE: Final = 600
 _SCOPE_KEY: Final = "nsqadmin.audit"
 
 
@@ -84,8 +84,8 @@ class Audit:
     def __init__(self, path: str = "") -> None:
         """``path`` is the file, "": none. Raises OSError: it can't be written to."""
         self._path = path
-        self._done: deque[Entry] = deque(maxlen=KEPT_MAX)
-        self._refused: deque[Entry] = deque(maxlen=REFUSALS_MAX)
+        self._done: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self._refused: deque[Entry] = deque(maxlen=MAX_REFUSALS)
         self._minute, self._in_this_minute = 0, 0
         self._torn = False
         self.lost = 0
@@ -129,7 +129,7 @@ class Audit:
         if minute != self._minute:
             self._minute, self._in_this_minute = minute, 0
         self._in_this_minute += 1
-        return self._in_this_minute > _REFUSALS_A_MINUTE
+        return self._in_this_minute > _MAX_REFUSALS_PER_MINUTE
 
     def _append(self, line: bytes) -> None:
         # Opened each time: whoever rotates the file need not tell.
@@ -160,9 +160,9 @@ def set_entries_status(status: int) -> None:
 
 def _cut(entry: Entry) -> Entry:
     long: dict[str, Any] = {
-        name: value[:TEXT_MAX]
+        name: value[:MAX_TEXT]
         for name, value in _fields(entry).items()
-        if isinstance(value, str) and len(value) > TEXT_MAX
+        if isinstance(value, str) and len(value) > MAX_TEXT
     }
     return dataclasses.replace(entry, **long) if long else entry
 

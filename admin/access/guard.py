@@ -357,7 +357,7 @@ def _retry(status: int, code: str, wait_s: float) -> Response:
     return answer
 
 
-_GENERATED_NBYTES: Final = 12
+_GENERATED_BYTES: Final = 12
 
 
 def open_access(
@@ -391,7 +391,7 @@ def _users(options: NsqadminOptions, mode: Mode, now_s: Callable[[], float]) -> 
     if mode is not Mode.PASSWORD:
         return FixedUsers()
     if not options.users_file:
-        password = secrets.token_urlsafe(_GENERATED_NBYTES)
+        password = secrets.token_urlsafe(_GENERATED_BYTES)
         # The one password that is ever logged: nobody else could know it, and it ends with us.
         log.warning("ACCESS: no users file: sign in as admin, password %s", password)
         return FixedUsers(Account("admin", Role.ADMIN, hash_password(password)))

@@ -27,7 +27,7 @@ from admin.access.users import NAME, Account, Users, UsersError, parse_users
 from admin.options import OptionsError
 
 __all__ = [
-    "PASSWORD_NBYTES_MAX",
+    "MAX_PASSWORD_BYTES",
     "Busy",
     "Passwords",
     "TooManyAttempts",
@@ -35,12 +35,12 @@ __all__ = [
     "hash_password",
 ]
 
-PASSWORD_NBYTES_MAX: Final = 1024
+MAX_PASSWORD_BYTES: Final = 1024
 # Each takes 64 MiB of memory and a processor for a while.
-_AT_ONCE: Final = 2
-_WAITING_MAX: Final = 32
+_MAX_CONCURRENT: Final = 2
+_MAX_WAITING: Final = 32
 # What HTTP clients send with each request is not computed with each request.
-_REMEMBERED_MAX: Final = 1000
+_MAX_REMEMBERED: Final = 1000
 _REMEMBERED_S: Final = 300.0
 
 _HASHER: Final = argon2.PasswordHasher()
@@ -64,8 +64,8 @@ class Busy(Exception):
 
 def hash_password(password: str) -> str:
     """The Argon2 hash for the users file; takes a while. Raises ValueError: not a password."""
-    if not password or len(_encoded(password)) > PASSWORD_NBYTES_MAX:
-        raise ValueError(f"a password has 1 to {PASSWORD_NBYTES_MAX} bytes")
+    if not password or len(_encoded(password)) > MAX_PASSWORD_BYTES:
+        raise ValueError(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
     return _HASHER.hash(_encoded(password))
 
 
@@ -95,7 +95,7 @@ class Passwords:
         self._users = users
         self._now_s = now_s
         self.attempts = Attempts(now_s)
-        self._limiter = trio.CapacityLimiter(_AT_ONCE)
+        self._limiter = trio.CapacityLimiter(_MAX_CONCURRENT)
         self._key = secrets.token_bytes(32)
         # By a keyed hash of name and password: the account's seal, and until when.
         self._right: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
@@ -143,10 +143,10 @@ class Passwords:
         return account
 
     async def _is_right(self, account: Account | None, password: str) -> bool:
-        if self._limiter.statistics().tasks_waiting >= _WAITING_MAX:
+        if self._limiter.statistics().tasks_waiting >= _MAX_WAITING:
             raise Busy
         password_hash = None if account is None else account.password_hash
-        password = password if len(password) <= PASSWORD_NBYTES_MAX else ""
+        password = password if len(password) <= MAX_PASSWORD_BYTES else ""
         return await trio.to_thread.run_sync(
             _verify, password_hash, password, limiter=self._limiter
         )
@@ -162,7 +162,7 @@ class Passwords:
     def _remember(self, key: bytes, seal: str) -> None:
         self._right[key] = seal, self._now_s() + _REMEMBERED_S
         self._right.move_to_end(key)
-        if len(self._right) > _REMEMBERED_MAX:
+        if len(self._right) > _MAX_REMEMBERED:
             self._right.popitem(last=False)
 
 

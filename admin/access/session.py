@@ -19,19 +19,19 @@ from quart import request
 __all__ = [
     "ABSOLUTE_S",
     "COOKIE",
-    "OF_ONE_USER_MAX",
-    "SESSIONS_MAX",
+    "MAX_SESSIONS",
+    "MAX_SESSIONS_PER_USER",
     "Session",
     "Sessions",
     "cookie_name",
     "is_https",
 ]
 
-SESSIONS_MAX: Final = 10_000
+MAX_SESSIONS: Final = 10_000
 # A user with more loses the one that was used longest ago; others' are not touched.
-OF_ONE_USER_MAX: Final = 50
+MAX_SESSIONS_PER_USER: Final = 50
 ABSOLUTE_S: Final = 7 * 24 * 3600.0
-_TOKEN_NBYTES: Final = 32
+_TOKEN_BYTES: Final = 32
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,11 +69,11 @@ class Sessions:
         """Begin a session of a user, and return its token, which is nowhere else."""
         self._forget_expired()
         own = [key for key, session in self._sessions.items() if session.name == name]
-        if len(own) >= OF_ONE_USER_MAX:
+        if len(own) >= MAX_SESSIONS_PER_USER:
             del self._sessions[own[0]]
-        elif len(self._sessions) >= SESSIONS_MAX:
+        elif len(self._sessions) >= MAX_SESSIONS:
             self._sessions.popitem(last=False)
-        token = secrets.token_urlsafe(_TOKEN_NBYTES)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
         key, now_s = _key(token), self._now_s()
         self._sessions[key] = Session(name, seal, key, now_s, now_s)
         return token

@@ -24,7 +24,7 @@ __all__ = ["NAME", "Account", "FixedUsers", "Users", "UsersError", "UsersFile", 
 log = logging.getLogger("trionsq")
 
 NAME: Final = re.compile(r"[^\s:,#\x00-\x1f\x7f][^\s:,\x00-\x1f\x7f]{0,63}")
-_FILE_NBYTES_MAX: Final = 1 << 20
+_MAX_FILE_BYTES: Final = 1 << 20
 # How often it is looked at, at most.
 _LOOK_EVERY_S: Final = 1.0
 
@@ -152,8 +152,8 @@ def _identity(path: str) -> tuple[int, int, int, int] | None:
 def _read(path: str) -> dict[str, Account]:
     try:
         with open(path, "rb") as file:
-            content = file.read(_FILE_NBYTES_MAX + 1)
-        if len(content) > _FILE_NBYTES_MAX:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
             raise UsersError("larger than 1 MiB")
         return parse_users(content.decode())
     except OSError as error:

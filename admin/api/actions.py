@@ -18,7 +18,7 @@ __all__ = ["Actions"]
 
 T = TypeVar("T")
 
-_BODY_NBYTES_MAX: Final = 1024 * 1024
+_MAX_BODY_BYTES: Final = 1024 * 1024
 # What a verb takes.
 _ROLES: Final[dict[str, Role]] = {"pause": "operator", "unpause": "operator", "empty": "admin"}
 _VERBS: Final[dict[str, Verb]] = {"pause": "pause", "unpause": "unpause", "empty": "empty"}
@@ -95,7 +95,7 @@ class Actions:
 
 async def _body(kind: type[T]) -> T:
     """The body as JSON, whatever its type says it is; raises HttpError with what is wrong."""
-    body = await read_body(_BODY_NBYTES_MAX)
+    body = await read_body(_MAX_BODY_BYTES)
     if body is None:
         raise HttpError(413, "BODY_TOO_BIG")
     if not body:

@@ -24,7 +24,7 @@ __all__ = ["Configuration"]
 
 log = logging.getLogger("trionsq")
 
-_BODY_NBYTES_MAX: Final = 1024 * 1024
+_MAX_BODY_BYTES: Final = 1024 * 1024
 _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 
 
@@ -52,7 +52,7 @@ class Configuration:
     async def put(self, opt: str) -> Response:
         """PUT /config/:opt: change it, and answer with the new value."""
         self._check_sender()
-        body = await read_body(_BODY_NBYTES_MAX)
+        body = await read_body(_MAX_BODY_BYTES)
         if not body:
             raise HttpError(413, "INVALID_VALUE")
         changes = {

@@ -14,10 +14,10 @@ __all__ = ["FORMATS", "BadBodyError", "DisplayedBody", "display_body", "parse_bo
 
 FORMATS: Final = (("text", "Text"), ("hex", "Hex"), ("base64", "Base64"))
 
-_SHOWN_MAX: Final = 64 * 1024
-_HEX_NBYTES_MAX: Final = 4096
-_PRETTY_MAX: Final = 256 * 1024
-_INDENTS_MAX: Final = 40
+_MAX_SHOWN: Final = 64 * 1024
+_MAX_HEX_BYTES: Final = 4096
+_MAX_PRETTY: Final = 256 * 1024
+_MAX_INDENTS: Final = 40
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
@@ -45,18 +45,18 @@ def display_body(message: Mapping[str, Any]) -> DisplayedBody:
         try:
             raw = base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError):
-            return DisplayedBody("text", body[:_SHOWN_MAX], "the node did not answer base64.")
-        if len(raw) > _HEX_NBYTES_MAX:
-            cut = f"the first {_HEX_NBYTES_MAX:,} bytes {whole}."
-        return DisplayedBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
+            return DisplayedBody("text", body[:_MAX_SHOWN], "the node did not answer base64.")
+        if len(raw) > _MAX_HEX_BYTES:
+            cut = f"the first {_MAX_HEX_BYTES:,} bytes {whole}."
+        return DisplayedBody("binary", _hex_dump(raw[:_MAX_HEX_BYTES]), cut)
     if not body:
         return DisplayedBody("empty", "(empty)", cut)
     kind, text = "text", body
     if not cut and (pretty := _pretty(body)) is not None:
         kind, text = "JSON", pretty
-    if len(text) > _SHOWN_MAX:
+    if len(text) > _MAX_SHOWN:
         return DisplayedBody(
-            kind, text[:_SHOWN_MAX], f"the first {_SHOWN_MAX:,} characters {whole}."
+            kind, text[:_MAX_SHOWN], f"the first {_MAX_SHOWN:,} characters {whole}."
         )
     return DisplayedBody(kind, text, cut)
 
@@ -84,7 +84,7 @@ def parse_body(typed: str, form: str) -> bytes:
 
 def _pretty(text: str) -> str | None:
     """Objects and arrays with indents, each value as it is written; None: it is no JSON."""
-    if text.lstrip()[:1] not in ("{", "[") or len(text) > _PRETTY_MAX:
+    if text.lstrip()[:1] not in ("{", "[") or len(text) > _MAX_PRETTY:
         return None
     try:
         json.loads(text)
@@ -96,7 +96,7 @@ def _pretty(text: str) -> str | None:
         if token in "}]":
             depth -= 1
         if before and (before in "{[," or token in "}]") and before + token not in ("{}", "[]"):
-            parts.append("\n" + "  " * min(depth, _INDENTS_MAX))
+            parts.append("\n" + "  " * min(depth, _MAX_INDENTS))
         parts.append(": " if token == ":" else token)
         if token in "{[":
             depth += 1

@@ -21,7 +21,7 @@ __all__ = ["Line", "SeriesCharts", "bar", "chart", "sparkline"]
 
 Points = Sequence[float | None]
 
-_POINTS_MAX: Final = 120  # of a line; more than a small chart has room for
+_MAX_POINTS: Final = 120  # of a line; more than a small chart has room for
 _SPARK: Final = (120.0, 28.0)
 _CHART: Final = (720.0, 180.0)
 _PAD: Final = 2.0
@@ -145,12 +145,12 @@ def _grid(width: float, height: float) -> Markup:
 
 
 def _thinned(points: Points) -> list[float | None]:
-    """At most `_POINTS_MAX` of them, the highest of each stretch, so that no peak is lost."""
+    """At most `_MAX_POINTS` of them, the highest of each stretch, so that no peak is lost."""
     values = [
         None if value is None or not math.isfinite(value) else max(float(value), 0.0)
         for value in points
     ]
-    stretch = -(-len(values) // _POINTS_MAX)
+    stretch = -(-len(values) // _MAX_POINTS)
     if stretch <= 1:
         return values
     thinned: list[float | None] = []

@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 
 SIZES: Final = (25, 50, 100, 250)
 _SIZE_DEFAULT: Final = 50
-_Q_LENGTH_MAX: Final = 200
+_MAX_Q_LENGTH: Final = 200
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def make_listing(
         sort: the order if none is asked for.
         extra: further parameters that links keep.
     """
-    q = query.get("q", "").strip()[:_Q_LENGTH_MAX]
+    q = query.get("q", "").strip()[:_MAX_Q_LENGTH]
     found = [row for row in rows if matches(q, text(row))] if q else list(rows)
     by_name = {column.name: column.key for column in columns if column.key is not None}
     asked = query.get("sort", sort)

@@ -18,7 +18,7 @@ from admin.upstream import UpstreamError
 
 __all__ = ["ClusterView", "QueueMetrics", "channel_view", "topic_view"]
 
-_QUANTILES_MAX: Final = 10
+_MAX_QUANTILES: Final = 10
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ def _set_latencies(view: ClusterView, given: Sequence[tuple[QueueMetrics, list[L
         for percentile in latency.percentiles or ()
         if math.isfinite(percentile.get("quantile", math.nan))
     }
-    view.quantiles = sorted(quantiles, reverse=True)[:_QUANTILES_MAX]
+    view.quantiles = sorted(quantiles, reverse=True)[:_MAX_QUANTILES]
     everyone = [*view.nodes, *view.channels_list, view]
     for figures in everyone:
         figures.latencies = [None] * len(view.quantiles)

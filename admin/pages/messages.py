@@ -24,9 +24,9 @@ from trionsq.web.errors import HttpError
 __all__ = ["MessagePages", "PeekSupport", "message_rows"]
 
 _LIMITS: Final = (10, 25, 50, 100)
-_BODY_NBYTES_MAX: Final = 512 * 1024
-_OFFSET_MAX: Final = 10**12
-_DEFER_MS_MAX: Final = 3_600_000
+_MAX_BODY_BYTES: Final = 512 * 1024
+_MAX_OFFSET: Final = 10**12
+_MAX_DEFER_MS: Final = 3_600_000
 _STATES: Final = (("queued", "Queued"), ("in_flight", "In flight"), ("deferred", "Deferred"))
 
 
@@ -124,7 +124,7 @@ class MessagePages:
         state = state if state in states else "queued"
         limit = _number(query.get("limit", ""), _LIMITS[0])
         limit = limit if limit in _LIMITS else _LIMITS[0]
-        offset = min(_number(query.get("offset", ""), 0), _OFFSET_MAX)
+        offset = min(_number(query.get("offset", ""), 0), _MAX_OFFSET)
         page = None
         if node:
             try:
@@ -208,10 +208,10 @@ class MessagePages:
             body = parse_body(fields.get("body", ""), fields.get("format", "text"))
         except BadBodyError as error:
             return await self._form(topic, fields, str(error))
-        if not 0 < len(body) <= _BODY_NBYTES_MAX:
-            text = f"The message must have 1 to {_BODY_NBYTES_MAX:,} bytes."
+        if not 0 < len(body) <= _MAX_BODY_BYTES:
+            text = f"The message must have 1 to {_MAX_BODY_BYTES:,} bytes."
             return await self._form(topic, fields, text)
-        defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
+        defer_ms = min(_number(fields.get("defer", ""), 0), _MAX_DEFER_MS)
         query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
         path, failed = self._site.url("topics", topic), None
         try:
@@ -273,7 +273,7 @@ def _number(text: str, default: int) -> int:
 
 
 _KEPT_S: Final = 300.0
-_KEPT_MAX: Final = 2000
+_MAX_NODES: Final = 2000
 _WAIT_S: Final = 1.0
 
 
@@ -315,6 +315,6 @@ class PeekSupport:
             if error.status is None:
                 return False
         self._known[node] = can, trio.current_time() + _KEPT_S
-        if len(self._known) > _KEPT_MAX:
+        if len(self._known) > _MAX_NODES:
             self._known.popitem(last=False)
         return can

@@ -25,8 +25,8 @@ from trionsq.web.app import Endpoint
 
 __all__ = ["NodePages"]
 
-_SEARCHED_MAX: Final = 5000
-_LAST_TOPICS_MAX: Final = 200
+_MAX_SEARCHED: Final = 5000
+_MAX_LAST_TOPICS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _NodeRow:
         hidden = self.producer.tombstones or []
         names = self.producer.topics or []
         return [
-            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_SEARCHED_MAX])
+            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_MAX_SEARCHED])
         ]
 
     @property
@@ -325,7 +325,7 @@ class NodePages:
     def _last_topics(self, node: str) -> list[tuple[str, int]]:
         """The first topics that a node had when it last answered, with their messages."""
         found = []
-        for topic in islice(self._poller.topics_at(node), _LAST_TOPICS_MAX):
+        for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
             seen = self._poller.last_seen(node, topic)
             found.append((topic, sum(seen[1].values()) if seen else 0))
         return sorted(found)
@@ -347,7 +347,7 @@ def _held(topic: TopicStats) -> int:
 
 
 def _text(row: _NodeRow) -> str:
-    names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
+    names = [name for name, _ in row.topics[:_MAX_SEARCHED]]
     return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
 
 

@@ -21,7 +21,7 @@ from trionsq.web.app import Endpoint
 __all__ = ["OverviewPages", "verdict"]
 
 _PROBLEMS_SHOWN: Final = 8
-_PROBLEMS_MAX: Final = 500
+_MAX_PROBLEMS: Final = 500
 _RANKED: Final = 6
 _NODES_SHOWN: Final = 60
 
@@ -108,7 +108,7 @@ class OverviewPages:
             )
         drawing = SeriesCharts(self._poller.history, WHOLE)
         everything = arguments().get("problems") == "all"
-        most = _PROBLEMS_MAX if everything else _PROBLEMS_SHOWN
+        most = _MAX_PROBLEMS if everything else _PROBLEMS_SHOWN
         more = len(snapshot.problems) - _PROBLEMS_SHOWN
         up = sum(node.up for node in snapshot.nodes.values())
         return self._site.page(

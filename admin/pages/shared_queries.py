@@ -19,8 +19,8 @@ from admin.dashboard import Dashboard
 from admin.watch.poller import Poller
 
 __all__ = [
-    "KEPT_MAX",
-    "KEPT_S",
+    "MAX_RESULTS",
+    "RESULT_LIFETIME_S",
     "LookupWaits",
     "RecentResults",
     "TopicNodes",
@@ -86,9 +86,9 @@ async def nodes_of_topic(dashboard: Dashboard, topic: str) -> TopicNodes:
 
 T = TypeVar("T")
 
-KEPT_S: Final = 1.0
+RESULT_LIFETIME_S: Final = 1.0
 """In seconds; nothing is shown that is older."""
-KEPT_MAX: Final = 32
+MAX_RESULTS: Final = 32
 """Answers; the oldest goes first."""
 
 
@@ -103,7 +103,7 @@ class _Finding:
 class RecentResults:
     """Answers by key. Who asks for what is being found out waits for it."""
 
-    def __init__(self, kept_s: float = KEPT_S) -> None:
+    def __init__(self, kept_s: float = RESULT_LIFETIME_S) -> None:
         self._kept_s = kept_s
         self._findings: OrderedDict[Hashable, _Finding] = OrderedDict()
 
@@ -142,5 +142,5 @@ class RecentResults:
         over = [k for k, f in self._findings.items() if f.done.is_set() and f.until_s <= now_s]
         for key in over:
             del self._findings[key]
-        while len(self._findings) > KEPT_MAX:
+        while len(self._findings) > MAX_RESULTS:
             self._findings.popitem(last=False)

@@ -31,11 +31,11 @@ __all__ = ["Site", "arguments", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
-_FLASH_LINES_MAX: Final = 8
-_FLASH_LINE_MAX: Final = 200
+_MAX_FLASH_LINES: Final = 8
+_MAX_FLASH_LINE: Final = 200
 _FLASH_S: Final = 60
 _YEAR_S: Final = 365 * 86_400
-_VALUE_MAX: Final = 500
+_MAX_VALUE: Final = 500
 
 
 class Site:
@@ -135,7 +135,7 @@ class Site:
         self.recent.clear()
         response = Response(b"", 303)
         response.headers["Location"] = path
-        cut = [line[:_FLASH_LINE_MAX] for line in lines][:_FLASH_LINES_MAX]
+        cut = [line[:_MAX_FLASH_LINE] for line in lines][:_MAX_FLASH_LINES]
         value = base64.urlsafe_b64encode(json.dumps([kind, *cut]).encode()).decode()
         response.set_cookie(
             _FLASH,
@@ -190,7 +190,7 @@ def _html_response(page: str, status: int = 200) -> Response:
 
 def arguments() -> dict[str, str]:
     """The query parameters of the request, the first of each name, cut where nobody is serious."""
-    return {name: value[:_VALUE_MAX] for name, value in request.args.items()}
+    return {name: value[:_MAX_VALUE] for name, value in request.args.items()}
 
 
 def _own_path() -> str:
@@ -211,7 +211,7 @@ def _flash() -> dict[str, object] | None:
         return None
     if kind not in ("good", "warn", "bad") or not all(isinstance(line, str) for line in lines):
         return None
-    return {"kind": kind, "lines": lines[:_FLASH_LINES_MAX]}
+    return {"kind": kind, "lines": lines[:_MAX_FLASH_LINES]}
 
 
 def _latency(value_ns: float | None) -> str:

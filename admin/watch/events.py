@@ -25,9 +25,9 @@ from admin.watch.snapshot import Snapshot
 from trionsq.web.answers import error
 from trionsq.web.app import Endpoint
 
-__all__ = ["KEEP_ALIVE_S", "LIFE_S", "STREAMS_MAX", "Events", "TickStream", "endpoints", "tick"]
+__all__ = ["KEEP_ALIVE_S", "LIFE_S", "MAX_STREAMS", "Events", "TickStream", "endpoints", "tick"]
 
-STREAMS_MAX: Final = 256
+MAX_STREAMS: Final = 256
 """Streams at once; who comes then is told 503, and the page does without."""
 KEEP_ALIVE_S: Final = 15.0
 """After so long without an event a comment is sent, so that proxies keep the connection."""
@@ -58,7 +58,7 @@ class Events:
         self,
         poller: Poller,
         *,
-        streams_max: int = STREAMS_MAX,
+        streams_max: int = MAX_STREAMS,
         standing: Callable[[], Callable[[], bool]] = _anybody,
     ) -> None:
         """``standing`` gives, within a request, what tells whether its sender may still look."""

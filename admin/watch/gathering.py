@@ -13,7 +13,7 @@ from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
 __all__ = ["Gathering"]
 
 # Topics and channels that are added before other tasks get their turn: half a millisecond.
-_ADDED_MAX: Final = 100
+_ROWS_PER_TURN: Final = 100
 
 
 class Gathering:
@@ -71,13 +71,13 @@ class Gathering:
         for rows in (self.snapshot.nodes, self.snapshot.topics, self.snapshot.channels):
             for number, row in enumerate(rows.values()):
                 _settle_age(row)
-                if number % _ADDED_MAX == 0:
+                if number % _ROWS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         _settle_age(self.snapshot.total)
         return self.snapshot
 
     async def _give_turn(self) -> None:
-        if self._added >= _ADDED_MAX:
+        if self._added >= _ROWS_PER_TURN:
             self._added = 0
             await trio.lowlevel.checkpoint()
 

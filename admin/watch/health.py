@@ -52,7 +52,7 @@ REQUEUE_SHARE: Final = 0.1
 
 _RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
 # Topics or channels that are looked at in one turn: one or two milliseconds.
-_LOOKED_AT_MAX: Final = 100
+_ROWS_PER_TURN: Final = 100
 # Of the points of GROWING_S, the share that must be known.
 _KNOWN_SHARE: Final = 0.8
 
@@ -68,12 +68,12 @@ async def problems(snapshot: Snapshot, history: History) -> list[Problem]:
     for number, topic in enumerate(snapshot.topics.values()):
         if topic.depth:
             found += _of_topic(topic)
-        if number % _LOOKED_AT_MAX == 0:
+        if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
     for number, channel in enumerate(snapshot.channels.values()):
         if channel.depth or channel.rate_timeout or channel.rate_requeue:
             found += _of_channel(channel, history)
-        if number % _LOOKED_AT_MAX == 0:
+        if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
     found.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
     return found

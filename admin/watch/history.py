@@ -3,7 +3,7 @@
 Time is cut into `POINTS` slots. A series has for each slot the highest depth and the mean rates
 that polls found. Polls are rarer while nobody looks, so a poll also fills the empty slots of the
 time between two of those. A longer time without an answer stays empty, never zero. There is
-one series for all, and one for each node, topic and channel, up to `SERIES_MAX`; beyond that one
+one series for all, and one for each node, topic and channel, up to `MAX_SERIES`; beyond that one
 with messages takes the place of the one that had none for longest. A series takes 3 kB.
 """
 
@@ -21,8 +21,8 @@ import trio
 from admin.watch.snapshot import Row, Snapshot
 
 __all__ = [
+    "MAX_SERIES",
     "POINTS",
-    "SERIES_MAX",
     "WHOLE",
     "History",
     "Key",
@@ -37,13 +37,13 @@ WHOLE: Final[Key] = ("whole",)
 
 POINTS: Final = 240
 """Slots, at most: a chart has hardly more pixels."""
-SERIES_MAX: Final = 10_000
+MAX_SERIES: Final = 10_000
 """30 MB."""
 
 _NAN: Final = math.nan
 _COLUMNS: Final = 3
 # Series that are written before other tasks get their turn: half a millisecond.
-_WRITTEN_MAX: Final = 200
+_SERIES_PER_TURN: Final = 200
 
 
 def node_key(node: str) -> Key:
@@ -139,7 +139,7 @@ class History:
         interval_s: float,
         *,
         idle_interval_s: float = 0.0,
-        series_max: int = SERIES_MAX,
+        series_max: int = MAX_SERIES,
     ) -> None:
         """Remember ``window_s`` of polls that come every ``interval_s``.
 
@@ -173,7 +173,7 @@ class History:
         self._slot, self._taken_s = slot, snapshot.taken_s
         for number, (key, depth, row) in enumerate(_rows(snapshot)):
             self._write(slot, key, depth, row)
-            if number % _WRITTEN_MAX == _WRITTEN_MAX - 1:
+            if number % _SERIES_PER_TURN == _SERIES_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
 
     def series(self, key: Key) -> Series | None:

@@ -31,8 +31,17 @@ from admin.watch.requests import request_ages, request_stats
 from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
-__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "NODES_EVERY_S", "NODES_MAX",
-           "SILENT_WAIT_S", "Poller", "WatchEndedError"]  # fmt: skip
+__all__ = [
+    "AGES_EVERY_S",
+    "ANSWER_WAIT_S",
+    "GONE_S",
+    "IDLE_EVERY_S",
+    "MAX_NODES",
+    "NODES_EVERY_S",
+    "SILENT_WAIT_S",
+    "Poller",
+    "WatchEndedError",
+]  # fmt: skip
 
 log = logging.getLogger("trionsq")
 
@@ -48,7 +57,7 @@ GONE_S: Final = 86_400.0
 """So long a node is remembered, and asked, after nsqlookupds have forgotten it."""
 AGES_EVERY_S: Final = 60.0
 """So often a node is asked how long its messages wait."""
-NODES_MAX: Final = 1_000
+MAX_NODES: Final = 1_000
 """Nodes that are asked; nsqlookupds may tell of any number."""
 
 # Nodes that are asked for ages in one poll, at least.
@@ -373,9 +382,9 @@ class Poller:
     def _note_nodes(self, producers: list[Producer], warnings: list[str]) -> None:
         now_s = trio.current_time()
         self._warnings = list(warnings)
-        if len(producers) > NODES_MAX:
-            self._warnings.append(f"{len(producers)} nodes, the first {NODES_MAX} are watched")
-        listed = {producer.node: producer for producer in producers[:NODES_MAX]}
+        if len(producers) > MAX_NODES:
+            self._warnings.append(f"{len(producers)} nodes, the first {MAX_NODES} are watched")
+        listed = {producer.node: producer for producer in producers[:MAX_NODES]}
         for name, producer in listed.items():
             # A topic list of each is not needed here.
             producer.topics = producer.tombstones = None
@@ -388,5 +397,5 @@ class Poller:
                 continue
             # Who does not answer may have been the one who knew it.
             node.registered = node.registered and bool(warnings)
-            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * NODES_MAX:
+            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * MAX_NODES:
                 del self._nodes[name]

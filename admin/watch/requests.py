@@ -101,7 +101,7 @@ async def request_ages(
     start = 0
     while start < len(body):
         # To the end of a line.
-        end = body.find(b"\n", start + _AGES_NBYTES) + 1 or len(body)
+        end = body.find(b"\n", start + _AGES_BYTES) + 1 or len(body)
         ages.update(ages_in(body[start:end]))
         start = end
         await trio.lowlevel.checkpoint()
@@ -109,7 +109,7 @@ async def request_ages(
 
 
 # Of a page of /metrics that are read in one turn: some hundred lines.
-_AGES_NBYTES: Final = 64 * 1024
+_AGES_BYTES: Final = 64 * 1024
 _LINE: Final = re.compile(
     rb"^nsqd_(?:channel|topic)_oldest_message_age_seconds\{([^}\n]*)\} (\S+)", re.MULTILINE
 )

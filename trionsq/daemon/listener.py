@@ -21,7 +21,7 @@ log = logging.getLogger("trionsq")
 # As many as the kernel allows (net.core.somaxconn): who finds no room tries again after a second.
 _BACKLOG: Final = 65_535
 # Connections accepted before other tasks get their turn.
-_ACCEPTS_MAX: Final = 64
+_MAX_ACCEPTS: Final = 64
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S: Final = 0.1
 
@@ -87,7 +87,7 @@ async def accept_forever(
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
-                for _ in range(_ACCEPTS_MAX):
+                for _ in range(_MAX_ACCEPTS):
                     _accept(sock, serve)
             except BlockingIOError:
                 continue

@@ -31,7 +31,7 @@ __all__ = ["main"]
 log = logging.getLogger("trionsq")
 
 _STDIN, _STDOUT, _STDERR = range(3)
-_IGNORED_NBYTES: Final = 1024
+_IGNORED_BYTES: Final = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ async def run_part(kind: str, flags: Sequence[str]) -> int:
 
 async def _watch_parent(stop: trio.Event) -> None:
     async with trio.lowlevel.FdStream(_STDIN) as parent:
-        while await parent.receive_some(_IGNORED_NBYTES):
+        while await parent.receive_some(_IGNORED_BYTES):
             pass
     stop.set()
 

@@ -40,7 +40,7 @@ __all__ = [
 
 log = logging.getLogger("trionsq")
 
-NSQDS_MAX: Final = 64
+MAX_NSQDS: Final = 64
 
 # Flags of nsqd that differ from part to part, and what decides them.
 _DECIDED: Final = {
@@ -64,7 +64,7 @@ class UpError(Exception):
 class UpOptions:
     """Every option of ``trionsq up``."""
 
-    nsqd: int = option("nsqd", 1, INT, f"number of nsqd, 1..{NSQDS_MAX}")
+    nsqd: int = option("nsqd", 1, INT, f"number of nsqd, 1..{MAX_NSQDS}")
     processes: bool = option(
         "processes",
         False,
@@ -130,8 +130,8 @@ def _refuse(command: str, text: str) -> NoReturn:
 
 
 def _wrong(options: UpOptions) -> str | None:
-    if not 1 <= options.nsqd <= NSQDS_MAX:
-        return f"--nsqd must be 1..{NSQDS_MAX}"
+    if not 1 <= options.nsqd <= MAX_NSQDS:
+        return f"--nsqd must be 1..{MAX_NSQDS}"
     # Leaves room for the further nsqds.
     ports = (options.port, options.lookupd_port, options.admin_port)
     for flag, port in zip(("port", "lookupd-port", "admin-port"), ports, strict=True):

@@ -25,7 +25,7 @@ _START_LIMIT_S: Final = 60.0
 # An nsqd whose disk hangs gives up after a minute.
 _STOP_LIMIT_S: Final = 90.0
 _FIRST_PAUSE_S: Final = 0.5
-_PAUSE_MAX_S: Final = 30.0
+_MAX_PAUSE_S: Final = 30.0
 # Who ran for so long is not dying again and again.
 _STEADY_S: Final = 60.0
 
@@ -60,7 +60,7 @@ async def host_process(member: Member, *, task_status: trio.TaskStatus[Ports]) -
         with trio.move_on_after(pause_s):
             await member.stop.wait()
             return
-        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 class _Life:
