@@ -32,7 +32,7 @@ __all__ = ["MAX_BODY_BYTES", "create_admin_app", "gate_of", "wanted_coding"]
 MAX_BODY_BYTES: Final = 1024 * 1024
 """The longest request body that is read."""
 
-# What is shorter is compressed at once, the rest beside the event loop.
+# Shorter responses are compressed at once, longer ones in a thread.
 _INLINE_BYTES: Final = 64 * 1024
 _LEVEL: Final = 6
 
@@ -84,7 +84,7 @@ async def _ping() -> Response:
 
 
 def wanted_coding(header: str) -> str:
-    """Of Accept-Encoding, the first that we have: gzip, deflate or ""; one with q=0 is none."""
+    """The first of gzip and deflate in Accept-Encoding, "" if there is none; q=0 excludes one."""
     for item in header.split(","):
         name, _, parameters = item.partition(";")
         key, _, value = parameters.partition("=")
@@ -95,7 +95,7 @@ def wanted_coding(header: str) -> str:
 
 
 async def _compress(response: Response) -> Response:
-    """The answer in the coding that the request asks for; a stream is left as it is."""
+    """Compress the response as the request allows; streams stay as they are."""
     coding = wanted_coding(request.headers.get("Accept-Encoding", ""))
     is_stream = response.mimetype == "text/event-stream" or response.timeout is None
     if not coding or is_stream or "Content-Encoding" in response.headers:

@@ -1,8 +1,7 @@
-"""Who did what: the last thousand in memory, and all of it in --audit-file.
+"""Who did what: the last thousand entries in memory, all entries in --audit-file.
 
-A request to change something is here once it was let through, whatever became of it, and so is a
-sign-in. Refusals are kept apart, so that somebody who is refused often can't push out what was
-done.
+Every request to change something that was let through has an entry, whatever its result, and so
+has every sign-in. Refusals are kept apart, so that many of them can't push out the other entries.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ log = logging.getLogger("trionsq")
 
 MAX_ENTRIES: Final = 1000
 MAX_REFUSALS: Final = 200
-# Longer texts are cut, in characters; a topic's and a channel's name have 64.
+# In characters; longer texts are truncated. Names of topics and channels have at most 64.
 MAX_TEXT: Final = 200
-# Of refusals no more are written to the file in a minute.
+# Written to the file; further refusals of that minute are kept in memory only.
 _MAX_REFUSALS_PER_MINUTE: Final = 600
 _SCOPE_KEY: Final = "nsqadmin.audit"
 
@@ -47,14 +46,14 @@ class Entry:
 
     Attributes:
         time_s: seconds since 1970.
-        user, role, how: who, see `roles.User`.
-        address: where the request came from: an address, "" for a unix socket.
+        user, role, how: the user, see `roles.User`.
+        address: of the sender; "" for a unix socket.
         user_agent, method, path: of the request.
-        status: of the answer; None: the client had gone before there was one.
-        action: such as ``pause_channel``, ``sign_in``; "" if the path says it all.
-        topic, channel, node: to what; "" where there is none.
-        note: what went wrong; "" if nothing did.
-        refused: they were not let through.
+        status: of the response; None: the client disconnected before it.
+        action: such as ``pause_channel``, ``sign_in``; "" if the path is clear enough.
+        topic, channel, node: that the action was applied to; "" where there is none.
+        note: the errors; "" if there were none.
+        refused: whether the request was refused.
     """
 
     time_s: float
@@ -93,7 +92,7 @@ class Audit:
             self._append(b"")
 
     def add(self, entry: Entry) -> None:
-        """Keep an entry; that the file can't be written to is logged, and the next one tries."""
+        """Keep an entry. An error of the file is logged; the next entry tries again."""
         entry = _cut(entry)
         (self._refused if entry.refused else self._done).append(entry)
         if not self._path or (entry.refused and self._too_many(entry.time_s)):
@@ -121,7 +120,7 @@ class Audit:
         app.asgi_app = recorded  # type: ignore[method-assign]
 
     def entries(self) -> Sequence[Entry]:
-        """All that is kept, the newest first."""
+        """All entries in memory, the newest first."""
         return sorted([*self._done, *self._refused], key=lambda entry: -entry.time_s)
 
     def _too_many(self, time_s: float) -> bool:
@@ -132,11 +131,11 @@ class Audit:
         return self._in_this_minute > _MAX_REFUSALS_PER_MINUTE
 
     def _append(self, line: bytes) -> None:
-        # Opened each time: whoever rotates the file need not tell.
+        # Opened each time, so that the file may be rotated.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
         try:
-            # What was cut off ends here, or it would spoil the line after it.
+            # Ends an incomplete line, which would spoil this one.
             line = b"\n" + line if self._torn else line
             written = os.write(descriptor, line)
             self._torn = written < len(line) if written else self._torn
@@ -173,5 +172,5 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 def _line(entry: Entry) -> bytes:
     said = {name: value for name, value in _fields(entry).items() if value not in ("", False)}
-    # ASCII: no name can begin a line of its own or make the file unreadable.
+    # ASCII: no name can start a line of its own or make the file unreadable.
     return json.dumps(said, separators=(",", ":")).encode() + b"\n"

@@ -1,5 +1,7 @@
-"""Whether a password is right: Argon2 in threads, a bounded number of them, and no faster answer
-for a name that does not exist.
+"""Passwords: hashed and checked by Argon2, and set by ``nsqadmin --add-user``.
+
+Hashes are computed in a bounded number of threads. A check of an unknown name takes as long as any
+other.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ __all__ = [
 ]
 
 MAX_PASSWORD_BYTES: Final = 1024
-# Each takes 64 MiB of memory and a processor for a while.
+# Each hash takes 64 MiB of memory and a processor while it runs.
 _MAX_CONCURRENT: Final = 2
 _MAX_WAITING: Final = 32
-# What HTTP clients send with each request is not computed with each request.
+# HTTP clients send their password with each request; right ones are remembered.
 _MAX_REMEMBERED: Final = 1000
 _REMEMBERED_S: Final = 300.0
 
@@ -50,7 +52,7 @@ class TooManyAttempts(Exception):
     """Wrong passwords came from this address too often.
 
     Attributes:
-        wait_s: until the next one is looked at.
+        wait_s: until the next password is checked.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -59,11 +61,11 @@ class TooManyAttempts(Exception):
 
 
 class Busy(Exception):
-    """Too many passwords wait to be looked at."""
+    """Too many passwords wait to be checked."""
 
 
 def hash_password(password: str) -> str:
-    """The Argon2 hash for the users file; takes a while. Raises ValueError: not a password."""
+    """The Argon2 hash for the users file; slow. Raises ValueError: empty or too long."""
     if not password or len(_encoded(password)) > MAX_PASSWORD_BYTES:
         raise ValueError(f"a password has 1 to {MAX_PASSWORD_BYTES} bytes")
     return _HASHER.hash(_encoded(password))
@@ -83,7 +85,7 @@ def _verify(password_hash: str | None, password: str) -> bool:
 
 
 def _encoded(password: str) -> bytes:
-    # Surrogates come from clients that send no UTF-8.
+    # Clients that do not send UTF-8 cause surrogates.
     return password.encode(errors="surrogatepass")
 
 
@@ -102,11 +104,11 @@ class Passwords:
         self._under_way: dict[bytes, trio.Event] = {}
 
     async def check(self, name: str, password: str, address: str) -> Account | None:
-        """The account, if there is one with this password; always computed.
+        """The account with this name and password, None if there is none; hashes each time.
 
         Raises:
-            TooManyAttempts: from this address.
-            Busy: from all of them together.
+            TooManyAttempts: this address sent too many wrong passwords.
+            Busy: too many checks wait.
         """
         if (wait_s := self.attempts.take(address)) > 0:
             raise TooManyAttempts(wait_s)
@@ -123,7 +125,7 @@ class Passwords:
         return account
 
     async def check_remembered(self, name: str, password: str, address: str) -> Account | None:
-        """As `check`, for clients that send it with each request: computed every five minutes."""
+        """As `check`, but hashes a right password only every five minutes."""
         account = self._users.find(name)
         key = self._digest(name, password)
         while True:
@@ -167,10 +169,10 @@ class Passwords:
 
 
 def add_user(who: str, users_file: str) -> None:
-    """Ask for the password of ``who``, ``name:role``; then write the line.
+    """Read the password of ``who``, ``name:role``, and write the user's line.
 
-    It takes the place of the user's line in ``users_file``, or is added there; without a file it
-    goes to standard output. The password is read from a terminal, twice, else it is the first
+    The line replaces the user's line in ``users_file`` or is added to the file; without a file it
+    goes to standard output. The password is typed twice at a terminal, otherwise it is the first
     line of standard input.
 
     Raises:
@@ -207,7 +209,7 @@ def _typed_password() -> str:
 
 
 def _write_user(path: Path, name: str, line: str) -> None:
-    """Replace the line of ``name``, or add one; the file is the old one or the new one."""
+    """Replace the line of ``name``, or add one, atomically."""
     path = path.resolve()
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     parse_users(old)
@@ -221,7 +223,7 @@ def _write_user(path: Path, name: str, line: str) -> None:
         if path.exists():
             found = path.stat()
             os.chmod(draft, found.st_mode & 0o777)
-            with contextlib.suppress(PermissionError):  # of somebody else: it becomes ours
+            with contextlib.suppress(PermissionError):  # another user's file becomes ours
                 os.chown(draft, found.st_uid, found.st_gid)
         os.replace(draft, path)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What users may do: create, delete, pause, unpause, empty, tombstone. Spec: section 3."""
+"""Actions by the API: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Actions"]
 T = TypeVar("T")
 
 _MAX_BODY_BYTES: Final = 1024 * 1024
-# What a verb takes.
+# The role that a verb requires.
 _ROLES: Final[dict[str, Role]] = {"pause": "operator", "unpause": "operator", "empty": "admin"}
 _VERBS: Final[dict[str, Verb]] = {"pause": "pause", "unpause": "unpause", "empty": "empty"}
 
@@ -94,7 +94,7 @@ class Actions:
 
 
 async def _body(kind: type[T]) -> T:
-    """The body as JSON, whatever its type says it is; raises HttpError with what is wrong."""
+    """The body as JSON, whatever its Content-Type. Raises HttpError: it is not valid."""
     body = await read_body(_MAX_BODY_BYTES)
     if body is None:
         raise HttpError(413, "BODY_TOO_BIG")

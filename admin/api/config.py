@@ -1,6 +1,6 @@
-"""/config/:opt: options are shown, and two of them changed, while nsqadmin runs.
+"""/config/:opt: read options, and change two of them, while nsqadmin runs.
 
-Spec: nsqadmin, section 5. What is changed lasts until nsqadmin ends.
+A change lasts until nsqadmin stops. Spec: nsqadmin, section 5.
 """
 
 from __future__ import annotations

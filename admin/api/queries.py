@@ -1,4 +1,4 @@
-"""What there is: topics, channels, nodes, counter. Spec: nsqadmin, section 3."""
+"""Queries by the API: topics, channels, nodes, counter. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _rows(pairs: list[tuple[Producer, NodeStats]]) -> int:
 def _pairs(
     producers: QueryResult[list[Producer]], stats: QueryResult[dict[str, NodeStats | UpstreamError]]
 ) -> list[tuple[Producer, NodeStats]]:
-    """Each node that answered, and what it said."""
+    """Each node that answered, with its statistics."""
     by_node = {producer.node: producer for producer in producers.value}
     return [
         (by_node[node], said) for node, said in stats.value.items() if isinstance(said, NodeStats)

@@ -15,10 +15,10 @@ from admin.upstream import UpstreamError
 __all__ = ["MAX_INLINE", "PIECE_BYTES", "PIECE_TOPICS", "compute", "count_rows", "node_stats"]
 
 PIECE_BYTES: Final = 256 * 1024
-"""Bytes of JSON that are decoded before other tasks get their turn: one or two milliseconds."""
+"""JSON decoded per turn of the event loop: one or two milliseconds."""
 
 PIECE_TOPICS: Final = 200
-"""The same in topics, which may be short."""
+"""Topics decoded per turn, because topics may be short."""
 
 
 T = TypeVar("T")
@@ -67,20 +67,20 @@ async def node_stats(node: str, body: bytes) -> NodeStats:
 
 
 MAX_INLINE: Final = 500
-"""Rows that are worth no thread: a few milliseconds."""
-# Nsqd says 300 to 750 bytes of a topic, channel or client; others may be shorter.
+"""Rows that are processed without a thread: a few milliseconds."""
+# nsqd sends 300 to 750 bytes for a topic, channel or client; other servers may send less.
 _ROW_BYTES: Final = 100
 
 
 def count_rows(answers: Iterable[NodeStats]) -> int:
-    """How many topics, channels and clients nodes may have told of, by the length of it."""
+    """An estimate of the topics, channels and clients in answers, by their size."""
     return sum(stats.nbytes for stats in answers) // _ROW_BYTES
 
 
 async def compute(rows: int, function: Callable[[], T]) -> T:
-    """What ``function`` returns or raises; in a thread if it goes through many ``rows``.
+    """Call ``function``, in a thread if it processes many ``rows``.
 
-    A cancellation takes effect when the function has returned.
+    Returns or raises what the function does. A cancellation takes effect when it has returned.
     """
     if rows <= MAX_INLINE:
         await trio.lowlevel.checkpoint()

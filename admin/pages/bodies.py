@@ -1,4 +1,4 @@
-"""Message bodies for people: text, JSON with indents, or bytes as hex; and back. Pure."""
+"""Message bodies for people (text, indented JSON, hex), and bodies that people typed. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
 class BadBodyError(ValueError):
-    """What was typed is not of the format; ``str()`` says why."""
+    """The typed body is not valid in its format; ``str()`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayedBody:
-    """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says what is left out."""
+    """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says which part is shown."""
 
     kind: str
     text: str
@@ -35,7 +35,7 @@ class DisplayedBody:
 
 
 def display_body(message: Mapping[str, Any]) -> DisplayedBody:
-    """The body of a message as nsqd's /topic/peek gives it; nodes may answer anything."""
+    """The body of a message from nsqd's /topic/peek; a node may answer anything."""
     body = message.get("body")
     size = message.get("body_size")
     body = body if isinstance(body, str) else ""
@@ -62,10 +62,10 @@ def display_body(message: Mapping[str, Any]) -> DisplayedBody:
 
 
 def parse_body(typed: str, form: str) -> bytes:
-    """What was typed into the form, as the bytes of a message.
+    """The bytes of a message that was typed in the format ``form``, one of `FORMATS`.
 
     Raises:
-        BadBodyError: it is not of the format ``form``, one of `FORMATS`.
+        BadBodyError: it is not valid in this format.
     """
     if form == "hex":
         digits = "".join(part.removeprefix("0x") for part in typed.lower().split())
@@ -83,14 +83,14 @@ def parse_body(typed: str, form: str) -> bytes:
 
 
 def _pretty(text: str) -> str | None:
-    """Objects and arrays with indents, each value as it is written; None: it is no JSON."""
+    """Indented objects and arrays, each value as it was written; None: not JSON."""
     if text.lstrip()[:1] not in ("{", "[") or len(text) > _MAX_PRETTY:
         return None
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    # Not dumped anew: long numbers would lose digits, and keys that are there twice one of them.
+    # Dumping again would lose digits of long numbers, and duplicate keys.
     parts, depth, before = list[str](), 0, ""
     for token in _TOKENS.findall(text):
         if token in "}]":

@@ -1,7 +1,7 @@
-"""What the poller asks nodes for: figures without clients, and from our nsqd the age of messages.
+"""Requests of the poller: /stats without clients, and from our nsqd the ages of messages.
 
-Clusters are large and polls are many, so only what rows are made of is decoded, and in pieces: a
-node with 100,000 channels holds the event loop for milliseconds at a time.
+Only the fields that rows need are decoded, and in pieces, so that a node with 100,000 channels
+holds up the event loop for milliseconds at a time.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ async def poll_stats(node: str, body: bytes) -> NodeMetrics:
 async def request_ages(
     upstream: Upstream, node: str, timeout_s: float
 ) -> dict[tuple[str, str], float]:
-    """How long the oldest message of each queue waits, in seconds, where the node tells.
+    """The age of the oldest message of each queue, in seconds, from the node's /metrics.
 
     By topic and channel; ``""`` is the topic's own queue.
 
     Raises:
-        UpstreamError: no answer; with ``status`` 404 it is not our nsqd, which has /metrics.
+        UpstreamError: no answer; ``status`` 404: an original nsqd, which has no /metrics.
     """
     body = await upstream.get_bytes(url_of(node, "/metrics"), timeout_s=timeout_s)
     ages = dict[tuple[str, str], float]()
@@ -108,7 +108,7 @@ async def request_ages(
     return ages
 
 
-# Of a page of /metrics that are read in one turn: some hundred lines.
+# Read per turn of the event loop: some hundred lines of /metrics.
 _AGES_BYTES: Final = 64 * 1024
 _LINE: Final = re.compile(
     rb"^nsqd_(?:channel|topic)_oldest_message_age_seconds\{([^}\n]*)\} (\S+)", re.MULTILINE
@@ -119,7 +119,7 @@ _CHANNEL_LABEL: Final = re.compile(rb'channel="([^"]*)"')
 
 
 def ages_in(body: bytes) -> Iterator[tuple[tuple[str, str], float]]:
-    """The ages in a page of /metrics that are above 0; lines that make no sense are passed over."""
+    """The ages above 0 in a page of /metrics; malformed lines are ignored."""
     for found in _LINE.finditer(body):
         labels, value = found.groups()
         topic, channel = _TOPIC_LABEL.search(labels), _CHANNEL_LABEL.search(labels)
