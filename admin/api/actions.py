@@ -1,4 +1,4 @@
-"""Actions by the API: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
+"""Actions: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Cluster:
     async def inactive_topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
     ) -> QueryResult[dict[str, list[str]]]:
-        """Topics that are registered in nsqlookupds without a producer, with their channels; sorted.
+        """Topics registered in nsqlookupds without a producer, with their channels; sorted.
 
         ``late_s`` and ``first_s`` as in `producers`; an nsqlookupd that is left out may know a
         producer.

@@ -1,4 +1,4 @@
-"""The sign-in page, and the audit."""
+"""Signing in and out, and the audit."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _COLUMNS: Final[Sequence[Column[Entry]]] = (
 
 
 def safe_path(path: str, base_path: str) -> str:
-    """``path`` if it is one of the dashboard, else its first page: never another site."""
+    """``path`` if it is a path of the dashboard, else its first page; never another site."""
     home = base_path + "/"
     inside = path == base_path or path.startswith((home, base_path + "?"))
     return path if inside and _PATH.fullmatch(path) and "/.." not in path else home
 
 
 class AccountPages:
-    """GET /sign-in and GET /audit."""
+    """GET and POST /sign-in, POST /sign-out, GET /audit."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -94,7 +94,7 @@ class AccountPages:
             return self._again("busy", wanted)
         if account is None:
             log.warning("ACCESS: wrong user or password from %s", address or "a unix socket")
-            # Only a name that we know: somebody may have typed the password there.
+            # An unknown name is not recorded: it may be a password, typed into the wrong field.
             known = name if access.users.find(name) is not None else "(unknown)"
             access.record(user=known, action="sign_in", note="wrong password", refused=True)
             return self._again("wrong", wanted)
@@ -102,7 +102,7 @@ class AccountPages:
 
     def _welcome(self, account: Account, wanted: str) -> Response:
         access = self._access
-        # Whoever was signed in here is not any more; the new session has a new token.
+        # The old session of this browser ends; the new one has a new token.
         if g.session is not None:
             access.sessions.end(g.session)
         token = access.sessions.begin(account.name, account.seal)

@@ -1,7 +1,8 @@
 """Small charts of the poller's history, as inline SVG.
 
 Only presentation attributes and classes are used, because the content security policy forbids
-inline style. Each chart has a text for screen readers. A point that is not a finite number is a gap.
+inline style. Each chart has a text for screen readers. A point that is not a finite number is a
+gap.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PAD: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: its name, its points, and the class for its colour (``in``, ``out``...)."""
+    """A line of a chart; ``kind`` is the class for its colour (``in``, ``out``...)."""
 
     name: str
     points: Points

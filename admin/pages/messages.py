@@ -1,4 +1,4 @@
-"""Messages themselves: a look at those that wait, and one to try with."""
+"""Pages about messages: peek at those of a queue, and publish one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATES: Final = (("queued", "Queued"), ("in_flight", "In flight"), ("deferred",
 
 
 class PeekPage(Struct):
-    """What our nsqd answers to /topic/peek and /channel/peek; see docs/peek.md."""
+    """The answer of our nsqd to /topic/peek and /channel/peek; see docs/peek.md."""
 
     messages: list[dict[str, Any]] | None = None
     counts: dict[str, int] | None = None
@@ -42,7 +42,7 @@ class PeekPage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message as it is shown; ``published_s`` in seconds since 1970."""
+    """A message on the page; ``published_s`` in seconds since 1970."""
 
     id: str
     published_s: float | None
@@ -56,7 +56,7 @@ class MessageRow:
 
 
 def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
-    """Messages as a node tells of them; what makes no sense is left out. Pure."""
+    """Messages from a node as rows; invalid values are left out. Pure."""
     rows = []
     for message in messages:
         body = display_body(message)
@@ -232,13 +232,13 @@ class MessagePages:
         return self._site.done(path, [text])
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
-        """The nodes that have the topic, else all; what failed; why there are none."""
+        """The nodes of the topic, else all nodes; warnings; an error if there are none."""
         found = await nodes_of_topic(self._site.dashboard, topic)
         if found.error:
             return [], [], found.error
         if found.producers:
             return [node.node for node in found.producers], found.warnings, ""
-        # A topic that nobody has yet can be published to anywhere.
+        # A topic that does not exist yet can be published to any node.
         try:
             everyone = await self._cluster.nodes()
         except AllFailed as failure:
@@ -261,7 +261,7 @@ def _why(node: str, failure: UpstreamError) -> str:
 
 
 def _topic(given: Mapping[str, str]) -> str:
-    """Raises HttpError: there is none."""
+    """The topic of a request. Raises HttpError: none."""
     topic = given.get("topic", "")
     if not topic:
         raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -278,17 +278,20 @@ _WAIT_S: Final = 1.0
 
 
 class PeekSupport:
-    """Asks each node once in five minutes."""
+    """Which nodes can show messages without consuming them: ours can, the original nsqd can't.
+
+    Each node is asked once in five minutes.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        # By node: whether it can, and until when that holds.
+        # By node: whether it can, and until when that is valid.
         self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()
 
     async def why_not(self, nodes: Sequence[str]) -> str:
-        """Why none of ``nodes`` can; "" if one of them can."""
+        """Why no node of ``nodes`` can show messages; "" if one can."""
         if nodes and await self.can(nodes[0]):
-            return ""  # mostly all are of one kind
+            return ""  # usually all nodes are alike
         found: list[bool] = []
 
         async def ask(node: str) -> None:
@@ -302,7 +305,7 @@ class PeekSupport:
         return "These nodes can't show messages: the original nsqd has no /topic/peek."
 
     async def can(self, node: str) -> bool:
-        """Whether a node has /topic/peek; not, if it does not answer soon."""
+        """Whether a node has /topic/peek; False if it does not answer within a second."""
         known, until_s = self._known.get(node, (False, -1.0))
         if trio.current_time() < until_s:
             return known
@@ -310,7 +313,7 @@ class PeekSupport:
             await self._upstream.get_bytes(url_of(node, "/topic/peek"), timeout_s=_WAIT_S)
             can = True
         except UpstreamError as error:
-            # 400: it misses the topic; 404: it has no such path.
+            # 400: the topic is missing; 404: there is no such path.
             can = error.status == 400
             if error.status is None:
                 return False

@@ -1,4 +1,4 @@
-"""The list of nodes, and one of them. Spec: nsqadmin, section 6."""
+"""The pages of all nodes and of one node. Spec: nsqadmin, section 6."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_LAST_TOPICS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _NodeRow:
-    """A node in the list: what nsqlookupds know of it, and what the poller does."""
+    """A row of the list: a node as nsqlookupds and as the poller know it."""
 
     producer: Producer
     row: NodeRow | None
@@ -66,7 +66,7 @@ class _NodeRow:
 
     @property
     def topics(self) -> Sequence[tuple[str, bool]]:
-        """The first names, and whether they are tombstoned."""
+        """The first topics, and whether each is tombstoned."""
         hidden = self.producer.tombstones or []
         names = self.producer.topics or []
         return [
@@ -79,7 +79,7 @@ class _NodeRow:
 
     @property
     def last_seen(self) -> str:
-        """What a node that does not answer had when it last did; "" if it does or never did."""
+        """The last state of a silent node; "" if it answers or never did."""
         row = self.row
         if row is None or row.up or row.answered_s is None:
             return ""
@@ -166,7 +166,7 @@ _CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
 
 @dataclass(slots=True)
 class _NodeResult:
-    """What was found of one node."""
+    """The answers about one node."""
 
     producer: Producer | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -198,7 +198,7 @@ class NodePages:
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
         shown = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
-        # Those that no nsqlookupd tells of, or tells of now.
+        # Nodes that no nsqlookupd lists now.
         shown += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
         listing = make_listing(
             shown,
@@ -315,7 +315,7 @@ class NodePages:
         return clients_listing(clients, query, path, of_node=True, extra=extra)
 
     def _producer_of(self, row: NodeRow) -> Producer:
-        """A node that no nsqlookupd tells of now: what the poller knows of it."""
+        """A node that no nsqlookupd lists now, as the poller knows it."""
         names = list(self._poller.topics_at(row.node))
         known = self._poller.producer(row.node) or Producer()
         return msgspec.structs.replace(
@@ -323,7 +323,7 @@ class NodePages:
         )
 
     def _last_topics(self, node: str) -> list[tuple[str, int]]:
-        """The first topics that a node had when it last answered, with their messages."""
+        """The first topics of a node at its last answer, with their messages."""
         found = []
         for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
             seen = self._poller.last_seen(node, topic)
@@ -332,7 +332,7 @@ class NodePages:
 
 
 def last_seen(row: NodeRow) -> str:
-    """What a node that does not answer had when it last did."""
+    """A sentence on the last state of a silent node."""
     figures = ((row.topics, "topic"), (row.channels, "channel"), (row.clients, "client"))
     had = [f"{number(count)} {name}{'' if count == 1 else 's'}" for count, name in figures]
     return (
@@ -342,7 +342,7 @@ def last_seen(row: NodeRow) -> str:
 
 
 def _held(topic: TopicStats) -> int:
-    """What waits at its channels."""
+    """The depth of its channels."""
     return sum(channel.depth for channel in topic.channels or ())
 
 
@@ -352,7 +352,7 @@ def _text(row: _NodeRow) -> str:
 
 
 def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:
-    """Of one node. What waits: at topics and channels, as in the poller's rows."""
+    """The totals of a node. The depth is of topics and channels, as in the poller's rows."""
     counts = dict.fromkeys(
         ("topics", "channels", "messages", "depth", "backend_depth", "clients"), 0
     )

@@ -28,7 +28,7 @@ _NODES_SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to the question, ``kind`` is ``good``, ``warn`` or ``bad``."""
+    """The answer to the question; ``kind`` is ``good``, ``warn`` or ``bad``."""
 
     kind: str
     title: str
@@ -45,7 +45,7 @@ class _Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The worst channels by one figure."""
+    """The worst channels by one value."""
 
     title: str
     none: str
@@ -54,7 +54,7 @@ class _Rank:
 
 
 def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
-    """One line on all problems."""
+    """One line about all problems."""
     counts = {"critical": 0, "warning": 0, "notice": 0}
     all_told = True
     for problem in problems:
@@ -89,7 +89,7 @@ def _counted(count: int, name: str) -> str:
 
 
 class OverviewPages:
-    """Both pages show the poller's last snapshot."""
+    """GET / and GET /counter, from the poller's last snapshot."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -219,7 +219,7 @@ def _first(pair: tuple[float, ChannelRow]) -> float:
 
 
 def _node_chips(nodes: Iterable[NodeRow]) -> Sequence[Mapping[str, str]]:
-    """The nodes, those with trouble first, as far as there is room."""
+    """The first nodes, those with problems in front."""
     chips = []
     for node in nodes:
         kind, state = "", "answers"

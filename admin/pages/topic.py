@@ -1,4 +1,4 @@
-"""The pages of one topic and of one channel: what each node says of them, asked now."""
+"""The pages of one topic and of one channel, from the nodes' current answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name
 
 @dataclass(slots=True)
 class _TopicResult:
-    """What was found; ``error``: why nothing was; ``nobody``: certainly no node has it."""
+    """The answers; ``error``: why there are none; ``nobody``: certainly no node has it."""
 
     view: ClusterView
     warnings: list[str] = field(default_factory=list)
@@ -147,14 +147,14 @@ class TopicPages:
             if (seen := self._poller.last_seen(node.node, topic)) is not None:
                 node.last_seen_s, held = seen
                 node.last_held = held.get(channel, 0) if channel else sum(held.values())
-        # What single nodes did not answer stands in their rows.
+        # Errors of single nodes are in their rows.
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.
         nobody = not (view.nodes or found.warnings)
         return _TopicResult(view, found.warnings, nodes=nodes, nobody=nobody)
 
     async def _peek_why(self, looked: _TopicResult) -> str:
-        """Why there is no peeking; "" if there is, or nobody asks."""
+        """Why peeking is not possible; "" if it is, or the user may not peek."""
         if not self._site.may("operator"):
             return ""
         if not looked.nodes:

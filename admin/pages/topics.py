@@ -1,4 +1,4 @@
-"""The list of topics or channels: searched, filtered, sorted, page by page."""
+"""The list of topics or channels, and the page about nsqlookupds, with the form to create."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _channel_name(row: Any) -> str:
 
 
 def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
-    """A topic is found by the names of its channels too."""
+    """The search text of a topic includes the names of its channels."""
     names: dict[str, list[str]] = {}
     for topic, channel in snapshot.channels:
         names.setdefault(topic, []).append(channel)

@@ -161,7 +161,7 @@ class Poller:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """A viewer, inside the context. Polls stay frequent for two intervals after the last one."""
+        """A viewer, inside the context. Polls stay frequent for two intervals after the last."""
         self._viewers += 1
         self._looked.set()
         try:
