@@ -18,14 +18,11 @@ from admin import api, assets, metrics, pages
 from admin.access.modes import Mode
 from admin.dashboard import Dashboard
 from admin.pages.site import refusal_pages
-from admin.tasks import task_name
 from admin.watch import events
-from trionsq.web.answers import plain
 from trionsq.web.app import Endpoint, create_app
+from trionsq.web.diagnostics import Health, Pprof, guarded
 from trionsq.web.gate import Gate
-from trionsq.web.guard import guarded
-from trionsq.web.health import Health
-from trionsq.web.pprof import Pprof
+from trionsq.web.responses import plain
 
 __all__ = ["MAX_BODY_BYTES", "create_admin_app", "gate_of", "wanted_coding"]
 
@@ -53,7 +50,7 @@ def create_admin_app(dashboard: Dashboard, gate: Gate | None = None) -> QuartTri
     endpoints = [
         (method, dashboard.path(path), function) for method, path, function in _endpoints(dashboard)
     ]
-    app = create_app(endpoints, body_nbytes_max=MAX_BODY_BYTES, sites=gate.sites)
+    app = create_app(endpoints, max_body_bytes=MAX_BODY_BYTES, sites=gate.sites)
     # Before all other hooks: nothing is done for a request that is refused.
     dashboard.access.install(app)
     # The hook that is registered first sees the response last.
@@ -71,7 +68,7 @@ def _endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from events.endpoints(dashboard.poller, dashboard.access.standing)
     # nsqadmin keeps nothing, and a cluster that is down is what it is there to show.
     yield from Health(lambda: None).endpoints()
-    for page in Pprof(task_name, "/debug/pprof").endpoints():
+    for page in Pprof("/debug/pprof").endpoints():
         yield guarded(page, lambda: dashboard.options.debug_from)
 
 

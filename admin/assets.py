@@ -13,8 +13,8 @@ from quart import Response, request
 
 from admin import pages
 from admin.options import NsqadminOptions
-from trionsq.web.answers import plain
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import plain
 
 __all__ = ["STATIC_PATH", "endpoints"]
 

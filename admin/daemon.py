@@ -72,13 +72,13 @@ async def open_dashboard(
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.note)
-            dashboard.tasks.append(dashboard.notify.run)
+            dashboard.tasks.append(("nsqadmin notifications", dashboard.notify.run))
 
-        def start_task(task: Task) -> None:
-            nursery.start_soon(run, task, name=task)
+        def start_task(name: str, task: Task) -> None:
+            nursery.start_soon(run, task, name=name)
 
-        for task in dashboard.tasks:
-            start_task(task)
+        for name, task in dashboard.tasks:
+            start_task(name, task)
         dashboard.start_task = start_task
         try:
             yield dashboard
@@ -105,9 +105,10 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
             gate = gate_of(dashboard)
             app = create_admin_app(dashboard, gate)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s)
+                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s, name="event loop lag")
                 for sock in http:
-                    await nursery.start(serve_web, WebServer(app, gate=gate), sock)
+                    name = f"http server {bound_address(sock)[0]}"
+                    await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
                 sockets.pop_all()  # each listener closes its own socket
                 try:
                     yield dashboard

@@ -35,7 +35,7 @@ class Dashboard:
         access: who may do what.
         observers: are called with each user action; they must not wait.
         operations: the user actions.
-        tasks: run as long as the dashboard, each as a task.
+        tasks: name and function of each; they run as long as the dashboard.
         start_task: starts a further task; does nothing until the dashboard runs.
         stopping: set when the dashboard stops; event streams end then.
         http_port: where nsqadmin listens; -1: on a unix socket.
@@ -50,8 +50,8 @@ class Dashboard:
     operations: Operations = field(init=False)
     notify: Notifier | None = None
     observers: list[Callable[[UserAction], None]] = field(default_factory=list)
-    tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    start_task: Callable[[Callable[[], Awaitable[None]]], None] = lambda task: None
+    tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = field(default_factory=list)
+    start_task: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda name, task: None
     stopping: trio.Event = field(default_factory=trio.Event)
     http_port: int = 0
     loop_lag_s: Histogram | None = None
@@ -59,7 +59,7 @@ class Dashboard:
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.upstream, self.options)
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
-        self.tasks.append(self.poller.run)
+        self.tasks.append(("nsqadmin poller", self.poller.run))
         self.observers.append(self.access.observe)
         self.operations = Operations(self.cluster, self.access.user, self.observers)
 

@@ -18,9 +18,9 @@ from admin.dashboard import Dashboard
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError, json_of
 from trionsq.durations import SECOND_NS
-from trionsq.web.answers import json_document
-from trionsq.web.errors import HttpError
-from trionsq.web.query import query
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import query
+from trionsq.web.responses import json_document
 
 __all__ = ["COOKIE", "INTERVALS", "GraphiteEndpoints", "GraphiteImages"]
 

@@ -16,7 +16,7 @@ from admin.user_action import UserAction
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
 __all__ = ["MAX_QUEUE", "Notifier", "notification"]
 

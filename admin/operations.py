@@ -17,6 +17,7 @@ from quart import request
 from admin.cluster.queries import AllFailed, Cluster, url_of
 from admin.upstream import UpstreamError
 from admin.user_action import UserAction
+from trionsq.hostport import format_address
 
 __all__ = ["Operations", "Reached", "Verb"]
 
@@ -210,8 +211,7 @@ def _remote_address() -> str:
     client = request.scope.get("client")
     if client is None or not client[0]:
         return "@"
-    host, port = client[0], client[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(client[0], client[1])
 
 
 def _request_host() -> str:

@@ -24,6 +24,7 @@ import trio
 from admin.options import NsqadminOptions, OptionsError
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
+from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
 
 __all__ = [
@@ -227,7 +228,7 @@ class Upstream:
         try:
             return await self._ask_once(method, url, body)
         except _TlsRequiredError as error:
-            secured = f"https://{_host_of(url)}:{error.https_port}"
+            secured = f"https://{format_address(urlsplit(url).hostname or '', error.https_port)}"
             answer = await self._ask_once(method, _moved(url, secured), body)
         if len(self._secured) >= _MAX_SECURED:
             self._secured.clear()
@@ -274,11 +275,6 @@ def node_of(url: str) -> str:
         return urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:
         return url
-
-
-def _host_of(url: str) -> str:
-    host = urlsplit(url).hostname or ""
-    return f"[{host}]" if ":" in host else host
 
 
 def _moved(url: str, to: str) -> str:

@@ -24,11 +24,18 @@ from lookupd.session import Session
 from lookupd.turns import sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
-from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.daemon.listener import (
+    ListenError,
+    accept_forever,
+    bound_address,
+    open_sockets,
+    peer_address,
+)
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
-from trionsq.web.answers import json_bytes
+from trionsq.hostport import format_address
 from trionsq.web.gate import Gate
+from trionsq.web.protocol import json_bytes
 from trionsq.web.serve import WebServer, serve_web
 
 __all__ = [
@@ -112,7 +119,7 @@ def _peer(accepted: socket.socket) -> str:
         with contextlib.suppress(AttributeError, OSError):  # not every system has them
             accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
     host, port = accepted.getpeername()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
 
 
 @asynccontextmanager
@@ -130,15 +137,18 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
         gate = Gate.of(options, options.broadcast_address)
         app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s)
+            nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s, name="event loop lag")
 
             def accept(accepted: socket.socket) -> None:
-                nursery.start_soon(lookupd.serve_socket, accepted)
+                name = f"nsqlookupd client {peer_address(accepted)}"
+                nursery.start_soon(lookupd.serve_socket, accepted, name=name)
 
             for sock in tcp:
-                await nursery.start(accept_forever, sock, accept)
+                name = f"listener {bound_address(sock)[0]}"
+                await nursery.start(accept_forever, sock, accept, name=name)
             for sock in http:
-                await nursery.start(serve_web, WebServer(app, gate=gate), sock)
+                name = f"http server {bound_address(sock)[0]}"
+                await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
             sockets.pop_all()  # each listener closes its own from now on
             try:
                 yield lookupd
@@ -167,6 +177,7 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
     Raises:
         ListenError: an address can't be listened on.
     """
+    trio.lowlevel.current_task().name = "nsqlookupd"
     tune_gc()
     start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -5,6 +5,7 @@ the config file reader, the usage text and ``/config/:opt`` all read this one ta
 """
 
 import dataclasses
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from trionsq import durations
 
 T = TypeVar("T")
 Items = tuple[str, ...] | tuple[float, ...]
-Value = str | bool | int | Items
+Value = str | bool | int | float | Items
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -32,7 +33,7 @@ class Kind:
 
     *parse* and *from_config* raise ValueError with a short reason. *bare* is the text meant by
     the flag without a value (None: a value is needed). *join* makes one value of those of a
-    repeated flag (None: the last one counts).
+    repeated flag (None: the last one counts). *choices* are the only values; none: any.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kind:
     show: Callable[[Any], str] = str
     bare: str | None = None
     join: Callable[[Any, Any], Items] | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Option:
     """The description of one field of an options dataclass.
 
     *key* is None when the config file cannot set it. *note* is a short remark for the usage
-    text, *aliases* are older flag names, *deprecated* is the warning that its use earns.
+    text, *aliases* are older flag names, *deprecated* is the warning that its use earns. *low* and
+    *high* are the smallest and the largest value; None: any.
     """
 
     flag: str
@@ -58,6 +61,24 @@ class Option:
     note: str = ""
     aliases: tuple[str, ...] = ()
     deprecated: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    def check(self, value: object) -> None:
+        """Check that *value* is finite, in range and one of the choices.
+
+        Raises:
+            ValueError: it is not; the text is to follow the option's name.
+        """
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be finite")
+        if self.low is not None:
+            high = math.inf if self.high is None else self.high
+            if not self.low <= value <= high:  # type: ignore[operator]
+                upper = "" if self.high is None else f" and at most {high:g}"
+                raise ValueError(f"must be at least {self.low:g}{upper}, not {value}")
+        if self.kind.choices and value not in self.kind.choices:
+            raise ValueError(f"must be one of {', '.join(self.kind.choices)}, not {value}")
 
 
 def parse_bool(text: str) -> bool:
@@ -87,6 +108,21 @@ def parse_int(text: str) -> int:
     if value not in _INT64:
         raise ValueError("value out of range")
     return value
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        ms = int(text)
+    except ValueError:
+        return durations.parse(text) / durations.SECOND_NS
+    return -1.0 if ms == -1 else ms / 1000
 
 
 def _parse_percentiles(text: str) -> tuple[float, ...]:
@@ -128,6 +164,14 @@ def _int_from_config(value: object) -> int:
     raise ValueError("must be an integer")
 
 
+def _float_from_config(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _parse_float(value)
+    raise ValueError("must be a number")
+
+
 def _duration_from_config(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         duration_ns = value * durations.MILLISECOND_NS
@@ -137,6 +181,10 @@ def _duration_from_config(value: object) -> int:
     if isinstance(value, str):
         return durations.parse(value)
     raise ValueError('must be a duration such as "60s", or an integer of milliseconds')
+
+
+def _seconds_from_config(value: object) -> float:
+    return -1.0 if value == -1 else _duration_from_config(value) / durations.SECOND_NS
 
 
 def _list_from_config(value: object) -> list[str]:
@@ -179,7 +227,7 @@ def choice(name: str, *choices: str, default: str = "", boolean: bool = False) -
             raise ValueError(f"must be one of {', '.join(choices)}")
         return parse(value)
 
-    return Kind(name, parse, from_config, bare="true" if boolean else None)
+    return Kind(name, parse, from_config, bare="true" if boolean else None, choices=choices)
 
 
 STRING = Kind("string", str, _string_from_config)
@@ -187,7 +235,10 @@ BOOL = Kind(
     "bool", parse_bool, _bool_from_config, show=lambda value: str(value).lower(), bare="true"
 )
 INT = Kind("int", parse_int, _int_from_config)
+FLOAT = Kind("float", _parse_float, _float_from_config)
 DURATION = Kind("duration", durations.parse, _duration_from_config, show=durations.render)
+# A duration as a float of seconds; a bare number is milliseconds, and -1 stays -1.
+SECONDS = Kind("duration", _parse_seconds, _seconds_from_config)
 STRINGS = Kind(
     "string, repeatable",
     lambda text: (text,),
@@ -218,18 +269,23 @@ def option(
     note: str = "",
     aliases: tuple[str, ...] = (),
     deprecated: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    secret: bool = False,
 ) -> T:
     """Return a dataclass field that carries its `Option`.
 
     A *factory*, asked at each construction, stands in for *default*. The config *key* is the
-    flag with underscores unless given; None: not settable in the file.
+    flag with underscores unless given; None: not settable in the file. *low* and *high* bound the
+    value when the options are checked. A *secret* is left out of the repr.
     """
     if key == "":
         key = flag.replace("-", "_")
-    metadata = {"option": Option(flag, key, kind, help, note, aliases, deprecated)}
+    spec = Option(flag, key, kind, help, note, aliases, deprecated, low, high)
+    metadata = {"option": spec}
     if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=factory, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

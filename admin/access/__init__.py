@@ -4,7 +4,7 @@ In reading order:
 
 - `roles`: viewer < operator < admin, and the role that each path requires, in one table
 - `modes`: where users come from (--access), and which proxies are trusted
-- `users`: the users file; `passwords`, `attempts`: how passwords are hashed, checked and limited
+- `users`: the users file; `passwords`: how passwords are hashed, checked and limited
 - `session`: sessions and their cookie
 - `cross_site`: CSRF tokens, the origin of a request, security headers
 - `audit`: who did what

@@ -16,8 +16,9 @@ import trio
 from quart import request
 from werkzeug.datastructures import Headers, MultiDict
 
-from trionsq.web.errors import HttpError
+from trionsq.hostport import bracket_host, format_address
 from trionsq.web.limits import STALL_S
+from trionsq.web.protocol import HttpError
 
 __all__ = [
     "FIELD",
@@ -133,5 +134,5 @@ def _origin(url: str) -> list[str]:
     plain = host.replace("-", "").replace(".", "").replace(":", "").replace("_", "")
     if parts.scheme not in ("http", "https") or not plain.isascii() or not plain.isalnum():
         return []
-    shown = f"[{host}]" if ":" in host else host
-    return [f"{parts.scheme}://{shown}" + (f":{port}" if port else "")]
+    address = format_address(host, port) if port else bracket_host(host)
+    return [f"{parts.scheme}://{address}"]

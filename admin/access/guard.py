@@ -40,8 +40,8 @@ from admin.access.session import Session, Sessions, cookie_name
 from admin.access.users import Account, FixedUsers, Users, UsersError, UsersFile
 from admin.options import NsqadminOptions, OptionsError
 from admin.user_action import UserAction
-from trionsq.web import answers
-from trionsq.web.guard import is_loopback
+from trionsq.web import responses
+from trionsq.web.sites import is_loopback
 
 __all__ = ["NOBODY", "SIGN_IN_PATH", "Access", "open_access"]
 
@@ -271,14 +271,14 @@ class Access:
             request_entries().append(self.entry(refused=True, note=code))
         log.debug("ACCESS: %s %s - %s", request.method, request.path, code)
         if known or code != "FORBIDDEN" or not self.has_sign_in:
-            return answers.error(403, code)
+            return responses.error(403, code)
         return self._to_sign_in()
 
     def _to_sign_in(self) -> Response:
         wanted = self._base_path + "/"
         sign_in = self._base_path + SIGN_IN_PATH
         if "HX-Request" in request.headers:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
             answer.headers["HX-Redirect"] = sign_in
         elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
             if request.method == "GET":
@@ -288,7 +288,7 @@ class Access:
             answer = Response(b"", 303)
             answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
         else:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
         if answer.status_code == 401:
             # "Basic" in the answer to a script would open the browser's own password dialog.
             scheme = "Session" if "Sec-Fetch-Mode" in request.headers else "Basic"
@@ -352,7 +352,7 @@ def _is_local(host: str) -> bool:
 
 
 def _retry(status: int, code: str, wait_s: float) -> Response:
-    answer = answers.error(status, code)
+    answer = responses.error(status, code)
     answer.headers["Retry-After"] = str(max(1, round(wait_s + 0.5)))
     return answer
 

@@ -14,7 +14,7 @@ from typing import Final
 from werkzeug.datastructures import Headers
 
 from admin.options import NsqadminOptions, OptionsError
-from trionsq.web.guard import is_loopback
+from trionsq.web.sites import is_loopback
 
 __all__ = ["LOOPBACK", "Mode", "Proxies", "came_through_a_proxy", "decide", "explain", "only_value"]
 

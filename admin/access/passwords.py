@@ -23,12 +23,15 @@ import argon2
 import trio
 from argon2.exceptions import VerificationError
 
-from admin.access.attempts import Attempts
 from admin.access.roles import Role
 from admin.access.users import NAME, Account, Users, UsersError, parse_users
 from admin.options import OptionsError
+from trionsq.daemon.token_buckets import TokenBuckets
 
 __all__ = [
+    "ATTEMPTS_AT_ONCE",
+    "ATTEMPT_INTERVAL_S",
+    "MAX_ADDRESSES",
     "MAX_PASSWORD_BYTES",
     "Busy",
     "Passwords",
@@ -41,6 +44,10 @@ MAX_PASSWORD_BYTES: Final = 1024
 # Each hash takes 64 MiB of memory and a processor while it runs.
 _MAX_CONCURRENT: Final = 2
 _MAX_WAITING: Final = 32
+# Wrong passwords from one address: five at once, then one every ten seconds. A right one is free.
+ATTEMPTS_AT_ONCE: Final = 5
+ATTEMPT_INTERVAL_S: Final = 10.0
+MAX_ADDRESSES: Final = 10_000
 # HTTP clients send their password with each request; right ones are remembered.
 _MAX_REMEMBERED: Final = 1000
 _REMEMBERED_S: Final = 300.0
@@ -96,7 +103,7 @@ class Passwords:
         """``now_s`` is the clock of waiting times, in seconds."""
         self._users = users
         self._now_s = now_s
-        self.attempts = Attempts(now_s)
+        self._attempts = TokenBuckets(ATTEMPT_INTERVAL_S, ATTEMPTS_AT_ONCE, MAX_ADDRESSES)
         self._limiter = trio.CapacityLimiter(_MAX_CONCURRENT)
         self._key = secrets.token_bytes(32)
         # By a keyed hash of name and password: the account's seal, and until when.
@@ -110,18 +117,18 @@ class Passwords:
             TooManyAttempts: this address sent too many wrong passwords.
             Busy: too many checks wait.
         """
-        if (wait_s := self.attempts.take(address)) > 0:
+        if (wait_s := self._attempts.take_token(address, self._now_s())) > 0:
             raise TooManyAttempts(wait_s)
         account = self._users.find(name)
         right = False
         try:
             right = await self._is_right(account, password)
         except Busy:
-            self.attempts.give_back(address)
+            self._attempts.return_token(address, self._now_s())
             raise
         if not right:
             return None
-        self.attempts.give_back(address)
+        self._attempts.return_token(address, self._now_s())
         return account
 
     async def check_remembered(self, name: str, password: str, address: str) -> Account | None:

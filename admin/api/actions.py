@@ -1,4 +1,4 @@
-"""Actions: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
+"""Actions of users: create, delete, pause, unpause, empty, tombstone. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quart import Response
 from admin.api.responses import require_role, response, upstream_errors
 from admin.dashboard import Dashboard, Role
 from admin.operations import Verb
-from trionsq.web.body import read_body
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import read_body
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Actions"]

@@ -14,8 +14,8 @@ from admin.cluster.shapes import NodeStats, Producer
 from admin.cluster.turns import count_rows
 from admin.dashboard import Dashboard
 from admin.upstream import UpstreamError
-from trionsq.web.errors import HttpError
-from trionsq.web.query import flag, query
+from trionsq.web.protocol import HttpError, flag
+from trionsq.web.request import query
 
 __all__ = ["Queries"]
 

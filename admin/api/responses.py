@@ -13,8 +13,8 @@ from quart import Response
 from admin.cluster.queries import AllFailed
 from admin.cluster.turns import compute
 from admin.dashboard import Dashboard, Role
-from trionsq.web.answers import encoded_document, json_bytes
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError, json_bytes
+from trionsq.web.responses import encoded_document
 
 __all__ = ["encode_json", "long_response", "require_role", "response", "upstream_errors"]
 

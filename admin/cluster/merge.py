@@ -1,6 +1,6 @@
 """Statistics of many nodes as the objects of the JSON API, with the keys of NSQ 1.3.
 
-Pure. Spec: nsqadmin, section 3, "Shapes".
+Pure. Spec: nsqadmin, section 3 (shapes).
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) ->
     """Call ``function`` for all items at once; `Upstream` limits the requests."""
     async with trio.open_nursery() as nursery:
         for item in items:
-            nursery.start_soon(function, item)
+            nursery.start_soon(function, item, name=f"nsqadmin request about {item}")
 
 
 K = TypeVar("K")
@@ -308,7 +308,7 @@ async def _answers(
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = began_s + first_s
         for name in asked:
-            nursery.start_soon(note, name)
+            nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
     for name in asked:
         if name not in found:

@@ -13,6 +13,8 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
+from trionsq.hostport import format_address
+
 __all__ = [
     "ChannelStats",
     "ClientStats",
@@ -143,16 +145,12 @@ class Producer(Struct):
     @property
     def node(self) -> str:
         """``broadcast_address:http_port``: its HTTP address, and its name on all pages."""
-        return _join(self.broadcast_address, self.http_port)
+        return format_address(self.broadcast_address, self.http_port)
 
     @property
     def tcp_node(self) -> str:
         """``broadcast_address:tcp_port``: its identity for nsqlookupds."""
-        return _join(self.broadcast_address, self.tcp_port)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(self.broadcast_address, self.tcp_port)
 
 
 class NodeList(Struct):

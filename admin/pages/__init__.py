@@ -31,7 +31,7 @@ __all__ = ["endpoints"]
 def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """The pages and the forms of ``dashboard``."""
     site = Site(dashboard)
-    dashboard.start_task(site.compile_templates)
+    dashboard.start_task("nsqadmin templates", site.compile_templates)
     peekers = PeekSupport(dashboard.upstream)
     yield from OverviewPages(site).endpoints()
     yield from TopicListPages(site).endpoints()

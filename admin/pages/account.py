@@ -19,7 +19,7 @@ from admin.access.users import Account
 from admin.pages.listing import Column, make_listing
 from admin.pages.site import Site, arguments
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 
 __all__ = ["AccountPages", "safe_path"]
 

@@ -19,7 +19,7 @@ from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["FormHandlers", "Stake", "stake"]

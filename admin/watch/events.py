@@ -22,8 +22,8 @@ from quart.wrappers.response import ResponseBody
 
 from admin.watch.poller import Poller, WatchEndedError
 from admin.watch.snapshot import Snapshot
-from trionsq.web.answers import error
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import error
 
 __all__ = ["KEEP_ALIVE_S", "LIFE_S", "MAX_STREAMS", "Events", "TickStream", "endpoints", "tick"]
 

@@ -206,7 +206,7 @@ class Poller:
         """Poll until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_in_time)
+                nursery.start_soon(self._end_in_time, name="nsqadmin end of the poller")
                 began_s = -math.inf
                 while True:
                     await self._until_due(began_s)
@@ -246,7 +246,8 @@ class Poller:
         for node in self._nodes.values():
             if node.asked_s is None:
                 node.asked_s = trio.current_time()
-                nursery.start_soon(self._ask, node)
+                name = f"nsqadmin poll of {node.producer.node}"
+                nursery.start_soon(self._ask, node, name=name)
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
@@ -331,7 +332,8 @@ class Poller:
         due.sort(key=lambda node: node.ages_due_s)
         for node in due[:count]:
             node.asks_ages = True
-            nursery.start_soon(self._ask_ages, node)
+            name = f"nsqadmin poll of ages of {node.producer.node}"
+            nursery.start_soon(self._ask_ages, node, name=name)
 
     async def _ask_ages(self, node: WatchedNode) -> None:
         """Request the ages from a node; without an answer they are unknown."""
@@ -359,7 +361,7 @@ class Poller:
         if due and not self._learning:
             self._learning = True
             self._nodes_due_s = now_s + NODES_EVERY_S
-            nursery.start_soon(self._ask_for_nodes)
+            nursery.start_soon(self._ask_for_nodes, name="nsqadmin poll for nodes")
         while self._learning and not self._nodes:
             self._news = trio.Event()
             await self._news.wait()

@@ -17,11 +17,12 @@ from admin.watch.health import problems
 from admin.watch.history import History
 from admin.watch.snapshot import ChannelRow, Snapshot, TopicRow
 from tests.admin.pages.support import Nodes, channel, pages, topic
+from tests.soak import by_level, more_in_soak
 from tests.work import longest_step
 
 FOLDER = f"{Path(admin.__file__).parent}/"
-FEW, MANY = 10, 3_000
-# One step of 250 rows, the most that a page shows, has fewer lines than this; 3,000 have far more.
+FEW, MANY = 10, by_level(test=1_000, short=3_000, full=3_000)
+# One step of 250 rows, the most that a page shows, has fewer lines than this; MANY have far more.
 LINES_MAX = 30_000
 
 
@@ -32,6 +33,7 @@ def wide(count: int) -> dict[str, list[dict[str, Any]] | None]:
     return {"one:4151": topics, "two:4151": topics}
 
 
+@more_in_soak
 @pytest.mark.parametrize(
     "path",
     [
@@ -48,7 +50,7 @@ def wide(count: int) -> dict[str, list[dict[str, Any]] | None]:
     ],
 )
 async def test_a_page_is_made_in_turns(path: str) -> None:
-    """With 3,000 topics and channels no step of a page, or of the polls beside it, is long."""
+    """However many topics and channels: no step of a page, or of the polls beside it, is long."""
     lines = list[int]()
     for count in (FEW, MANY):
         async with pages(Nodes(wide(count))) as found:

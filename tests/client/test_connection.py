@@ -71,7 +71,7 @@ async def test_it_identifies() -> None:
         (frames.response(b'{"tls_v1":true}'), IdentifyError, "unasked"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConnectError, "HTTP"),
         (b"\x00\x00\x00\x02", ConnectError, "frame size"),
-        (b"\x00\x00\x00\x20\x00\x00\x00\x02" + bytes(28), ConnectError, "without a subscription"),
+        (b"\x00\x00\x00\x20\x00\x00\x00\x02" + bytes(28), ConnectError, "before SUB"),
         (None, ConnectError, "reset by peer"),
     ],
 )

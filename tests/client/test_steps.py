@@ -16,47 +16,47 @@ from tests.client.network import ADDRESS, Network
 from tests.client.test_consumer import consumer_of, subscribed
 from tests.steps import counted_steps
 from trionsq import httpget
-from trionsq.client import Config, Consumer, rdy
+from trionsq.client import Config, Consumer, flow
 from trionsq.client.backoff import Outcome
 from trionsq.client.connection import Connection
-from trionsq.client.flow import Flow
+from trionsq.client.flow import FlowControl
 from trionsq.client.handshake import Handshake
 from trionsq.client.message import Message
-from trionsq.client.subscription import Subscription
+from trionsq.client.subscribed_connection import SubscribedConnection
 from trionsq.wire import frames
-from trionsq.wire.columns import ColumnDecoder, Columns
+from trionsq.wire.client import ColumnDecoder, Columns
 
 STEP_MAX = 256
 
 
 class Told:
-    """A subscription as `Flow` knows it."""
+    """A connection as `FlowControl` knows it."""
 
     def __init__(self, told: list[int]) -> None:
-        self.share = rdy.Share(2500)
+        self.share = flow.Share(2500)
         self.lowered_s = 0.0
         self._told = told
 
-    def tell(self, rdy: int) -> None:
+    def send_rdy(self, rdy: int) -> None:
         self._told.append(rdy)
-        self.share.tell(rdy, trio.current_time())
+        self.share.set_rdy(rdy, trio.current_time())
 
 
 class Planned:
-    """A `Flow` of so many connections; how many of them its plans looked at, and told."""
+    """A `FlowControl` of so many connections; how many of them its plans looked at, and told."""
 
     def __init__(self, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.flow = Flow(Config(max_in_flight=connections // 2), Random(1))
+        self.flow = FlowControl(Config(max_in_flight=connections // 2), Random(1))
         self.looked_at = 0
         self.told: list[int] = []
-        self.subscriptions = [cast(Subscription, Told(self.told)) for _ in range(connections)]
-        plan = rdy.plan
+        self.connections = [cast(flow.RdyReceiver, Told(self.told)) for _ in range(connections)]
+        plan = flow.plan
 
-        def counted(shares: Sequence[rdy.Share], max_in_flight: int) -> rdy.Plan:
+        def counted(shares: Sequence[flow.Share], max_in_flight: int) -> flow.Plan:
             self.looked_at += len(shares)
             return plan(shares, max_in_flight)
 
-        monkeypatch.setattr("trionsq.client.flow.rdy.plan", counted)
+        monkeypatch.setattr("trionsq.client.flow.plan", counted)
 
     async def settle(self) -> int:
         """Wait until there is nothing to do; how many connections were looked at since."""
@@ -73,11 +73,11 @@ async def test_answers_cost_one_plan_however_many_they_are(
     planned = Planned(100, monkeypatch)
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
-        for subscription in planned.subscriptions:
-            planned.flow.add(subscription)
+        for connection in planned.connections:
+            planned.flow.add_connection(connection)
         await planned.settle()
         for _ in range(messages):
-            planned.flow.answered(Outcome.SUCCESS, has_made_room=True)
+            planned.flow.note_answer(Outcome.SUCCESS, has_made_room=True)
         assert await planned.settle() == 100
         nursery.cancel_scope.cancel()
 
@@ -90,13 +90,13 @@ async def test_connections_that_come_and_go_together_cost_one_plan(
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
         with counted_steps(lambda: len(planned.told)) as steps:
-            for subscription in planned.subscriptions:
-                planned.flow.add(subscription)
+            for connection in planned.connections:
+                planned.flow.add_connection(connection)
             assert await planned.settle() == 10_000
         assert len(planned.told) == 10_000
         assert steps.most <= STEP_MAX
-        for subscription in planned.subscriptions[10:]:
-            planned.flow.remove(subscription)
+        for connection in planned.connections[10:]:
+            planned.flow.remove_connection(connection)
         assert await planned.settle() == 10
         nursery.cancel_scope.cancel()
 
@@ -106,12 +106,14 @@ async def test_a_step_gives_back_one_batch(batches: int) -> None:
     """However much is in flight at the end, heartbeats are answered meanwhile."""
     sent: list[bytes] = []
     connection = SimpleNamespace(address=ADDRESS, max_rdy_count=2500, is_open=True, put=sent.append)
-    owner = SimpleNamespace(max_attempts=0, take=lambda _: None, answered=lambda *_: None)
-    subscription = Subscription(cast(Any, owner), cast(Any, connection))
+    owner = SimpleNamespace(
+        config=Config(max_attempts=0), queue_batch=lambda _: None, note_answer=lambda *_: None
+    )
+    subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
     for number in range(batches):
-        subscription._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
+        subscribed_connection._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
     with counted_steps(lambda: len(sent)) as steps:
-        await subscription.leave()
+        await subscribed_connection.return_messages()
     assert len(sent) == batches
     assert steps.most == 1
 
@@ -176,12 +178,12 @@ async def test_a_step_begins_to_connect_to_a_bounded_number_of_nsqds(
     )
     begun = 0
     async with consumer:
-        with counted_steps(lambda: len(consumer._keepers)) as steps:
+        with counted_steps(lambda: len(consumer._loops)) as steps:
             await wait_all_tasks_blocked()
-            begun = len(consumer._keepers)
+            begun = len(consumer._loops)
         consumer.stop()
         with counted_steps(
-            lambda: sum(keeper._is_stopping for keeper in consumer._keepers.values())
+            lambda: sum(loop._is_stopping for loop in consumer._loops.values())
         ) as stops:
             await trio.lowlevel.checkpoint()
     assert begun == nsqds
@@ -241,4 +243,4 @@ async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
         nursery.cancel_scope.cancel()
     assert sum(socket.taken) == 100_000 * commands + 5_000_001
     assert max(nbytes for nbytes in socket.taken if nbytes < 5_000_000) <= 1 << 20
-    assert connection._pending_nbytes == 0
+    assert connection._pending_bytes == 0

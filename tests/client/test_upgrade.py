@@ -221,7 +221,7 @@ REFUSAL = frames.error(ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed no"))
         ("tls", REFUSAL, "no TLS: wrong version number"),
         ("tls_ok", b"", "no TLS: closed by nsqd"),
         ("tls_ok", REFUSAL, "no TLS: E_IDENTIFY_FAILED IDENTIFY failed no"),
-        ("tls_ok", frames.response(b"ko"), "no TLS: nsqd said b'ko'"),
+        ("tls_ok", frames.response(b"ko"), "no TLS: nsqd answered b'ko'"),
         ("tls_ok", b"\xff" * 8, "no TLS: frame size"),
         ("deflate", b"", "no deflate: closed by nsqd"),
         ("deflate", REFUSAL, "no deflate: "),

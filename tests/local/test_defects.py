@@ -13,12 +13,12 @@ from tests.processes import split_address
 # The fan-out of the topic "bad" fails.
 _FAN_OUT_FAILS = """
 import trionsq.core.topic
-original = trionsq.core.topic.Topic.pump
+original = trionsq.core.topic.TopicState.pump
 def pump(self, now_s, now_ns):
     if self.name == "bad" and self.store.depth:
         raise TypeError("injected")
     return original(self, now_s, now_ns)
-trionsq.core.topic.Topic.pump = pump
+trionsq.core.topic.TopicState.pump = pump
 """
 # A TCP connection ends its listener.
 _LISTENER_FAILS = """

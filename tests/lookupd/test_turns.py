@@ -19,12 +19,13 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Producer, Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, producer
+from tests.soak import by_level, more_in_soak
 from tests.work import longest_step
-from trionsq.web import answers
+from trionsq.web import protocol
 
 FOLDER = f"{Path(lookupd.__file__).parent}/"
-FEW, MANY = 10, 10_000
-# One step of 500 registrations has fewer lines than this, and 10,000 of them have far more.
+FEW, MANY = 10, by_level(test=3_000, short=10_000, full=10_000)
+# One step of 500 registrations has fewer lines than this, and MANY of them have far more.
 LINES_MAX = 15_000
 
 
@@ -72,6 +73,7 @@ def app_of(registry: Registry) -> QuartTrio:
     return lookupd_app(registry, NsqlookupdOptions(), lambda: 1)
 
 
+@more_in_soak
 @pytest.mark.parametrize("kind", ["populated", "crowded"])
 @pytest.mark.parametrize(("method", "target"), REQUESTS)
 async def test_a_request_is_cut_into_turns(
@@ -84,7 +86,7 @@ async def test_a_request_is_cut_into_turns(
         encoded.append(len(items))
         return plain_encode(items)
 
-    plain_encode = answers.json_bytes
+    plain_encode = protocol.json_bytes
     monkeypatch.setattr(turns, "json_bytes", encode)
     lines = list[int]()
     for count in (FEW, MANY):
@@ -120,8 +122,9 @@ async def test_answers_in_pieces_are_whole() -> None:
     assert len(dump["client::"]) == 2
 
 
+@more_in_soak
 async def test_a_lost_producer_is_gone_at_once_and_swept_in_turns() -> None:
-    """With 10,000 registrations: no lookup finds it, no step is long, nothing of it is left."""
+    """However much it registered: no lookup finds it, no step is long, nothing of it is left."""
     registry, commands = Registry(10**18, 10**18), MAGIC + identify()
     commands += b"".join(b"REGISTER t%d c\n" % number for number in range(MANY))
     ours, theirs = memory_stream_pair()

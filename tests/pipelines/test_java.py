@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.java import JavaError, java_home
+from pipelines.errors import JavaError
+from pipelines.java import java_home
 
 
 def fake_java(home: Path, script: str) -> Path:

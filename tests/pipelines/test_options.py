@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.errors import OptionsError
 from pipelines.options import (
     Option,
-    OptionsError,
     boolean,
+    byte_size,
     choice,
     duration_s,
     folder,
     integer,
-    nbytes,
     read_options,
     text,
     texts,
@@ -51,7 +51,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_valid_options() -> None:
 def test_defaults_are_shown_as_one_would_write_them() -> None:
     """They can be copied from the error."""
     table = (
-        Option("size", nbytes, "a", 64 << 20),
+        Option("size", byte_size, "a", 64 << 20),
         Option("time", duration_s, "b", 90.0),
         Option("flag", boolean, "c", True),
     )
@@ -66,8 +66,8 @@ def test_defaults_are_shown_as_one_would_write_them() -> None:
 
 def test_values_are_read_as_people_write_them() -> None:
     """Sizes with units, durations with units or in milliseconds, lists with commas."""
-    assert nbytes("4g") == 4 << 30
-    assert nbytes("512 MB") == 512 << 20
+    assert byte_size("4g") == 4 << 30
+    assert byte_size("512 MB") == 512 << 20
     assert duration_s("1m30s") == 90.0
     assert duration_s("250") == 0.25
     assert texts("a, b") == ("a", "b")
@@ -78,8 +78,8 @@ def test_values_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("parse", "told"),
     [
-        (nbytes, "0"),
-        (nbytes, "4x"),
+        (byte_size, "0"),
+        (byte_size, "4x"),
         (duration_s, "-1s"),
         (duration_s, "soon"),
         (texts, "a,,b"),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from pipelines import session
-from pipelines.session import SetupError, check_workers, prepare
+from pipelines.errors import SetupError
+from pipelines.session import check_workers, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,7 +130,7 @@ def test_workers_that_do_nothing_are_told_of(
 ) -> None:
     """A worker whose Java is wrong starts executors for ever, and Spark waits for ever: a line
     says what it may be."""
-    monkeypatch.setattr(session, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(session, "_STALL_WARNING_S", 0.001)
 
     class Stalled:
         """Context and RDD of a session; the task is done when the line is there."""

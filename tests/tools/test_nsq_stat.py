@@ -13,7 +13,7 @@ from tests.tools.support import LIMIT_S, bodies, run, run_here, running, until_t
 from trionsq import httpget
 from trionsq.client import Producer
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.nsq_stat import Figures, row
+from trionsq.tools.nsq_stat import ChannelCounts, row
 
 HEADER = (
     "------rate------+----------------depth----------------+--------------metadata---------------\n"
@@ -23,12 +23,14 @@ HEADER = (
 
 def test_a_row() -> None:
     """The columns have the original's widths; rates are per second and cut."""
-    figures = Figures(depth=3, in_flight_count=1, message_count=6, backend_depth=0, client_count=0)
+    figures = ChannelCounts(
+        depth=3, in_flight_count=1, message_count=6, backend_depth=0, client_count=0
+    )
     assert row(figures, figures, 2) == (
         "      0       0 |       3       3       0     1     0 |       0       0"
         "            6       0"
     )
-    now = Figures(8, 5, 1, 2, 3, 4, 17, 9)
+    now = ChannelCounts(8, 5, 1, 2, 3, 4, 17, 9)
     assert row(figures, now, 2) == (
         "      5       3 |       8       3       5     1     2 |       3       4"
         "           17       9"
@@ -58,7 +60,7 @@ async def test_rows_are_sums_over_all_nsqds() -> None:
             "--count=26",
         )
         assert (ended.code, ended.err) == (0, "")
-        line = row(zero := Figures(7, message_count=9), zero, 1) + "\n"
+        line = row(zero := ChannelCounts(7, message_count=9), zero, 1) + "\n"
         assert ended.out.decode() == HEADER + line * 24 + HEADER + line * 2
 
 
@@ -87,7 +89,7 @@ async def test_nsqds_are_discovered() -> None:
             "--count=1",
         )
         assert ended.code == 0
-        line = row(figures := Figures(2, message_count=3), figures, 1) + "\n"
+        line = row(figures := ChannelCounts(2, message_count=3), figures, 1) + "\n"
         assert ended.out.decode() == HEADER + line
 
 

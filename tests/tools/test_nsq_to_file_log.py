@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trionsq.tools.nsq_to_file import names
-from trionsq.tools.nsq_to_file.topic_log import Now, Settings, TopicLog
+from trionsq.tools import nsq_to_file_options as names
+from trionsq.tools.nsq_to_file_log import Now, TopicLog
+from trionsq.tools.nsq_to_file_options import LogSettings
 
 BEGIN = datetime(2026, 11, 21, 23, 59, 0, tzinfo=UTC)
 
@@ -35,7 +36,7 @@ def make(folder: Path, **changes: Any) -> TopicLog:
         "output_dir": str(folder),
         "work_dir": str(folder),
     }
-    return TopicLog(Settings(**(given | changes)))
+    return TopicLog(LogSettings(**(given | changes)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -241,7 +242,7 @@ def test_an_error_leaves_records_unsynced(tmp_path: Path) -> None:
             raise OSError(5, "Input/output error")
 
     log = TopicLog(
-        Settings(
+        LogSettings(
             name_format="t.log",
             datetime_format="",
             output_dir=str(tmp_path),
@@ -290,7 +291,7 @@ class Life(RuleBasedStateMachine):
     ) -> None:
         """Any settings."""
         self.suffix = ".gz" if level else ""
-        self.settings = Settings(
+        self.settings = LogSettings(
             name_format=f"<DATETIME>t<REV>.log{self.suffix}",
             datetime_format=moment,
             output_dir=str(self.root / "output"),

@@ -12,9 +12,9 @@ from trio.testing import MockClock
 
 from tests.steps import counted_steps
 from trionsq.client import Batch, Config
-from trionsq.tools.common import Progress
-from trionsq.tools.nsq_to_file.options import Options
-from trionsq.tools.nsq_to_file.run import Tool, TopicTask
+from trionsq.tools.nsq_to_file import NsqToFile, TopicTask
+from trionsq.tools.nsq_to_file_options import NsqToFileOptions
+from trionsq.tools.stdio import Progress
 
 
 @pytest.mark.parametrize("topics", [10, 5000])
@@ -22,7 +22,7 @@ async def test_topics_are_begun_in_turns(
     topics: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Each has a consumer and a thread's work; nsqlookupd may know of thousands."""
-    tool = Tool(Options(topic_pattern=".*", lookupd_http_address=("a:1",)), Config())
+    tool = NsqToFile(NsqToFileOptions(topic_pattern=".*", lookupd_http_address=("a:1",)), Config())
     begun: list[str] = []
 
     async def known() -> set[str]:
@@ -42,7 +42,7 @@ async def test_topics_are_begun_in_turns(
 @pytest.mark.parametrize("batches", [10, 5000])
 async def test_batches_are_finished_in_turns_and_all_of_them(batches: int, tmp_path: Path) -> None:
     """What is on disk is finished also when the tool is cancelled meanwhile, or it came twice."""
-    options = Options(topic=("t",), nsqd_tcp_address=("a:1",), output_dir=str(tmp_path))
+    options = NsqToFileOptions(topic=("t",), nsqd_tcp_address=("a:1",), output_dir=str(tmp_path))
     task = TopicTask("t", options, Config(), Progress("messages"))
     finished: list[int] = []
     one = SimpleNamespace(finish=lambda: finished.append(1))

@@ -134,11 +134,11 @@ async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> 
     dashboard = f"http://{admin.http}" if admin else "(disabled by --no-admin)"
     print(_what_to_try(nsqds[0].http, lookupd, dashboard), flush=True)
     async with trio.open_nursery() as tasks:
-        await tasks.start(produce, nsqds[0].tcp, counters)
+        await tasks.start(produce, nsqds[0].tcp, counters, name=f"demo producer for {nsqds[0].tcp}")
         for nsqd in nsqds[1:]:
-            tasks.start_soon(produce, nsqd.tcp, counters)
-        tasks.start_soon(consume, lookupd, counters)
-        tasks.start_soon(report, counters)
+            tasks.start_soon(produce, nsqd.tcp, counters, name=f"demo producer for {nsqd.tcp}")
+        tasks.start_soon(consume, lookupd, counters, name="demo consumer")
+        tasks.start_soon(report, counters, name="demo report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# The plugin is loaded in every run of pytest, also where no test needs a broker, and importing the
+# broker takes about a second (trio, quart, cryptography). So it is imported on first use.
 if TYPE_CHECKING:
     from trionsq.testing.broker import OpenBroker, broker_in_thread, open_broker
 
@@ -34,7 +36,7 @@ __all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the broker when it is asked for: the plugin is loaded with every run of pytest."""
+    """Import the broker on first use."""
     if name in __all__:
         from trionsq.testing import broker
 

@@ -15,7 +15,7 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.client.household import Household
+from trionsq.client.nursery import ShieldedNursery
 from trionsq.local.nsqd_daemon import running_nsqd
 
 __all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
@@ -69,15 +69,15 @@ async def open_broker(
             "data_path": str(folder),
         }
         valid = validated(NsqdOptions(**(given | options)))
-        household = Household()
-        tasks = await household.open()
+        nursery = ShieldedNursery()
+        tasks = await nursery.open()
         stop, stopped = trio.Event(), trio.Event()
         try:
             broker: Broker = await tasks.start(_serve, valid, stop, stopped)
             yield OpenBroker(
-                f"127.0.0.1:{broker.tcp_port}",
-                f"127.0.0.1:{broker.http_port}",
-                f"127.0.0.1:{broker.https_port}" if broker.https_port else "",
+                f"127.0.0.1:{broker.ports.tcp}",
+                f"127.0.0.1:{broker.ports.http}",
+                f"127.0.0.1:{broker.ports.https}" if broker.ports.https else "",
                 Path(folder),
                 broker,
             )
@@ -86,7 +86,7 @@ async def open_broker(
             if tasks.child_tasks:
                 with trio.CancelScope(shield=True):
                     await stopped.wait()
-            await household.close()
+            await nursery.close()
 
 
 async def _serve(

@@ -12,8 +12,8 @@ import trio
 from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
+from trionsq.disk import Disk
+from trionsq.storage.folder import Background
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 

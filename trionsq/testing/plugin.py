@@ -1,6 +1,6 @@
-"""The pytest plugin: a fixture `nsqd`. Loaded by pytest wherever trionsq is installed.
+"""The pytest plugin: the fixture `nsqd`. pytest loads it wherever trionsq is installed.
 
-It imports the broker only when a test asks for one.
+It imports the broker only when a test uses the fixture: see `trionsq.testing`.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.client import ClientError, Config, ConfigError, ProtocolError
 from trionsq.daemon import flags
+from trionsq.logtext import first_error
 from trionsq.options import BOOL, INT, STRINGS, option
 
 __all__ = [
     "ConsumerOptions",
-    "Progress",
     "ToolError",
     "checked_options",
     "client_config",
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 # Operators' scripts know the clients of a tool by the whole of this.
 _LIBRARY: Final = "go-nsq/1.1.0"
-_SHOW_EVERY_S: Final = 1.0
 _LEVELS: Final = {
     logging.DEBUG: "DBG",
     logging.INFO: "INF",
@@ -238,9 +237,7 @@ def run_tool(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     except* KeyboardInterrupt:
         code = 130
     if failure is not None:
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        die(str(failure))
+        die(str(first_error(failure)))
     return code
 
 
@@ -264,33 +261,3 @@ async def on_signal(
             action(signum)
             if once:
                 return
-
-
-class Progress:
-    """A line on stderr about long work, renewed each second; nothing unless it is a terminal.
-
-    Attributes:
-        count: of messages so far; the tool counts it up.
-    """
-
-    def __init__(self, what: str) -> None:
-        """*what* was done to the messages: ``published``."""
-        self.count = 0
-        self._what = what
-        self._is_shown = sys.stderr.isatty()
-
-    async def run(self) -> None:
-        """Show it until cancelled; the last line stays, with the final count."""
-        if not self._is_shown:
-            return
-        before = 0
-        try:
-            while True:
-                await trio.sleep(_SHOW_EVERY_S)
-                rate = (self.count - before) / _SHOW_EVERY_S
-                before = self.count
-                sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}, {rate:,.0f}/s")
-                sys.stderr.flush()
-        finally:
-            sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}\n")
-            sys.stderr.flush()

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import trio
 
 from trionsq import durations, httpget
+from trionsq.hostport import format_address
 from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ToolError,
@@ -64,7 +65,7 @@ class NsqStatOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Figures:
+class ChannelCounts:
     """A channel's, as /stats names them; of one nsqd or the sum of several."""
 
     depth: int = 0
@@ -76,12 +77,12 @@ class Figures:
     message_count: int = 0
     client_count: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
+    def __add__(self, other: ChannelCounts) -> ChannelCounts:
         values = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Figures(*[mine + its for mine, its in values])
+        return ChannelCounts(*[mine + its for mine, its in values])
 
 
-def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> Figures | None:
+def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> ChannelCounts | None:
     """The channel's figures in an answer to /stats; None if it is not there.
 
     Raises:
@@ -91,9 +92,9 @@ def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> Figures | 
     for one_topic in stats["topics"]:
         for one_channel in one_topic["channels"] if one_topic["topic_name"] == topic else ():
             if one_channel["channel_name"] == channel:
-                names = [field.name for field in dataclasses.fields(Figures)]
+                names = [field.name for field in dataclasses.fields(ChannelCounts)]
                 clients = len(one_channel.get("clients") or ())
-                return Figures(
+                return ChannelCounts(
                     *[
                         int(one_channel.get(name, clients if name == "client_count" else 0))
                         for name in names
@@ -102,7 +103,7 @@ def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> Figures | 
     return None
 
 
-def row(before: Figures, now: Figures, interval_s: float) -> str:
+def row(before: ChannelCounts, now: ChannelCounts, interval_s: float) -> str:
     """The line for what changed in the interval; rates are cut to whole messages."""
     came = now.message_count - before.message_count
     went = came - (now.depth - before.depth)
@@ -133,7 +134,7 @@ class _Polling:
 
     async def _print_rows(self) -> None:
         interval_s = self._options.interval_ns / durations.SECOND_NS
-        before: Figures | None = None
+        before: ChannelCounts | None = None
         polls = 0
         while True:
             if polls % _HEADER_EVERY == 0:
@@ -147,7 +148,7 @@ class _Polling:
             polls += 1
             await trio.sleep(interval_s)
 
-    async def _poll(self) -> Figures:
+    async def _poll(self) -> ChannelCounts:
         """The channel's figures over all nsqds."""
         options = self._options
         addresses = list(options.nsqd_http_address) or await self._discovered()
@@ -155,7 +156,7 @@ class _Polling:
             f"format=json&topic={quote(options.topic, safe='')}"
             f"&channel={quote(options.channel, safe='')}&include_clients=false"
         )
-        found: list[Figures | None] = []
+        found: list[ChannelCounts | None] = []
 
         async def ask(address: str) -> None:
             status, stats = await self._get(f"http://{address}/stats?{query}")
@@ -175,7 +176,7 @@ class _Polling:
                 f"ERROR: failed to find channel({options.channel}) in stats metadata"
                 f" for topic({options.topic})"
             )
-        return sum(figures, Figures())
+        return sum(figures, ChannelCounts())
 
     async def _discovered(self) -> list[str]:
         """HTTP addresses of the nsqds that have the topic, by all nsqlookupds."""
@@ -215,8 +216,7 @@ class _Polling:
 
 
 def _http_address(producer: Mapping[str, Any]) -> str:
-    host, port = str(producer["broadcast_address"]), int(producer["http_port"])
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(str(producer["broadcast_address"]), int(producer["http_port"]))
 
 
 def _print(text: str) -> None:

@@ -25,7 +25,6 @@ from trionsq.client import Batch, Config, Consumer
 from trionsq.options import BOOL, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
-    Progress,
     ToolError,
     configure_log,
     consumer_config,
@@ -35,7 +34,7 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
-from trionsq.tools.fds import OutputFd
+from trionsq.tools.stdio import OutputFd, Progress
 
 _TOOL: Final = "nsq_tail"
 # After a signal, for the rest of the line that was begun.

@@ -19,10 +19,9 @@ from typing import Final
 import trio
 
 from trionsq.client import ClientError, Config, Producer, ProtocolError
-from trionsq.client.waiting import Reply
+from trionsq.client.connection import Reply
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
-    Progress,
     ToolError,
     client_config,
     configure_log,
@@ -31,7 +30,7 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
-from trionsq.tools.fds import InputFd
+from trionsq.tools.stdio import InputFd, Progress
 from trionsq.wire.names import is_valid_name
 
 _TOOL: Final = "to_nsq"
@@ -65,7 +64,7 @@ class ToNsqOptions:
     )
 
 
-class Records:
+class RecordSplitter:
     """Takes bytes as they come and gives records; empty ones are left out."""
 
     def __init__(self, delimiter: bytes) -> None:
@@ -88,12 +87,12 @@ class Records:
                 raise ToolError(f"a record of more than {_RECORD_NBYTES_MAX} bytes")
         if not others:
             return []
-        records = [self.take_rest(), *others[:-1]]
+        records = [self.pop_rest(), *others[:-1]]
         if others[-1]:
             self._rest, self._rest_nbytes = [others[-1]], len(others[-1])
         return [record for record in records if record]
 
-    def take_rest(self) -> bytes:
+    def pop_rest(self) -> bytes:
         """Return what has begun, as if it had ended; empty if nothing has."""
         rest = b"".join(self._rest)
         self._rest, self._rest_nbytes = [], 0
@@ -122,7 +121,7 @@ class _Publishing:
         self._options = options
         self._config = config
         self._input = InputFd(0)
-        self._records = Records(os.fsencode(options.delimiter))
+        self._records = RecordSplitter(os.fsencode(options.delimiter))
         self._progress = Progress("published")
         self._is_stopping = False
         self._waiting = trio.CancelScope()
@@ -157,7 +156,7 @@ class _Publishing:
                 await self._publish(self._records.feed(data), producers, begun)
             if self._is_stopping:
                 await self._publish(await self._end_of_record(), producers, begun)
-            if rest := self._records.take_rest():
+            if rest := self._records.pop_rest():
                 await self._publish([rest], producers, begun)
 
     async def _read(self) -> bytes:

@@ -8,9 +8,10 @@ from typing import NoReturn
 import pytest
 import trio
 
-from pipelines.receiver import Receiver, ReceiverError
-from pipelines.receiver.writer import Writer
-from pipelines.wal import Wal, WalError, WalLimits, read_segment
+from pipelines.errors import ReceiverError, WalError
+from pipelines.receiver import Receiver
+from pipelines.receiver.writer import SegmentWriter
+from pipelines.wal import Wal, WalLimits, read_segment
 from tests.pipelines.receiver.drive import (
     SlowDisk,
     channel_of,
@@ -151,7 +152,7 @@ def test_a_full_log_goes_on_after_a_commit(nsqd: OpenBroker, tmp_path: Path) -> 
     """wal.maxBytes is kept to; what Spark commits makes room."""
     publish(nsqd.http_address, range(20_000))
     seen: list[int] = []
-    limits = WalLimits(max_nbytes=200_000)
+    limits = WalLimits(max_bytes=200_000)
     with (
         Wal.open(tmp_path, limits=limits) as wal,
         running(wal, nsqd.tcp_address, max_in_flight=1000) as receiver,
@@ -219,10 +220,10 @@ def test_only_a_defect_is_logged_with_its_trace(
 ) -> None:
     """What explains itself takes a line; a trace means that something is to be mended."""
 
-    async def fail(_writer: Writer) -> NoReturn:
+    async def fail(_writer: SegmentWriter) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(Writer, "run", fail)
+    monkeypatch.setattr(SegmentWriter, "run", fail)
     with Wal.open(tmp_path) as wal:
         receiver = Receiver(config(free_address()), wal)
         receiver.start()

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipelines.sink.staged import NsqStagedWriter
+from pipelines.sink.writers import NsqStagedWriter
 from tests.pipelines.sink.rows import numbers, options
 
 

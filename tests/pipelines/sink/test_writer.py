@@ -18,9 +18,9 @@ import pyarrow as pa
 import pytest
 import trio
 
-from pipelines.sink.errors import ColumnsError, PublishError, RowsError, StageError
-from pipelines.sink.writer import NsqStreamWriter, NsqWriter, publish
-from pipelines.wal.meta import FolderLock
+from pipelines.errors import ColumnsError, PublishError, RowsError, StageError
+from pipelines.sink.writers import NsqStreamWriter, NsqWriter, publish
+from pipelines.wal.meta import lock_log
 from tests.pipelines.sink.committing import run, writer
 from tests.pipelines.sink.rows import LIMIT_S, batch, numbers, options, taken
 from tests.processes import free_address, running_nsqd, running_nsqlookupd
@@ -199,7 +199,8 @@ def test_an_nsqd_that_can_not_be_used_does_not_slow_the_others(nsqd: OpenBroker)
 def test_without_any_nsqd_it_says_so_after_its_rounds() -> None:
     """Each address with its reason, in one line."""
     one, other = free_address(), free_address()
-    with pytest.raises(PublishError, match="no nsqd took 10 messages for t in 2 rounds") as caught:
+    reason = "no nsqd accepted 10 messages for t in 2 rounds"
+    with pytest.raises(PublishError, match=reason) as caught:
         publish(numbers(0, 10), options(one, other, retries="1"))
     assert one in str(caught.value)
     assert other in str(caught.value)
@@ -342,7 +343,7 @@ def test_two_drivers_do_not_publish_from_one_folder(nsqd: OpenBroker, tmp_path: 
     told = options(nsqd.tcp_address, mode="staged", stagePath=str(tmp_path), lockTimeout="200ms")
     driver = type(writer(str(tmp_path), nsqd.tcp_address))(told)
     message = driver.write(numbers(0, 10))
-    lock = FolderLock(str(tmp_path))
+    lock = lock_log(str(tmp_path))
     with pytest.raises(StageError, match="another process publishes"):
         driver.commit([message], 0)
     lock.release()

@@ -8,7 +8,7 @@ from pipelines.wal import Block, Wal, WalLimits
 from pipelines.wal.segments import positions_of
 from trionsq.testing.disk import SimulatedDisk
 
-LIMITS = WalLimits(max_nbytes=1 << 20, retention_s=0)
+LIMITS = WalLimits(max_bytes=1 << 20, retention_s=0)
 
 
 def block(*numbers: int, topic: str = "t", nsqd: str = "n:1") -> Block:

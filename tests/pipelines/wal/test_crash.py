@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.wal import Wal, WalError, WalFullError, WalLimits
+from pipelines.errors import WalError, WalFullError
+from pipelines.wal import Wal, WalLimits
 from pipelines.wal.segments import segment_name
 from tests.pipelines.wal.logs import LIMITS, block, numbers_on, open_log
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -133,7 +134,7 @@ def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
         log.append([block(1, 2)])
     assert not isinstance(caught.value, WalFullError)
     assert disk.faults[step] == 1
-    with pytest.raises(WalError, match="open the log anew"):
+    with pytest.raises(WalError, match="open the log again"):
         log.append([block(3)])
     assert log.end == 1
     again = open_log(disk.after_kill())
@@ -194,7 +195,7 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     """wal.maxBytes: WalFullError at the limit; what is committed makes room, in spite of the
     retention."""
     disk = SimulatedDisk()
-    log = open_log(disk, WalLimits(max_nbytes=5000, retention_s=1000))
+    log = open_log(disk, WalLimits(max_bytes=5000, retention_s=1000))
     appended = fill(log)
     with pytest.raises(WalFullError, match=r"wal\.maxBytes"):
         log.append([block(appended)])
@@ -206,7 +207,7 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert log.first == 1
     assert log.nbytes <= 5000
     assert numbers_on(disk) == list(range(1, appended + 1))
-    assert LIMITS.max_nbytes > 5000
+    assert LIMITS.max_bytes > 5000
 
 
 def test_a_commit_on_a_full_disk_is_noted_when_there_is_room() -> None:

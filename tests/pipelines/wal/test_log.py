@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.errors import WalDamagedError, WalError, WalLockedError, WalRangeError
 from pipelines.schema import ARROW_SCHEMA
-from pipelines.wal import (
-    Block,
-    SegmentRef,
-    Wal,
-    WalDamagedError,
-    WalError,
-    WalLimits,
-    WalLockedError,
-    WalRangeError,
-    read_segment,
-)
+from pipelines.wal import Block, SegmentRef, Wal, WalLimits, read_segment
 from tests.pipelines.wal.logs import block, numbers_on, open_log
 from trionsq.testing.disk import SimulatedDisk
 

@@ -97,7 +97,7 @@ class Cluster:
                 except OSError as error:
                     raise UpError(f"{part.name}: can't create its folder: {error}") from None
             member = Member(part, self)
-            member.ports = await self._tasks.start(self._run_part, member)
+            member.ports = await self._tasks.start(self._run_part, member, name=part.name)
             self.members.append(member)
 
     async def _run_part(self, member: Member, task_status: trio.TaskStatus[Ports]) -> None:
@@ -130,11 +130,12 @@ async def run_cluster(
         The exit code: 0 after a clean end; 1 if a part could not be started, failed or could not
         save everything, or after a second signal. The log says why.
     """
+    trio.lowlevel.current_task().name = "cluster"
     start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
             cluster = Cluster(hosting, tasks)
-            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope)
+            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope, name="signals")
             try:
                 with cluster.up:
                     await cluster.start(parts)

@@ -21,10 +21,11 @@ from trionsq.daemon.log import set_task_prefix
 from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.local.up.cluster import Member
 from trionsq.local.up.options import Ports, UpError
-from trionsq.storage.lock import DataPathError
+from trionsq.logtext import first_error
+from trionsq.storage.folder import DataPathError
 from trionsq.storage.metadata import MetadataError
 
-__all__ = ["KINDS", "Daemon", "host_inside", "leaf_of", "start_error"]
+__all__ = ["KINDS", "Daemon", "host_inside", "start_error"]
 
 log = logging.getLogger("trionsq")
 
@@ -47,7 +48,7 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
     for warning in warnings:
         log.warning("%s", warning)
     async with running_nsqd(options) as broker:
-        yield Ports(broker.tcp_port, broker.http_port)
+        yield Ports(broker.ports.tcp, broker.ports.http)
     for line in broker.unsaved:
         log.error("NSQ: could not save: %s", line)
     if broker.unsaved:
@@ -77,16 +78,9 @@ _IN_USE = (
 )
 
 
-def leaf_of(error: BaseException) -> BaseException:
-    """The first error in nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def start_error(error: BaseException) -> str | None:
     """One line for what commonly keeps a daemon from starting; None: a defect."""
-    leaf = leaf_of(error)
+    leaf = first_error(error)
     if isinstance(leaf, ListenError):
         cause = leaf.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
@@ -112,7 +106,7 @@ async def host_inside(member: Member, *, task_status: trio.TaskStatus[Ports]) ->
     except Exception as error:
         if reason := start_error(error):
             raise UpError(f"{name}: {reason}") from None
-        leaf = leaf_of(error)
+        leaf = first_error(error)
         if isinstance(leaf, UpError):
             raise leaf from None
         log.error("stopped by an unexpected error", exc_info=error)

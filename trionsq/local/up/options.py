@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 from trionsq.broker.options import NsqdOptions, OptionsError, default_node_id, validated
 from trionsq.daemon import flags
 from trionsq.daemon.command import ConfigFileError, load_config_file
+from trionsq.hostport import format_address
 from trionsq.options import (
     BOOL,
     INT,
@@ -230,8 +231,8 @@ class Part:
     def addresses(self, ports: Ports) -> Addresses:
         """How to reach it on these ports."""
         host = _ANYWHERE.get(self.host, self.host)
-        tcp = _address(host, ports.tcp) if ports.tcp else ""
-        return Addresses(tcp, _address(host, ports.http))
+        tcp = format_address(host, ports.tcp) if ports.tcp else ""
+        return Addresses(tcp, format_address(host, ports.http))
 
 
 def plan(options: UpOptions) -> list[Part]:
@@ -270,7 +271,7 @@ def _lookupd_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
 
 def _admin_flags(options: UpOptions, ports: Ports, known: Known) -> list[str]:
     return [
-        f"--http-address={_address(options.host, ports.http)}",
+        f"--http-address={format_address(options.host, ports.http)}",
         *_log_flags(options),
         f"--lookupd-http-address={known['nsqlookupd'].http}",
     ]
@@ -292,8 +293,8 @@ def _nsqd_flags(
 
 def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
     flags = [
-        f"--tcp-address={_address(options.host, ports.tcp)}",
-        f"--http-address={_address(options.host, ports.http)}",
+        f"--tcp-address={format_address(options.host, ports.tcp)}",
+        f"--http-address={format_address(options.host, ports.http)}",
         *_log_flags(options),
     ]
     if options.host not in _ANYWHERE:
@@ -303,7 +304,3 @@ def _common_flags(options: UpOptions, ports: Ports) -> list[str]:
 
 def _log_flags(options: UpOptions) -> list[str]:
     return [f"--log-level={options.log_level}", f"--log-format={options.log_format}"]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

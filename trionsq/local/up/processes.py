@@ -91,7 +91,7 @@ class _Life:
         )
         try:
             async with trio.open_nursery() as tasks:
-                tasks.start_soon(self._stop_when_asked, process)
+                tasks.start_soon(self._stop_when_asked, process, name=f"stop of {part.name}")
                 error = await self._wait_until_up(process)
                 await process.wait()
                 tasks.cancel_scope.cancel()
