@@ -65,8 +65,8 @@ class GraphiteImages:
         path = f"topic.{_clean(topic)}."
         path += f"channel.{_clean(channel)}." if channel else ""
         kind = "channel" if channel else "topic"
-        named = f"{key} of the {kind} {channel or topic}"
-        return self._linked(path + key, key in _GAUGES, node, named)
+        title = f"{key} of the {kind} {channel or topic}"
+        return self._linked(path + key, key in _GAUGES, node, title)
 
     def memory(self, node: str, every: bool = False) -> Markup:
         """Memory of a node."""
@@ -146,14 +146,14 @@ class GraphiteEndpoints:
         if not target:
             raise HttpError(400, "INVALID_ARG_TARGET")
         seconds = int(self._interval_s)
-        asked = {
+        parameters = {
             "format": "json",
             "from": f"-{2 * seconds}sec",
             "target": target,
             "until": f"-{seconds}sec",
         }
         try:
-            answer = await self._upstream.get_foreign(f"{self._url}/render?{urlencode(asked)}")
+            answer = await self._upstream.get_foreign(f"{self._url}/render?{urlencode(parameters)}")
             value = _first_value(json_of(answer.body)) if answer.status == 200 else None
         except (UpstreamError, ValueError):
             value = None
@@ -163,9 +163,9 @@ class GraphiteEndpoints:
 
     async def render(self) -> Response:
         """GET /render: the response of Graphite."""
-        asked = request.query_string.decode("latin-1")
+        parameters = request.query_string.decode("latin-1")
         try:
-            answer = await self._upstream.get_foreign(f"{self._url}/render?{asked}")
+            answer = await self._upstream.get_foreign(f"{self._url}/render?{parameters}")
         except UpstreamError:
             raise HttpError(502, "UPSTREAM_ERROR: graphite does not answer") from None
         response = Response(answer.body, answer.status)

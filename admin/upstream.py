@@ -332,8 +332,8 @@ def _why(error: Exception) -> str:
             return os.strerror(cause.errno)  # trio's own text repeats the address
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    said = [str(each) for each in causes if str(each)]
-    return said[0] if said else type(error).__name__
+    texts = [str(each) for each in causes if str(each)]
+    return texts[0] if texts else type(error).__name__
 
 
 def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:

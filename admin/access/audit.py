@@ -171,6 +171,6 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def _line(entry: Entry) -> bytes:
-    said = {name: value for name, value in _fields(entry).items() if value not in ("", False)}
+    fields = {name: value for name, value in _fields(entry).items() if value not in ("", False)}
     # ASCII: no name can start a line of its own or make the file unreadable.
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

@@ -66,10 +66,10 @@ def same_origin(headers: Headers, hosts: tuple[str, ...]) -> bool:
     if origin is None:
         return True
     try:
-        named = urlsplit(origin).netloc.lower()
+        origin_host = urlsplit(origin).netloc.lower()
     except ValueError:
         return False
-    return bool(named) and named in [host.lower() for host in hosts]
+    return bool(origin_host) and origin_host in [host.lower() for host in hosts]
 
 
 async def form() -> MultiDict[str, str]:

@@ -275,7 +275,7 @@ class Access:
         return self._to_sign_in()
 
     def _to_sign_in(self) -> Response:
-        wanted = self._base_path + "/"
+        next_path = self._base_path + "/"
         sign_in = self._base_path + SIGN_IN_PATH
         if "HX-Request" in request.headers:
             answer = responses.error(401, "UNAUTHORIZED")
@@ -284,9 +284,9 @@ class Access:
             if request.method == "GET":
                 # As received: decoded, "#ephemeral" would not be part of the path any more.
                 path = bytes(request.scope.get("raw_path") or b"/") + b"?" + request.query_string
-                wanted = path.decode("ascii", "replace").removesuffix("?")
+                next_path = path.decode("ascii", "replace").removesuffix("?")
             answer = Response(b"", 303)
-            answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
+            answer.headers["Location"] = f"{sign_in}?next={quote(next_path, safe='/')}"
         else:
             answer = responses.error(401, "UNAUTHORIZED")
         if answer.status_code == 401:
@@ -300,7 +300,7 @@ class Access:
     def entry(self, **more: Any) -> Entry:
         """An audit entry for the request that is being answered."""
         user = self.current
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time_s": time.time(),
             "user": user.name,
             "role": user.role.title,
@@ -311,7 +311,7 @@ class Access:
             "path": request.path,
             "status": None,
         }
-        return Entry(**(said | more))
+        return Entry(**(fields | more))
 
     def record(self, **more: Any) -> None:
         """Add an audit entry for the request; it is written when the request has ended."""

@@ -220,18 +220,18 @@ def _write_user(path: Path, name: str, line: str) -> None:
     path = path.resolve()
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     parse_users(old)
-    kept = [kept for kept in old.splitlines() if not kept.strip().startswith(f"{name}:")]
+    others = [each for each in old.splitlines() if not each.strip().startswith(f"{name}:")]
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join([*kept, line, ""]))
+            file.write("\n".join([*others, line, ""]))
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            found = path.stat()
-            os.chmod(draft, found.st_mode & 0o777)
+            status = path.stat()
+            os.chmod(draft, status.st_mode & 0o777)
             with contextlib.suppress(PermissionError):  # another user's file becomes ours
-                os.chown(draft, found.st_uid, found.st_gid)
+                os.chown(draft, status.st_uid, status.st_gid)
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

@@ -128,12 +128,18 @@ def cookie_name(port: int) -> str:
     is another one (a tunnel, a proxy), and whether the browser sees HTTPS.
     """
     host = request.headers.get(":authority", "")
-    seen = host.rpartition(":")[2] if not host.endswith("]") else ""
+    browser_port = host.rpartition(":")[2] if not host.endswith("]") else ""
     parts = [COOKIE]
     if port > 0:
         parts.append(str(port))
-    if seen.isascii() and seen.isdigit() and ":" in host and len(seen) <= 5 and seen != str(port):
-        parts.append(seen)
+    if (
+        browser_port.isascii()
+        and browser_port.isdigit()
+        and ":" in host
+        and len(browser_port) <= 5
+        and browser_port != str(port)
+    ):
+        parts.append(browser_port)
     if is_https():
         parts.append("tls")
     return "_".join(parts)
@@ -141,5 +147,5 @@ def cookie_name(port: int) -> str:
 
 def is_https() -> bool:
     """Whether the browser sees HTTPS. Any sender is trusted: a lie only costs its own cookie."""
-    given = (request.scope.get("scheme"), *(request.headers.get(name) for name in _SCHEMES))
-    return "https" in given
+    schemes = (request.scope.get("scheme"), *(request.headers.get(name) for name in _SCHEMES))
+    return "https" in schemes

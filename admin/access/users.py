@@ -127,10 +127,10 @@ class UsersFile:
         if self._now_s() - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = self._now_s()
-        seen = _identity(self._path)
-        if seen == self._seen:
+        identity = _identity(self._path)
+        if identity == self._seen:
             return
-        self._seen = seen
+        self._seen = identity
         try:
             self._accounts = _read(self._path)
         except UsersError as error:
@@ -143,10 +143,10 @@ class UsersFile:
 
 def _identity(path: str) -> tuple[int, int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
 def _read(path: str) -> dict[str, Account]:

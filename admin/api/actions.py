@@ -89,8 +89,8 @@ class Actions:
             raise HttpError(400, "INVALID_ACTION")
         require_role(self._dashboard, _ROLES[verb])
         with upstream_errors():
-            reached = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
-            return response(reached.warnings)
+            result = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
+            return response(result.warnings)
 
 
 async def _body(kind: type[T]) -> T:

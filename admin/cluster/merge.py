@@ -234,14 +234,14 @@ def _latency_on_node(latency: Latency | None) -> Entry:
     return {"count": count, "percentiles": shown, "topic": "", "channel": "", "host": ""}
 
 
-def _percentile_on_node(given: Mapping[str, int | float], count: int) -> Entry:
-    value = given.get("value", 0)
+def _percentile_on_node(percentile: Mapping[str, int | float], count: int) -> Entry:
+    value = percentile.get("value", 0)
     return {
         "average": value,
         "count": count,
         "max": value,
         "min": value,
-        "quantile": given.get("quantile", 0),
+        "quantile": percentile.get("quantile", 0),
         "value": value,
     }
 

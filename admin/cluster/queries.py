@@ -95,13 +95,13 @@ class Cluster:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            found = await self._direct(late_s=late_s, first_s=first_s)
+            result = await self._direct(late_s=late_s, first_s=first_s)
             return QueryResult(
-                _union(_topics_of(stats) for _, stats in found.value), found.warnings
+                _union(_topics_of(stats) for _, stats in result.value), result.warnings
             )
         answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
         return QueryResult(
-            _union(named.topics or () for _, named in answers.value), answers.warnings
+            _union(names.topics or () for _, names in answers.value), answers.warnings
         )
 
     async def inactive_topics(
@@ -126,12 +126,12 @@ class Cluster:
 
         async def ask(name: str) -> None:
             try:
-                found = await self._ask_lookupds("/channels", Named, topic=name)
+                result = await self._ask_lookupds("/channels", Named, topic=name)
             except AllFailed as failure:
                 warnings.extend(map(str, failure.errors))
                 return
-            warnings.extend(found.warnings)
-            channels[name] = _union(named.channels or () for _, named in found.value)
+            warnings.extend(result.warnings)
+            channels[name] = _union(named.channels or () for _, named in result.value)
 
         with trio.move_on_after(INACTIVE_S):
             await _each(names, ask)
@@ -152,14 +152,14 @@ class Cluster:
         """
         if self.is_direct:
             direct = await self._direct(late_s=late_s, first_s=first_s)
-            found = QueryResult([producer for producer, _ in direct.value], direct.warnings)
+            result = QueryResult([producer for producer, _ in direct.value], direct.warnings)
         else:
             answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
-            found = QueryResult(_joined(lists), answers.warnings)
-        _mark_old(found.value)
-        found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
-        return found
+            result = QueryResult(_joined(lists), answers.warnings)
+        _mark_old(result.value)
+        result.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
+        return result
 
     async def producers(
         self, topic: str, *, late_s: float = LATE_S, first_s: float = math.inf
@@ -204,13 +204,13 @@ class Cluster:
         Raises:
             AllFailed: no node answered, or there are no nodes.
         """
-        found = await self.each_stats(
+        result = await self.each_stats(
             producers, topic=topic, channel=channel, clients=clients, late_s=late_s
         )
-        errors = [each for each in found.values() if isinstance(each, UpstreamError)]
-        if len(errors) == len(found):
+        errors = [each for each in result.values() if isinstance(each, UpstreamError)]
+        if len(errors) == len(result):
             raise AllFailed("nsqd", errors)
-        return QueryResult(found, list(map(str, errors)))
+        return QueryResult(result, list(map(str, errors)))
 
     async def each_stats(
         self,
@@ -293,14 +293,14 @@ async def _answers(
     Waits ``first_s`` for the first answer, then ``late_s`` after each answer for the next one. An
     error response is an answer, too.
     """
-    found: dict[str, T | UpstreamError] = {}
+    result: dict[str, T | UpstreamError] = {}
     began_s = trio.current_time()
 
     async def note(name: str) -> None:
         try:
-            found[name] = await ask(asked[name])
+            result[name] = await ask(asked[name])
         except UpstreamError as error:
-            found[name] = error
+            result[name] = error
             if error.status is None:
                 return
         nursery.cancel_scope.deadline = trio.current_time() + late_s
@@ -311,9 +311,9 @@ async def _answers(
             nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
     for name in asked:
-        if name not in found:
-            found[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
-    return {name: found[name] for name in asked}
+        if name not in result:
+            result[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
+    return {name: result[name] for name in asked}
 
 
 def _sorted_out(

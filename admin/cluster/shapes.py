@@ -180,13 +180,13 @@ VersionKey = tuple[tuple[int, int, str], ...]
 
 def version_key(version: str) -> VersionKey:
     """A sort key for a version; text that is not a version is older than any."""
-    found = _VERSION.fullmatch(version.strip())
-    if found is None:
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
         return ()
-    numbers: VersionKey = tuple((1, int(part or 0), "") for part in found.groups()[:3])
-    if found[4] is None:
+    numbers: VersionKey = tuple((1, int(part or 0), "") for part in match.groups()[:3])
+    if match[4] is None:
         return (*numbers, (2, 0, ""))  # a release is later than its pre-releases
-    return (*numbers, *map(_version_part, found[4].split(".")))
+    return (*numbers, *map(_version_part, match[4].split(".")))
 
 
 def _version_part(text: str) -> tuple[int, int, str]:

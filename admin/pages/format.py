@@ -134,8 +134,8 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 def when(at_s: float | None) -> str:
     """A time as ``2026-01-31 12:00:05`` (UTC)."""
-    shown = iso_time(at_s)
-    return shown.replace("T", " ").removesuffix("Z") if shown else UNKNOWN
+    text = iso_time(at_s)
+    return text.replace("T", " ").removesuffix("Z") if text else UNKNOWN
 
 
 def iso_time(at_s: float | None) -> str:
@@ -162,8 +162,8 @@ def _short(size: float) -> str:
     """Three digits at most, and no zeros at the end."""
     if size >= 99.95:
         return str(round(size))
-    shown = f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
-    return shown.rstrip("0").rstrip(".")
+    text = f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def _tenths(ns: int, unit_ns: int) -> str:

@@ -71,10 +71,10 @@ def stake(
 ) -> Stake:
     """The messages that ``verb`` would discard, on the nodes that answered. Pure."""
     failed = [str(answer) for answer in answers.values() if isinstance(answer, UpstreamError)]
-    told = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
-    if not told:
+    statistics = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
+    if not statistics:
         return Stake(None, "", failed)
-    topics = [t for stats in told for t in stats.topics or () if t.topic_name == topic]
+    topics = [t for stats in statistics for t in stats.topics or () if t.topic_name == topic]
     channels = [
         c for t in topics for c in t.channels or () if not channel or c.channel_name == channel
     ]

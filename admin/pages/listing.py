@@ -64,9 +64,9 @@ class Listing(Generic[Row]):
     @property
     def near(self) -> Sequence[int | None]:
         """The page numbers to choose from; None marks a gap."""
-        wanted = {1, self.pages, *range(self.page - 2, self.page + 3)}
+        candidates = {1, self.pages, *range(self.page - 2, self.page + 3)}
         numbers: list[int | None] = []
-        for number in sorted(wanted & set(range(1, self.pages + 1))):
+        for number in sorted(candidates & set(range(1, self.pages + 1))):
             if numbers and numbers[-1] is not None and number > numbers[-1] + 1:
                 numbers.append(None)
             numbers.append(number)
@@ -80,8 +80,10 @@ class Listing(Generic[Row]):
             values["page"] = 1
         values |= changes
         defaults: dict[str, str | int] = {"q": "", "page": 1, "size": _SIZE_DEFAULT}
-        told = {name: value for name, value in values.items() if value != defaults.get(name, "")}
-        return f"{self.path}?{urlencode(told)}" if told else self.path
+        parameters = {
+            name: value for name, value in values.items() if value != defaults.get(name, "")
+        }
+        return f"{self.path}?{urlencode(parameters)}" if parameters else self.path
 
     def sort_link(self, column: Column[Row]) -> str:
         """The link that sorts by a column, or reverses it. Numbers start with the highest."""
@@ -121,10 +123,10 @@ def make_listing(
     q = query.get("q", "").strip()[:_MAX_Q_LENGTH]
     found = [row for row in rows if matches(q, text(row))] if q else list(rows)
     by_name = {column.name: column.key for column in columns if column.key is not None}
-    asked = query.get("sort", sort)
-    if asked.removeprefix("-") not in by_name:
-        asked = sort
-    found = _sorted(found, by_name[asked.removeprefix("-")], down=asked.startswith("-"))
+    order = query.get("sort", sort)
+    if order.removeprefix("-") not in by_name:
+        order = sort
+    found = _sorted(found, by_name[order.removeprefix("-")], down=order.startswith("-"))
     size = _number(query.get("size", ""), _SIZE_DEFAULT)
     size = size if size in SIZES else _SIZE_DEFAULT
     pages = max(-(-len(found) // size), 1)
@@ -134,7 +136,7 @@ def make_listing(
         columns=columns,
         path=path,
         q=q,
-        sort=asked,
+        sort=order,
         page=page,
         pages=pages,
         size=size,

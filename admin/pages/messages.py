@@ -78,17 +78,17 @@ def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
 
 
 def _more(message: Mapping[str, Any]) -> str:
-    said = []
+    parts = []
     due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
     if isinstance(due_s, int | float):
-        said.append(f"due in {duration_s(due_s)}")
+        parts.append(f"due in {duration_s(due_s)}")
     if isinstance(deadline_s, int | float):
-        said.append(f"times out in {duration_s(deadline_s)}")
+        parts.append(f"times out in {duration_s(deadline_s)}")
     if "client" in message:
         client = message["client"]
         name = client.get("remote_address") if isinstance(client, dict) else None
-        said.append(f"at {str(name)[:100]}" if name else "its client has gone")
-    return ", ".join(said)
+        parts.append(f"at {str(name)[:100]}" if name else "its client has gone")
+    return ", ".join(parts)
 
 
 def _whole(value: object) -> int | None:

@@ -197,11 +197,11 @@ class NodePages:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        shown = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
+        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
         # Nodes that no nsqlookupd lists now.
-        shown += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
+        node_rows += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
         listing = make_listing(
-            shown,
+            node_rows,
             _COLUMNS,
             arguments(),
             path=self._site.url("nodes"),
@@ -225,11 +225,11 @@ class NodePages:
         show = query.get("show", "")
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
-        looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
+        result = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
-        topics = looked.stats.topics or []
-        rows = count_rows([looked.stats])
+        topics = result.stats.topics or []
+        rows = count_rows([result.stats])
         drawing = SeriesCharts(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
@@ -238,20 +238,20 @@ class NodePages:
             live=True,
             node=node,
             show=show,
-            producer=looked.producer,
+            producer=result.producer,
             row=row,
-            told=not looked.error,
-            is_silent=looked.is_silent,
-            last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
-            last_topics=self._last_topics(node) if looked.is_silent else [],
+            told=not result.error,
+            is_silent=result.is_silent,
+            last_seen=last_seen(row) if result.is_silent and row and row.answered_s else "",
+            last_topics=self._last_topics(node) if result.is_silent else [],
             chips=self._chips(node, show),
             counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
-            tombstoned=_tombstoned(looked.producer),
+            tombstoned=_tombstoned(result.producer),
             sparks=drawing.sparks,
-            listing=await compute(rows, lambda: self._listing(node, show, looked, query)),
-            warnings=looked.warnings,
-            error=looked.error,
+            listing=await compute(rows, lambda: self._listing(node, show, result, query)),
+            warnings=result.warnings,
+            error=result.error,
         )
 
     async def _nodes(self) -> QueryResult[list[Producer]]:
@@ -286,10 +286,10 @@ class NodePages:
         ]
 
     def _listing(
-        self, node: str, show: str, looked: _NodeResult, query: Mapping[str, str]
+        self, node: str, show: str, result: _NodeResult, query: Mapping[str, str]
     ) -> Listing[Any]:
         path = self._site.url("nodes", node)
-        topics = looked.stats.topics or []
+        topics = result.stats.topics or []
         if show == "topics":
             return make_listing(
                 topics, _TOPICS, query, path=path, text=lambda row: row.topic_name, sort="name"
@@ -326,8 +326,8 @@ class NodePages:
         """The first topics of a node at its last answer, with their messages."""
         found = []
         for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
-            seen = self._poller.last_seen(node, topic)
-            found.append((topic, sum(seen[1].values()) if seen else 0))
+            last = self._poller.last_seen(node, topic)
+            found.append((topic, sum(last[1].values()) if last else 0))
         return sorted(found)
 
 

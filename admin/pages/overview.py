@@ -73,8 +73,8 @@ def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
         answer = "Every node answers"
     else:
         answer = f"{nodes_up} of {nodes} nodes answer"
-    said = [_counted(count, name) for name, count in counts.items() if count]
-    text = f"{answer}. {', '.join(said).capitalize()}." if said else f"{answer}."
+    parts = [_counted(count, name) for name, count in counts.items() if count]
+    text = f"{answer}. {', '.join(parts).capitalize()}." if parts else f"{answer}."
     if counts["critical"]:
         return Verdict("bad", "Something is wrong", text)
     if counts["warning"]:

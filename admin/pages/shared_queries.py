@@ -73,16 +73,16 @@ async def nodes_of_topic(dashboard: Dashboard, topic: str) -> TopicNodes:
     """The nodes of ``topic``. Waits `HUNG_S` for nsqlookupds if the poller knows some."""
     known = dashboard.poller.producers(topic)
     try:
-        told = await dashboard.cluster.producers(topic, **lookup_waits(known=bool(known)))
+        registered = await dashboard.cluster.producers(topic, **lookup_waits(known=bool(known)))
     except AllFailed as failure:
         # nsqlookupd answers 404 for a topic that it does not know.
         unheard = [error for error in failure.errors if error.status != 404]
         if not known:
             return TopicNodes([], error=str(failure) if unheard else "")
         return TopicNodes(known, [str(error) for error in unheard])
-    names = {producer.node for producer in told.value}
+    names = {producer.node for producer in registered.value}
     more = [producer for producer in known if producer.node not in names]
-    return TopicNodes([*told.value, *more], told.warnings)
+    return TopicNodes([*registered.value, *more], registered.warnings)
 
 
 T = TypeVar("T")

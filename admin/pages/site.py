@@ -84,8 +84,8 @@ class Site:
     def url(self, *parts: str, **query: str) -> str:
         """The path of a page below the base path, with quoted parts."""
         path = "/".join(quote(part, safe="") for part in parts)
-        told = {name: value for name, value in query.items() if value}
-        return self.dashboard.path(f"/{path}") + (f"?{urlencode(told)}" if told else "")
+        parameters = {name: value for name, value in query.items() if value}
+        return self.dashboard.path(f"/{path}") + (f"?{urlencode(parameters)}" if parameters else "")
 
     def page(
         self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
@@ -112,9 +112,9 @@ class Site:
         }
         response = _html_response(self._templates.get_template(template).render(values))
         response.headers["Cache-Control"] = "no-store"
-        if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
+        if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(
-                GRAPHS_COOKIE, chosen, max_age=_YEAR_S, httponly=True, samesite="Lax"
+                GRAPHS_COOKIE, interval, max_age=_YEAR_S, httponly=True, samesite="Lax"
             )
         if lines is not None:
             response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")

@@ -74,8 +74,10 @@ class Events:
             refused = error(503, "TOO_MANY_STREAMS")
             refused.headers["Retry-After"] = "30"
             return refused
-        given = request.headers.get("Last-Event-ID") or request.args.get("after", "")
-        after = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else 0
+        last_id = request.headers.get("Last-Event-ID") or request.args.get("after", "")
+        after = (
+            int(last_id) if last_id.isascii() and last_id.isdecimal() and len(last_id) < 16 else 0
+        )
         response = Response(TickStream(self, after, self.standing()), 200, headers=_HEADERS)
         response.content_type = "text/event-stream; charset=utf-8"
         return response
@@ -90,7 +92,7 @@ class Events:
 def tick(snapshot: Snapshot) -> bytes:
     """The event ``tick`` for ``snapshot``, as bytes of the stream."""
     total = snapshot.total
-    found = Counter(problem.severity for problem in snapshot.problems)
+    counts = Counter(problem.severity for problem in snapshot.problems)
     document = {
         "sequence": snapshot.sequence,
         "taken": round(snapshot.taken_s, 3),
@@ -106,7 +108,7 @@ def tick(snapshot: Snapshot) -> bytes:
         "nodes_up": total.nodes,
         "topics": len(snapshot.topics),
         "channels": len(snapshot.channels),
-        "problems": {name: found[name] for name in ("critical", "warning", "notice")},
+        "problems": {name: counts[name] for name in ("critical", "warning", "notice")},
     }
     text = json.dumps(document, separators=(",", ":"))
     return f"event: tick\nid: {snapshot.sequence}\ndata: {text}\n\n".encode()

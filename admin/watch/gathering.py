@@ -96,24 +96,24 @@ class Gathering:
         return row
 
     def _add_topic(
-        self, node: NodeRow, found: TopicMetrics, counters: Counters, ages: Ages | None
+        self, node: NodeRow, metrics: TopicMetrics, counters: Counters, ages: Ages | None
     ) -> TopicRow:
-        name = found.topic_name
+        name = metrics.topic_name
         row = self._topic_row(name)
         row.nodes += 1
-        row.depth += found.depth
-        row.backend_depth += found.backend_depth
-        row.messages += found.message_count
-        row.nbytes += found.message_bytes
-        row.paused = row.paused or found.paused
-        age = _age_s(found.depth, ages, (name, ""))
+        row.depth += metrics.depth
+        row.backend_depth += metrics.backend_depth
+        row.messages += metrics.message_count
+        row.nbytes += metrics.message_bytes
+        row.paused = row.paused or metrics.paused
+        age = _age_s(metrics.depth, ages, (name, ""))
         _add_age(row, age)
         _add_age(node, age)
         node.topics += 1
-        node.depth += found.depth
-        node.backend_depth += found.backend_depth
-        node.messages += found.message_count
-        rates = counters.rates((name, ""), found.message_count, found.depth)
+        node.depth += metrics.depth
+        node.backend_depth += metrics.backend_depth
+        node.messages += metrics.message_count
+        rates = counters.rates((name, ""), metrics.message_count, metrics.depth)
         if rates is not None:
             row.rate_in = (row.rate_in or 0.0) + rates[0]
             node.rate_in = (node.rate_in or 0.0) + rates[0]
@@ -127,34 +127,34 @@ class Gathering:
         self,
         node: NodeRow,
         topic: TopicRow,
-        found: ChannelMetrics,
+        metrics: ChannelMetrics,
         counters: Counters,
         ages: Ages | None,
     ) -> None:
-        key = (topic.topic, found.channel_name)
-        row = self._channel_row(topic, found.channel_name)
+        key = (topic.topic, metrics.channel_name)
+        row = self._channel_row(topic, metrics.channel_name)
         row.nodes += 1
-        row.depth += found.depth
-        row.backend_depth += found.backend_depth
-        row.messages += found.message_count
-        row.paused = row.paused or found.paused
-        age = _age_s(found.depth, ages, key)
-        topic.channels_depth += found.depth
+        row.depth += metrics.depth
+        row.backend_depth += metrics.backend_depth
+        row.messages += metrics.message_count
+        row.paused = row.paused or metrics.paused
+        age = _age_s(metrics.depth, ages, key)
+        topic.channels_depth += metrics.depth
         node.channels += 1
-        node.depth += found.depth
-        node.backend_depth += found.backend_depth
-        held = found.depth + found.in_flight_count + found.deferred_count
+        node.depth += metrics.depth
+        node.backend_depth += metrics.backend_depth
+        held = metrics.depth + metrics.in_flight_count + metrics.deferred_count
         rates = counters.rates(
-            key, found.message_count, held, found.requeue_count, found.timeout_count
+            key, metrics.message_count, held, metrics.requeue_count, metrics.timeout_count
         )
         if rates is not None:
             row.rate_in = (row.rate_in or 0.0) + rates[0]
         for each in (row, topic, node):
-            each.in_flight += found.in_flight_count
-            each.deferred += found.deferred_count
-            each.requeues += found.requeue_count
-            each.timeouts += found.timeout_count
-            each.clients += found.client_count
+            each.in_flight += metrics.in_flight_count
+            each.deferred += metrics.deferred_count
+            each.requeues += metrics.requeue_count
+            each.timeouts += metrics.timeout_count
+            each.clients += metrics.client_count
             if age:
                 _add_age(each, age)
             if rates is not None:

@@ -59,24 +59,24 @@ _KNOWN_SHARE: Final = 0.8
 
 async def problems(snapshot: Snapshot, history: History) -> list[Problem]:
     """The problems, the worst first. Other tasks get their turn in between."""
-    found = [
+    result = [
         Problem("warning", f"{warning[:300]}.", "", "/nodes", "lookup")
         for warning in snapshot.warnings
     ]
     for node in snapshot.nodes.values():
-        found += _of_node(node, snapshot.taken_s)
+        result += _of_node(node, snapshot.taken_s)
     for number, topic in enumerate(snapshot.topics.values()):
         if topic.depth:
-            found += _of_topic(topic)
+            result += _of_topic(topic)
         if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
     for number, channel in enumerate(snapshot.channels.values()):
         if channel.depth or channel.rate_timeout or channel.rate_requeue:
-            found += _of_channel(channel, history)
+            result += _of_channel(channel, history)
         if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
-    found.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
-    return found
+    result.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
+    return result
 
 
 def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:

@@ -369,8 +369,8 @@ class Poller:
     async def _ask_for_nodes(self) -> None:
         """Request the list of nodes; without an answer the known nodes stay."""
         try:
-            found = await self._cluster.nodes()
-            self._note_nodes(found.value, found.warnings)
+            result = await self._cluster.nodes()
+            self._note_nodes(result.value, result.warnings)
         except AllFailed as error:
             self._warnings = [str(error)]
         except Exception as error:

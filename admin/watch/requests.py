@@ -120,8 +120,8 @@ _CHANNEL_LABEL: Final = re.compile(rb'channel="([^"]*)"')
 
 def ages_in(body: bytes) -> Iterator[tuple[tuple[str, str], float]]:
     """The ages above 0 in a page of /metrics; malformed lines are ignored."""
-    for found in _LINE.finditer(body):
-        labels, value = found.groups()
+    for match in _LINE.finditer(body):
+        labels, value = match.groups()
         topic, channel = _TOPIC_LABEL.search(labels), _CHANNEL_LABEL.search(labels)
         try:
             age_s = float(value)
