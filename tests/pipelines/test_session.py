@@ -122,7 +122,7 @@ def test_workers_whose_python_has_no_packages_are_told(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     line = explained(spark)
     assert line.startswith("workers lack a module (")
-    assert line.endswith("run `pip install 'trionsq[spark]'` for their Python, too")
+    assert line.endswith("run `pip install 'trionsq[spark]'` for their Python as well")
 
 
 def test_workers_that_do_nothing_are_told_of(

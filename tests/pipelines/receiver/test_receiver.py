@@ -262,7 +262,7 @@ def test_a_receiver_that_was_never_started_stops(tmp_path: Path) -> None:
         ({"topics": ()}, "either topics or topic_pattern"),
         ({"topic_pattern": "a.*"}, "either topics or topic_pattern"),
         ({"topics": ("a b",)}, "not a valid name: 'a b'"),
-        ({"topics": ("t", "t")}, "names one twice"),
+        ({"topics": ("t", "t")}, "has a name twice"),
         ({"topics": (), "topic_pattern": "("}, "topic_pattern: "),
         ({"topics": (), "topic_pattern": "a.*"}, "needs lookupd_http_addresses"),
         ({"nsqd_tcp_addresses": ()}, "nsqd_tcp_addresses or lookupd_http_addresses"),
