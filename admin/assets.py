@@ -12,9 +12,9 @@ import trio
 from quart import Response, request
 
 from admin import pages
-from admin.dashboard import Dashboard
-from trionsq.web.answers import plain
+from admin.options import NsqadminOptions
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import plain
 
 __all__ = ["STATIC_PATH", "endpoints"]
 
@@ -35,9 +35,9 @@ _TYPES: Final = {
 }
 
 
-def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
+def endpoints(options: NsqadminOptions) -> Iterable[Endpoint]:
     """The static files of the package, or of --dev-static-dir."""
-    files = _Files(Path(dashboard.options.dev_static_dir or STATIC_PATH))
+    files = _Files(Path(options.dev_static_dir or STATIC_PATH))
     return [
         ("GET", "/static/<path:asset>", files.static),
         ("GET", "/fonts/<path:asset>", files.font),

@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx2
 import trio
 
-from admin.access.opening import open_access
+from admin.access.guard import open_access
 from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
@@ -72,13 +72,13 @@ async def open_dashboard(
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.note)
-            dashboard.tasks.append(dashboard.notify.run)
+            dashboard.tasks.append(("nsqadmin notifications", dashboard.notify.run))
 
-        def start_task(task: Task) -> None:
-            nursery.start_soon(run, task, name=task)
+        def start_task(name: str, task: Task) -> None:
+            nursery.start_soon(run, task, name=name)
 
-        for task in dashboard.tasks:
-            start_task(task)
+        for name, task in dashboard.tasks:
+            start_task(name, task)
         dashboard.start_task = start_task
         try:
             yield dashboard
@@ -105,9 +105,10 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
             gate = gate_of(dashboard)
             app = create_admin_app(dashboard, gate)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s)
+                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s, name="event loop lag")
                 for sock in http:
-                    await nursery.start(serve_web, WebServer(app, gate=gate), sock)
+                    name = f"http server {bound_address(sock)[0]}"
+                    await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
                 sockets.pop_all()  # each listener closes its own from now on
                 try:
                     yield dashboard
@@ -123,7 +124,7 @@ async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
         target = split_address(address)
         try:
             if target is None:
-                raise ValueError("it is not host:port")
+                raise ValueError("not host:port")
             await trio.socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:  # UnicodeError, of odd names, is a ValueError
             reason = f"failed to resolve --{kind}-http-address ({address}) - {error}"

@@ -11,12 +11,12 @@ from typing import Final
 import httpx2
 import trio
 
-from admin.operations import Done
 from admin.options import NsqadminOptions
+from admin.user_action import UserAction
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
 __all__ = ["QUEUE_MAX", "Notifier", "notification"]
 
@@ -42,15 +42,15 @@ class Notifier:
         self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_MAX)
         self.dropped = 0
 
-    def note(self, done: Done) -> None:
+    def note(self, done: UserAction) -> None:
         """Have ``done`` told; an observer, see `admin.dashboard`."""
         try:
             self._send.send_nowait(notification(done, self._via))
         except trio.WouldBlock:
             self.dropped += 1
-            log.error("NOTIFY: %s is not told, too many wait already", done.action)
+            log.error("NOTIFY: dropped the notification of %s: the queue is full", done.action)
         except trio.BrokenResourceError:
-            log.error("NOTIFY: %s is not told, nsqadmin is stopping", done.action)
+            log.error("NOTIFY: dropped the notification of %s: nsqadmin is stopping", done.action)
 
     async def run(self) -> None:
         """Send until cancelled; then what waits gets a second."""
@@ -75,7 +75,7 @@ class Notifier:
                 with trio.move_on_after(_LAST_S, shield=True) as last:
                     await self._flush(client, current)
                 if last.cancelled_caught:
-                    log.error("NOTIFY: stopped before all was told")
+                    log.error("NOTIFY: stopped with unsent notifications")
 
     async def _flush(self, client: httpx2.AsyncClient, current: list[bytes]) -> None:
         """Send what was under way (once more, it may come twice) and what waits."""
@@ -104,7 +104,7 @@ class Notifier:
         log.error("NOTIFY: POST %s failed: %s", shown_url(self._url), why)
 
 
-def notification(done: Done, via: str) -> bytes:
+def notification(done: UserAction, via: str) -> bytes:
     """The JSON of a notification; ``via`` is the name of this host."""
     optional = {"channel": done.channel, "node": done.node, "user": done.user}
     present = {name: value for name, value in optional.items() if value}

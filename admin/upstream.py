@@ -24,9 +24,10 @@ import trio
 from admin.options import NsqadminOptions, OptionsError
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
+from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
 
-__all__ = ["NBYTES_MAX", "Answer", "Upstream", "UpstreamError", "json_of", "node_of"]
+__all__ = ["NBYTES_MAX", "ForeignResponse", "Upstream", "UpstreamError", "json_of", "node_of"]
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ _NEVER_SENT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ForeignResponse:
     """What a foreign server said; ``headers`` by name in lower case."""
 
     status: int
@@ -165,7 +166,7 @@ class Upstream:
         """The bytes that are at ``url``; else as `get_json`."""
         return await self._ask("GET", url, timeout_s)
 
-    async def get_foreign(self, url: str) -> Answer:
+    async def get_foreign(self, url: str) -> ForeignResponse:
         """What is at ``url``, whatever its status: of a server that is no part of NSQ.
 
         A user and a password in the URL are sent.
@@ -177,7 +178,7 @@ class Upstream:
             with trio.move_on_after(self._request_timeout_s):
                 answer, body = await self._exchange("GET", url, None, {"Accept": "*/*"})
                 headers = {name.lower(): value for name, value in answer.headers.items()}
-                return Answer(answer.status_code, headers, body)
+                return ForeignResponse(answer.status_code, headers, body)
         raise UpstreamError(node_of(url), f"no answer within {self._request_timeout_s:g} s")
 
     async def post(self, url: str, body: bytes = b"", *, timeout_s: float | None = None) -> bytes:
@@ -221,7 +222,7 @@ class Upstream:
         try:
             return await self._ask_once(method, url, body)
         except _TlsRequiredError as error:
-            secured = f"https://{_host_of(url)}:{error.https_port}"
+            secured = f"https://{format_address(urlsplit(url).hostname or '', error.https_port)}"
             answer = await self._ask_once(method, _moved(url, secured), body)
         if len(self._secured) >= _SECURED_MAX:
             self._secured.clear()
@@ -268,11 +269,6 @@ def node_of(url: str) -> str:
         return urlsplit(url).netloc.rpartition("@")[2]
     except ValueError:
         return url
-
-
-def _host_of(url: str) -> str:
-    host = urlsplit(url).hostname or ""
-    return f"[{host}]" if ":" in host else host
 
 
 def _moved(url: str, to: str) -> str:

@@ -13,21 +13,17 @@ from quart_trio import QuartTrio
 
 from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Entry, Registry
-from lookupd.tasks import task_name
+from lookupd.registry import Entry, Producer, Registry
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.histogram import Histogram
-from trionsq.web.answers import empty, encoded_document, json_bytes, json_document, plain
 from trionsq.web.app import Endpoint, create_app
-from trionsq.web.errors import HttpError
+from trionsq.web.diagnostics import Health, Pprof, guarded
 from trionsq.web.gate import Gate
-from trionsq.web.guard import guarded
-from trionsq.web.health import Health
-from trionsq.web.pprof import Pprof
-from trionsq.web.query import Query, query, valid_argument
+from trionsq.web.protocol import HttpError, Query, json_bytes, valid_argument
+from trionsq.web.request import query
+from trionsq.web.responses import empty, encoded_document, json_document, plain
 
 __all__ = ["lookupd_app"]
 
@@ -69,7 +65,7 @@ def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[En
         ("POST", "/channel/create", directory.create_channel),
         ("POST", "/channel/delete", directory.delete_channel),
     ]
-    for page in Pprof(task_name, "/debug/pprof").endpoints():
+    for page in Pprof("/debug/pprof").endpoints():
         yield guarded(page, lambda: options.debug_from)
 
 

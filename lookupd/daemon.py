@@ -11,27 +11,42 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 import trio
 
-from lookupd import connection
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Registry
 from lookupd.session import Session
+from lookupd.turns import sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
-from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
+from trionsq.daemon.listener import (
+    ListenError,
+    accept_forever,
+    bound_address,
+    open_sockets,
+    peer_address,
+)
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.histogram import Histogram
-from trionsq.web.answers import json_bytes
+from trionsq.hostport import format_address
 from trionsq.web.gate import Gate
+from trionsq.web.protocol import json_bytes
 from trionsq.web.serve import WebServer, serve_web
 
-__all__ = ["Lookupd", "run_nsqlookupd", "running_nsqlookupd"]
+__all__ = [
+    "LINGER_S",
+    "MAGIC_S",
+    "WRITE_STALL_S",
+    "Lookupd",
+    "run_nsqlookupd",
+    "running_nsqlookupd",
+    "serve_session",
+]
 
 log = logging.getLogger("trionsq")
 
@@ -67,7 +82,7 @@ class Lookupd:
     async def serve(self, stream: trio.abc.HalfCloseableStream, remote_address: str) -> None:
         """Speak V1 on a stream until either side closes it."""
         session = Session(self.registry, remote_address, self._identity())
-        await connection.serve(stream, session, self.now_ns)
+        await serve_session(stream, session, self.now_ns)
 
     async def serve_socket(self, accepted: socket.socket) -> None:
         """A connection's life. What goes wrong costs it alone."""
@@ -104,7 +119,7 @@ def _peer(accepted: socket.socket) -> str:
         with contextlib.suppress(AttributeError, OSError):  # not every system has them
             accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
     host, port = accepted.getpeername()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)
 
 
 @asynccontextmanager
@@ -122,15 +137,18 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
         gate = Gate.of(options, options.broadcast_address)
         app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s)
+            nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s, name="event loop lag")
 
             def accept(accepted: socket.socket) -> None:
-                nursery.start_soon(lookupd.serve_socket, accepted)
+                name = f"nsqlookupd client {peer_address(accepted)}"
+                nursery.start_soon(lookupd.serve_socket, accepted, name=name)
 
             for sock in tcp:
-                await nursery.start(accept_forever, sock, accept)
+                name = f"listener {bound_address(sock)[0]}"
+                await nursery.start(accept_forever, sock, accept, name=name)
             for sock in http:
-                await nursery.start(serve_web, WebServer(app, gate=gate), sock)
+                name = f"http server {bound_address(sock)[0]}"
+                await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
             sockets.pop_all()  # each listener closes its own from now on
             try:
                 yield lookupd
@@ -159,6 +177,7 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
     Raises:
         ListenError: an address can't be listened on.
     """
+    trio.lowlevel.current_task().name = "nsqlookupd"
     tune_gc()
     start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -166,3 +185,53 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
             await anext(signals)
     log.info("NSQLOOKUPD: bye")
     return 0
+
+
+# What one read brings is done in one step: 100 to 800 commands, each with its line in the log,
+# take up to 5 ms. Their answers have less than twice its size.
+_READ_NBYTES_MAX: Final = 4 * 1024
+MAGIC_S: Final = 60.0
+"""The magic, which nsqd sends at once, must be there within so long."""
+WRITE_STALL_S: Final = 30.0
+"""A peer who does not take its answers for so long is given up."""
+LINGER_S: Final = 0.5
+"""After the last answer, what the peer still sends is thrown away for so long: a reset because of
+unread input would lose the answer."""
+
+
+async def serve_session(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    """Serve until either side ends it, then close both.
+
+    On cancellation the connection is closed at once, and its producer is gone.
+    """
+    try:
+        with trio.fail_after(MAGIC_S):
+            while not session.begun:
+                await _converse(stream, session, now_ns)
+        while not session.ended:
+            await _converse(stream, session, now_ns)
+        with trio.move_on_after(LINGER_S):
+            await stream.send_eof()
+            while await stream.receive_some(_READ_NBYTES_MAX):
+                pass
+    except (trio.BrokenResourceError, trio.TooSlowError) as error:
+        log.debug("TCP: %r lost: %r", session, error)
+    finally:
+        session.close()
+        with trio.CancelScope(shield=True):
+            # Bounded by what the producer had registered; it waits for nobody.
+            await sweep(session.registry)
+        await trio.aclose_forcefully(stream)
+
+
+async def _converse(
+    stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
+) -> None:
+    data = await stream.receive_some(_READ_NBYTES_MAX)
+    answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
+    await sweep(session.registry)
+    if answers:
+        with trio.fail_after(WRITE_STALL_S):
+            await stream.send_all(answers)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from lookupd.producer import MissingFieldsError, Producer, read_announced
-from lookupd.registry import Registry
+from lookupd.registry import MissingFieldsError, Producer, Registry, read_announced
+from trionsq.logtext import printable
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["BODY_NBYTES_MAX", "LINE_NBYTES_MAX", "MAGIC", "Session", "frame"]
@@ -119,8 +119,7 @@ class Session:
 
     def _refuse(self, error: _FatalError) -> None:
         text: bytes = error.args[0]
-        # Of what the client sent, a tame part: it may be long, and meant to look like other lines.
-        log.error("client(%s) - %.200a", self._remote_address, text.decode(errors="replace"))
+        log.error("client(%s) - %s", self._remote_address, printable(text.decode(errors="replace")))
         self._answer(text)
         self._awaited = _Awaited.NOTHING
         self._buffer.clear()
@@ -213,12 +212,12 @@ class Session:
         self._producer = Producer(self._remote_address, announced, now_ns)
         self.registry.add_producer(self._producer)
         log.info(
-            "DB: client(%s) IDENTIFY %.300a tcp:%d http:%d version:%.100a",
+            "DB: client(%s) IDENTIFY %s tcp:%d http:%d version:%s",
             self._remote_address,
-            announced.broadcast_address,
+            printable(announced.broadcast_address),
             announced.tcp_port,
             announced.http_port,
-            announced.version,
+            printable(announced.version, 100),
         )
         self._answer(self._identity)
 

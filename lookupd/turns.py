@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from lookupd.registry import Registry
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
 __all__ = ["PRODUCER_COST", "TOUCHED_MAX", "Turns", "sweep"]
 

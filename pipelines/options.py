@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from pipelines.errors import OptionsError
 from trionsq import durations
-from trionsq.client.dial import split_address
 from trionsq.client.discovery import lookup_url
+from trionsq.hostport import parse_address
 from trionsq.options import parse_bool as _parse_bool
 
 __all__ = [
@@ -195,7 +195,7 @@ def nsqd_addresses(value: str) -> tuple[str, ...]:
     for address in addresses:
         if "/" in address:
             raise ValueError(f"{address!r} is not host:port")
-        split_address(address)
+        parse_address(address)
     return addresses
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests import time_limit
 from tests.parallel import SPARK, Scheduling, group_of, rank
@@ -24,7 +25,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", max_examples=1_000, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
+settings.load_profile(PROFILE)
+if PROFILE == "same":
+    # Hypothesis also draws the constants of those modules of the project that are loaded by then,
+    # which depends on the tests that the worker ran before. It has no setting for that.
+    assert callable(vars(providers)["is_local_module_file"])
+    vars(providers)["is_local_module_file"] = lambda path: False
 
 
 def uses_the_spark_of_all(item: pytest.Item) -> bool:

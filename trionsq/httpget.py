@@ -24,8 +24,8 @@ __all__ = [
     "Answer",
     "AnswerError",
     "AnswerTooBigError",
-    "ConnectError",
     "Dial",
+    "GetConnectError",
     "GetError",
     "GetTimeoutError",
     "UrlError",
@@ -35,16 +35,16 @@ __all__ = [
     "shown_url",
 ]
 
-NBYTES_MAX: Final = 5 * 1024 * 1024
+MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 """Default bound of a body: nsqd's default --max-body-size."""
 
-_RECEIVE_NBYTES: Final = 64 * 1024
+_RECEIVE_BYTES: Final = 64 * 1024
 # Until it is known to be HTTP: an error of h11 holds, and quotes, all that there is.
-_HEAD_NBYTES: Final = 8 * 1024
+_HEAD_BYTES: Final = 8 * 1024
 # Parts of an answer that are read in one turn of the event loop: they may have a byte each.
-_EVENTS_MAX: Final = 128
+_MAX_EVENTS: Final = 128
 # Characters of what is wrong with an answer.
-_SHOWN_MAX: Final = 200
+_MAX_SHOWN: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -59,7 +59,7 @@ class UrlError(GetError, ValueError):
     """That is no URL of an HTTP server."""
 
 
-class ConnectError(GetError):
+class GetConnectError(GetError):
     """The server can't be reached: name, connection or TLS."""
 
 
@@ -95,7 +95,7 @@ async def get(
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 2.0,
     request_timeout_s: float = 5.0,
-    nbytes_max: int = NBYTES_MAX,
+    max_bytes: int = MAX_BODY_BYTES,
     *,
     ssl_context: ssl.SSLContext | None = None,
     dial: Dial = trio.open_tcp_stream,
@@ -109,15 +109,15 @@ async def get(
         headers: to send besides Host.
         connect_timeout_s: for the name, the connection and TLS, in seconds; 0: no limit.
         request_timeout_s: for everything, in seconds; 0: no limit.
-        nbytes_max: of the answer's body.
+        max_bytes: of the answer's body.
         ssl_context: for https; by default one that trusts what the system trusts.
         dial: connects; for tests.
 
     Raises:
-        UrlError, ConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
+        UrlError, GetConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
             `GetError`.
     """
-    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), max_bytes)
     return await _ask("GET", url, None, headers or {}, limits, ssl_context, dial)
 
 
@@ -127,13 +127,13 @@ async def post(
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 2.0,
     request_timeout_s: float = 5.0,
-    nbytes_max: int = NBYTES_MAX,
+    max_bytes: int = MAX_BODY_BYTES,
     *,
     ssl_context: ssl.SSLContext | None = None,
     dial: Dial = trio.open_tcp_stream,
 ) -> Answer:
     """Send ``body`` to ``url``; else like `get`."""
-    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), max_bytes)
     return await _ask("POST", url, body, headers or {}, limits, ssl_context, dial)
 
 
@@ -146,7 +146,7 @@ def limit_s(timeout_s: float) -> float:
 class _Limits:
     connect_timeout_s: float
     request_timeout_s: float
-    nbytes_max: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ async def _ask(
     with trio.move_on_after(limits.request_timeout_s):
         stream = await _connect(parts, limits.connect_timeout_s, ssl_context, dial)
         try:
-            return await _exchange(stream, sent, limits.nbytes_max)
+            return await _exchange(stream, sent, limits.max_bytes)
         finally:
             # Not gracefully: a server that has stopped listening must not hold us.
             await trio.aclose_forcefully(stream)
@@ -224,7 +224,7 @@ async def _connect(
         try:
             stream = await dial(host, port)
         except OSError as error:
-            raise ConnectError(f"{where}: {error}") from error
+            raise GetConnectError(f"{where}: {error}") from error
         except UnicodeError as error:  # from looking it up: an empty or too long part of a name
             raise UrlError(f"{where!r} is no host: {error}") from error
         if parts.scheme == "http":
@@ -242,45 +242,45 @@ async def _secure(
         await secured.do_handshake()
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(stream)
-        raise ConnectError(f"{where}: {error.__cause__ or error}") from error
+        raise GetConnectError(f"{where}: {error.__cause__ or error}") from error
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
     return secured
 
 
-async def _exchange(stream: trio.abc.Stream, sent: _Sent, nbytes_max: int) -> Answer:
+async def _exchange(stream: trio.abc.Stream, sent: _Sent, max_bytes: int) -> Answer:
     try:
         await stream.send_all(sent.data)
-        return await _read(stream, sent.connection, nbytes_max)
+        return await _read(stream, sent.connection, max_bytes)
     except trio.BrokenResourceError as error:
         raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
     except h11.RemoteProtocolError as error:
         # Its text may quote all that came.
-        raise AnswerError(f"not an HTTP answer: {str(error)[:_SHOWN_MAX]}") from None
+        raise AnswerError(f"not an HTTP answer: {str(error)[:_MAX_SHOWN]}") from None
 
 
-async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max: int) -> Answer:
+async def _read(stream: trio.abc.Stream, connection: h11.Connection, max_bytes: int) -> Answer:
     status, headers, body = 0, dict[str, str](), bytearray()
     for number in count(1):
-        if number % _EVENTS_MAX == 0:
+        if number % _MAX_EVENTS == 0:
             await trio.lowlevel.checkpoint()
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            nbytes = _RECEIVE_NBYTES if status else _HEAD_NBYTES
-            connection.receive_data(bytes(await stream.receive_some(nbytes)))
+            size_bytes = _RECEIVE_BYTES if status else _HEAD_BYTES
+            connection.receive_data(bytes(await stream.receive_some(size_bytes)))
         elif isinstance(event, h11.Response):
             status = event.status_code
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
             }
             # h11 has seen to it that it is a number.
-            if int(headers.get("content-length", "0")) > nbytes_max:
-                raise _too_big(nbytes_max)
+            if int(headers.get("content-length", "0")) > max_bytes:
+                raise _too_big(max_bytes)
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > nbytes_max:
-                raise _too_big(nbytes_max)
+            if len(body) > max_bytes:
+                raise _too_big(max_bytes)
         elif isinstance(event, h11.EndOfMessage):
             return Answer(status, headers, bytes(body))
         elif isinstance(event, h11.ConnectionClosed):
@@ -288,5 +288,5 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max:
     raise AnswerError("the connection was closed without an answer")
 
 
-def _too_big(nbytes_max: int) -> AnswerTooBigError:
-    return AnswerTooBigError(f"the answer has more than {nbytes_max} bytes")
+def _too_big(max_bytes: int) -> AnswerTooBigError:
+    return AnswerTooBigError(f"the answer has more than {max_bytes} bytes")

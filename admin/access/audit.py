@@ -16,7 +16,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["KEPT_MAX", "REFUSALS_MAX", "TEXT_MAX", "Audit", "Entry"]
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from quart import request
+from quart_trio import QuartTrio
+
+__all__ = [
+    "KEPT_MAX",
+    "REFUSALS_MAX",
+    "TEXT_MAX",
+    "Audit",
+    "Entry",
+    "request_entries",
+    "set_entries_status",
+]
 
 log = logging.getLogger("trionsq")
 
@@ -26,6 +38,7 @@ REFUSALS_MAX: Final = 200
 TEXT_MAX: Final = 200
 # Of refusals no more are written to the file in a minute.
 _REFUSALS_A_MINUTE: Final = 600
+_SCOPE_KEY: Final = "nsqadmin.audit"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,22 @@ class Audit:
             self.lost += 1
             log.error("AUDIT: %s - %s (%d entries lost)", self._path, error.strerror, self.lost)
 
+    def install(self, app: QuartTrio) -> None:
+        """Add the entries of each request of ``app`` when the request has ended."""
+        asgi_app = app.asgi_app
+
+        async def recorded(
+            scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+        ) -> None:
+            try:
+                await asgi_app(scope, receive, send)
+            finally:
+                # Also if the client disconnected before the answer.
+                for entry in scope.get(_SCOPE_KEY, ()):  # type: ignore[attr-defined]
+                    self.add(entry)
+
+        app.asgi_app = recorded  # type: ignore[method-assign]
+
     def entries(self) -> Sequence[Entry]:
         """All that is kept, the newest first."""
         return sorted([*self._done, *self._refused], key=lambda entry: -entry.time_s)
@@ -115,6 +144,18 @@ class Audit:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
+
+
+def request_entries() -> list[Entry]:
+    """The entries of the request that is being answered; they are kept when it has ended."""
+    entries: list[Entry] = request.scope.setdefault(_SCOPE_KEY, [])  # type: ignore[typeddict-item]
+    return entries
+
+
+def set_entries_status(status: int) -> None:
+    """Enter the status of the answer into all entries of the request."""
+    entries = request_entries()
+    entries[:] = [dataclasses.replace(entry, status=status) for entry in entries]
 
 
 def _cut(entry: Entry) -> Entry:

@@ -4,25 +4,47 @@ for a name that does not exist.
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import hmac
+import os
 import secrets
+import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 import argon2
 import trio
 from argon2.exceptions import VerificationError
 
-from admin.access.attempts import Attempts
-from admin.access.users import Account, Users
+from admin.access.roles import Role
+from admin.access.users import NAME, Account, Users, UsersError, parse_users
+from admin.options import OptionsError
+from trionsq.daemon.token_buckets import TokenBuckets
 
-__all__ = ["PASSWORD_NBYTES_MAX", "Busy", "Passwords", "TooManyAttempts", "hash_password"]
+__all__ = [
+    "ATTEMPTS_AT_ONCE",
+    "ATTEMPT_INTERVAL_S",
+    "MAX_ADDRESSES",
+    "PASSWORD_NBYTES_MAX",
+    "Busy",
+    "Passwords",
+    "TooManyAttempts",
+    "add_user",
+    "hash_password",
+]
 
 PASSWORD_NBYTES_MAX: Final = 1024
 # Each takes 64 MiB of memory and a processor for a while.
 _AT_ONCE: Final = 2
+# Wrong passwords from one address: five at once, then one every ten seconds. A right one is free.
+ATTEMPTS_AT_ONCE: Final = 5
+ATTEMPT_INTERVAL_S: Final = 10.0
+MAX_ADDRESSES: Final = 10_000
 _WAITING_MAX: Final = 32
 # What HTTP clients send with each request is not computed with each request.
 _REMEMBERED_MAX: Final = 1000
@@ -79,7 +101,7 @@ class Passwords:
         """``now_s`` is the clock of waiting times, in seconds."""
         self._users = users
         self._now_s = now_s
-        self.attempts = Attempts(now_s)
+        self._attempts = TokenBuckets(ATTEMPT_INTERVAL_S, ATTEMPTS_AT_ONCE, MAX_ADDRESSES)
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
         self._key = secrets.token_bytes(32)
         # By a keyed hash of name and password: the account's seal, and until when.
@@ -93,18 +115,18 @@ class Passwords:
             TooManyAttempts: from this address.
             Busy: from all of them together.
         """
-        if (wait_s := self.attempts.take(address)) > 0:
+        if (wait_s := self._attempts.take_token(address, self._now_s())) > 0:
             raise TooManyAttempts(wait_s)
         account = self._users.find(name)
         right = False
         try:
             right = await self._is_right(account, password)
         except Busy:
-            self.attempts.give_back(address)
+            self._attempts.return_token(address, self._now_s())
             raise
         if not right:
             return None
-        self.attempts.give_back(address)
+        self._attempts.return_token(address, self._now_s())
         return account
 
     async def check_remembered(self, name: str, password: str, address: str) -> Account | None:
@@ -149,3 +171,66 @@ class Passwords:
         self._right.move_to_end(key)
         if len(self._right) > _REMEMBERED_MAX:
             self._right.popitem(last=False)
+
+
+def add_user(who: str, users_file: str) -> None:
+    """Ask for the password of ``who``, ``name:role``; then write the line.
+
+    It takes the place of the user's line in ``users_file``, or is added there; without a file it
+    goes to standard output. The password is read from a terminal, twice, else it is the first
+    line of standard input.
+
+    Raises:
+        OptionsError: not a name and a role, no password, or the file can't be read or written.
+    """
+    name, _, title = who.partition(":")
+    if not NAME.fullmatch(name):
+        raise OptionsError(
+            "--add-user must be name:role; a name can't contain spaces, colons or commas"
+        )
+    try:
+        role = Role.named(title)
+        line = f"{name}:{role.title}:{hash_password(_typed_password())}"
+    except ValueError as error:
+        raise OptionsError(f"--add-user: {error}") from None
+    if not users_file:
+        print(line)
+        return
+    try:
+        _write_user(Path(users_file), name, line)
+    except OSError as error:
+        raise OptionsError(f"failed to write {users_file} - {error.strerror}") from None
+    except (UsersError, UnicodeDecodeError) as error:
+        raise OptionsError(f"failed to read {users_file} - {error}") from None
+
+
+def _typed_password() -> str:
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\r\n")
+    password = getpass.getpass("Password: ")
+    if getpass.getpass("Again: ") != password:
+        raise ValueError("the passwords differ")
+    return password
+
+
+def _write_user(path: Path, name: str, line: str) -> None:
+    """Replace the line of ``name``, or add one; the file is the old one or the new one."""
+    path = path.resolve()
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    parse_users(old)
+    kept = [kept for kept in old.splitlines() if not kept.strip().startswith(f"{name}:")]
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write("\n".join([*kept, line, ""]))
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            found = path.stat()
+            os.chmod(draft, found.st_mode & 0o777)
+            with contextlib.suppress(PermissionError):  # of somebody else: it becomes ours
+                os.chown(draft, found.st_uid, found.st_gid)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from typing import Final
 
-__all__ = ["Role", "User"]
+__all__ = ["REQUIRED_ROLES", "REQUIRED_ROLES_WITH_ACL", "Role", "User", "required_role"]
 
 
 class Role(enum.IntEnum):
@@ -51,3 +53,84 @@ class User:
     def may(self, role: Role) -> bool:
         """Whether they may do what needs ``role``."""
         return self.role >= role
+
+
+_EVERYONE, _VIEWER, _OPERATOR, _ADMIN = Role.EVERYONE, Role.VIEWER, Role.OPERATOR, Role.ADMIN
+
+REQUIRED_ROLES: Final[Mapping[str, Role]] = {
+    "GET /ping": _EVERYONE,
+    "GET /live": _EVERYONE,
+    "GET /ready": _EVERYONE,
+    "GET /static/<path:asset>": _EVERYONE,
+    "GET /fonts/<path:asset>": _EVERYONE,
+    "GET /sign-in": _EVERYONE,
+    "POST /sign-in": _EVERYONE,
+    "POST /sign-out": _VIEWER,
+    "GET /metrics": _VIEWER,
+    # the JSON API
+    "GET /api/topics": _VIEWER,
+    "POST /api/topics": _OPERATOR,
+    "GET /api/topics/<topic>": _VIEWER,
+    # pause, unpause; for "empty" the handler asks for an admin
+    "POST /api/topics/<topic>": _OPERATOR,
+    "DELETE /api/topics/<topic>": _ADMIN,
+    "GET /api/topics/<topic>/<channel>": _VIEWER,
+    "POST /api/topics/<topic>/<channel>": _OPERATOR,
+    "DELETE /api/topics/<topic>/<channel>": _ADMIN,
+    "GET /api/nodes": _VIEWER,
+    "GET /api/nodes/<node>": _VIEWER,
+    "DELETE /api/nodes/<node>": _ADMIN,
+    "GET /api/counter": _VIEWER,
+    "GET /api/graphite": _VIEWER,
+    "GET /render": _VIEWER,
+    "GET /config/<opt>": _ADMIN,
+    "PUT /config/<opt>": _ADMIN,
+    # of the process; --debug-from has to allow it too
+    "GET /debug/pprof": _ADMIN,
+    "GET /debug/pprof/cmdline": _ADMIN,
+    "GET /debug/pprof/symbol": _ADMIN,
+    "POST /debug/pprof/symbol": _ADMIN,
+    "GET /debug/pprof/profile": _ADMIN,
+    "GET /debug/pprof/heap": _ADMIN,
+    "GET /debug/pprof/goroutine": _ADMIN,
+    "GET /debug/pprof/block": _ADMIN,
+    "GET /debug/pprof/threadcreate": _ADMIN,
+    # pages
+    "GET /": _VIEWER,
+    "GET /events": _VIEWER,
+    "GET /topics": _VIEWER,
+    "GET /topics/<topic>": _VIEWER,
+    "GET /topics/<topic>/<channel>": _VIEWER,
+    "GET /nodes": _VIEWER,
+    "GET /nodes/<node>": _VIEWER,
+    "GET /counter": _VIEWER,
+    "GET /lookup": _VIEWER,
+    "GET /audit": _ADMIN,
+    "GET /peek": _OPERATOR,
+    "GET /publish": _OPERATOR,
+    "GET /confirm/<verb>": _ADMIN,
+    # what their forms do
+    "POST /do/create": _OPERATOR,
+    "POST /do/pause": _OPERATOR,
+    "POST /do/unpause": _OPERATOR,
+    "POST /do/publish": _OPERATOR,
+    "POST /do/empty": _ADMIN,
+    "POST /do/delete": _ADMIN,
+    "POST /do/tombstone": _ADMIN,
+}
+"""By method and path, as it is registered."""
+
+# The original leaves these to --allow-config-from-cidr alone.
+REQUIRED_ROLES_WITH_ACL: Final[Mapping[str, Role]] = {
+    "GET /config/<opt>": _VIEWER,
+    "PUT /config/<opt>": _VIEWER,
+}
+"""What is different where --admin-user decides."""
+
+
+def required_role(method: str, path: str, *, acl: bool) -> Role:
+    """The least role for a path as it is registered, ``acl`` if --admin-user decides."""
+    key = f"{method} {path}"
+    if acl and key in REQUIRED_ROLES_WITH_ACL:
+        return REQUIRED_ROLES_WITH_ACL[key]
+    return REQUIRED_ROLES.get(key, _ADMIN)

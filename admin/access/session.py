@@ -14,7 +14,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ABSOLUTE_S", "OF_ONE_USER_MAX", "SESSIONS_MAX", "Session", "Sessions"]
+from quart import request
+
+__all__ = [
+    "ABSOLUTE_S",
+    "COOKIE",
+    "OF_ONE_USER_MAX",
+    "SESSIONS_MAX",
+    "Session",
+    "Sessions",
+    "cookie_name",
+    "is_https",
+]
 
 SESSIONS_MAX: Final = 10_000
 # A user with more loses the one that was used longest ago; others' are not touched.
@@ -101,3 +112,31 @@ class Sessions:
 
 def _key(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+COOKIE: Final = "nsqadmin_session"
+_SCHEMES: Final = ("X-Scheme", "X-Forwarded-Proto")
+
+
+def cookie_name(port: int) -> str:
+    """The name for the request that is being answered.
+
+    It has the port where we listen, the one that the browser sees if that is another (a tunnel, a
+    proxy), and whether it sees HTTPS. ``port`` below 1: none.
+    """
+    host = request.headers.get(":authority", "")
+    seen = host.rpartition(":")[2] if not host.endswith("]") else ""
+    parts = [COOKIE]
+    if port > 0:
+        parts.append(str(port))
+    if seen.isascii() and seen.isdigit() and ":" in host and len(seen) <= 5 and seen != str(port):
+        parts.append(seen)
+    if is_https():
+        parts.append("tls")
+    return "_".join(parts)
+
+
+def is_https() -> bool:
+    """Whether the browser sees HTTPS. Believed of everybody: who lies gets a cookie sent less."""
+    given = (request.scope.get("scheme"), *(request.headers.get(name) for name in _SCHEMES))
+    return "https" in given

@@ -76,7 +76,7 @@ def parse_users(text: str) -> dict[str, Account]:
             try:
                 account = _account(line.strip())
                 if account.name in accounts:
-                    raise ValueError("this user is there already")
+                    raise ValueError("duplicate user")
             except ValueError as error:
                 raise UsersError(f"line {number}: {error}") from None
             accounts[account.name] = account
@@ -87,15 +87,15 @@ def _account(line: str) -> Account:
     name, _, rest = line.partition(":")
     title, _, password_hash = rest.partition(":")
     if not NAME.fullmatch(name):
-        raise ValueError("it does not begin with a user's name")
+        raise ValueError("it must start with a user name")
     try:
         role = Role.named(title)
     except ValueError:
-        raise ValueError("the role is none of viewer, operator, admin") from None
+        raise ValueError("the role must be viewer, operator or admin") from None
     try:
         argon2.extract_parameters(password_hash)
     except InvalidHashError:
-        raise ValueError("it does not end with an Argon2 hash, see --add-user") from None
+        raise ValueError("it must end with an Argon2 hash, see --add-user") from None
     return Account(name, role, password_hash)
 
 
@@ -114,9 +114,9 @@ class UsersFile:
         self._seen = _identity(path)
         self._accounts: Mapping[str, Account] = _read(path)
         if not self._accounts:
-            log.warning("ACCESS: there are no users in %s", path)
+            log.warning("ACCESS: no users in %s", path)
         if self._seen is not None and self._seen[3] & 0o007:
-            log.warning("ACCESS: %s can be read by everybody on this machine", path)
+            log.warning("ACCESS: every user of this machine can read %s", path)
 
     def find(self, name: str) -> Account | None:
         """The user of that name, as the file has it now or a second ago."""
@@ -134,7 +134,9 @@ class UsersFile:
         try:
             self._accounts = _read(self._path)
         except UsersError as error:
-            log.error("ACCESS: users stay as they were: %s - %s", self._path, error)
+            log.error(
+                "ACCESS: failed to read %s, keeping the previous users - %s", self._path, error
+            )
         else:
             log.info("ACCESS: read %d users from %s", len(self._accounts), self._path)
 
@@ -152,9 +154,9 @@ def _read(path: str) -> dict[str, Account]:
         with open(path, "rb") as file:
             content = file.read(_FILE_NBYTES_MAX + 1)
         if len(content) > _FILE_NBYTES_MAX:
-            raise UsersError("it is larger than 1 MiB")
+            raise UsersError("larger than 1 MiB")
         return parse_users(content.decode())
     except OSError as error:
         raise UsersError(error.strerror or type(error).__name__) from None
     except UnicodeDecodeError:
-        raise UsersError("it is not UTF-8") from None
+        raise UsersError("not UTF-8") from None

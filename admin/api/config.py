@@ -16,9 +16,9 @@ from admin.dashboard import Dashboard
 from admin.options import config_network
 from trionsq.daemon import log as logs
 from trionsq.options import LOG_LEVEL, table
-from trionsq.web.answers import empty, json_document, text
-from trionsq.web.body import read_body
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import read_body
+from trionsq.web.responses import empty, json_document, text
 
 __all__ = ["Configuration"]
 

@@ -15,13 +15,21 @@ from urllib.parse import urlencode
 
 import trio
 
-from admin.cluster.decoding import node_stats
-from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer
-from admin.cluster.versions import version_key
+from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer, version_key
+from admin.cluster.turns import node_stats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["HUNG_S", "INACTIVE_S", "LATE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
+__all__ = [
+    "HUNG_S",
+    "INACTIVE_S",
+    "LATE_S",
+    "SILENT_S",
+    "AllFailed",
+    "Cluster",
+    "QueryResult",
+    "url_of",
+]
 
 T = TypeVar("T")
 
@@ -48,7 +56,7 @@ class AllFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class QueryResult(Generic[T]):
     """What was found, and what those said who failed."""
 
     value: T
@@ -80,7 +88,7 @@ class Cluster:
 
     async def topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[str]]:
+    ) -> QueryResult[list[str]]:
         """All topics, sorted; ``late_s`` and ``first_s`` as in `producers`.
 
         Raises:
@@ -88,13 +96,17 @@ class Cluster:
         """
         if self.is_direct:
             found = await self._direct(late_s=late_s, first_s=first_s)
-            return Found(_union(_topics_of(stats) for _, stats in found.value), found.warnings)
+            return QueryResult(
+                _union(_topics_of(stats) for _, stats in found.value), found.warnings
+            )
         answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
-        return Found(_union(named.topics or () for _, named in answers.value), answers.warnings)
+        return QueryResult(
+            _union(named.topics or () for _, named in answers.value), answers.warnings
+        )
 
     async def inactive_topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[dict[str, list[str]]]:
+    ) -> QueryResult[dict[str, list[str]]]:
         """Topics that nsqlookupds know without any producer, with their channels; sorted.
 
         ``late_s`` and ``first_s`` as in `producers`: who is left out may know a producer.
@@ -103,7 +115,7 @@ class Cluster:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            return Found({}, [])
+            return QueryResult({}, [])
         topics = await self.topics(late_s=late_s, first_s=first_s)
         nodes = await self.nodes(late_s=late_s, first_s=first_s)
         active = {name for node in nodes.value for name in _visible_topics(node)}
@@ -125,11 +137,11 @@ class Cluster:
         if len(channels) < len(names) and not warnings:
             warnings.append(f"not all channels are known within {INACTIVE_S:g} s")
         known = {name: channels.get(name, []) for name in names}
-        return Found(known, list(dict.fromkeys(warnings)))
+        return QueryResult(known, list(dict.fromkeys(warnings)))
 
     async def nodes(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[Producer]]:
+    ) -> QueryResult[list[Producer]]:
         """All nsqds, sorted by host name and address, with ``out_of_date`` set.
 
         ``late_s`` and ``first_s`` as in `producers`.
@@ -139,18 +151,18 @@ class Cluster:
         """
         if self.is_direct:
             direct = await self._direct(late_s=late_s, first_s=first_s)
-            found = Found([producer for producer, _ in direct.value], direct.warnings)
+            found = QueryResult([producer for producer, _ in direct.value], direct.warnings)
         else:
             answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
-            found = Found(_joined(lists), answers.warnings)
+            found = QueryResult(_joined(lists), answers.warnings)
         _mark_old(found.value)
         found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
         return found
 
     async def producers(
         self, topic: str, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[Producer]]:
+    ) -> QueryResult[list[Producer]]:
         """The nsqds that have a topic; maybe none.
 
         Args:
@@ -166,10 +178,10 @@ class Cluster:
         if self.is_direct:
             direct = await self._direct(topic, late_s, first_s)
             having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
-            return Found(having, direct.warnings)
+            return QueryResult(having, direct.warnings)
         answers = await self._ask_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
         lists = [(address, lookup.producers or []) for address, lookup in answers.value]
-        return Found(_joined(lists), answers.warnings)
+        return QueryResult(_joined(lists), answers.warnings)
 
     async def stats(
         self,
@@ -179,7 +191,7 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
         late_s: float = LATE_S,
-    ) -> Found[dict[str, NodeStats | UpstreamError]]:
+    ) -> QueryResult[dict[str, NodeStats | UpstreamError]]:
         """What nsqds say of themselves, by ``Producer.node``; errors stay in their places.
 
         Args:
@@ -198,7 +210,7 @@ class Cluster:
         errors = [each for each in found.values() if isinstance(each, UpstreamError)]
         if len(errors) == len(found):
             raise AllFailed("nsqd", errors)
-        return Found(found, list(map(str, errors)))
+        return QueryResult(found, list(map(str, errors)))
 
     async def each_stats(
         self,
@@ -235,7 +247,7 @@ class Cluster:
         late_s: float = LATE_S,
         first_s: float = math.inf,
         **query: str,
-    ) -> Found[list[tuple[str, T]]]:
+    ) -> QueryResult[list[tuple[str, T]]]:
         async def ask(address: str) -> T:
             return await self.upstream.get_json(url_of(address, path, **query), kind)
 
@@ -244,7 +256,7 @@ class Cluster:
 
     async def _direct(
         self, topic: str = "", late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[tuple[Producer, NodeStats]]]:
+    ) -> QueryResult[list[tuple[Producer, NodeStats]]]:
         """The nsqds of the options and their topics (or that one)."""
         query = {"format": "json", "include_mem": "false", "include_clients": "false"}
         query |= {"topic": topic} if topic else {}
@@ -257,14 +269,14 @@ class Cluster:
 
         addresses = {address: address for address in self.nsqd_addresses}
         answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s, first_s))
-        return Found([pair for _, pair in answers.value], answers.warnings)
+        return QueryResult([pair for _, pair in answers.value], answers.warnings)
 
 
 async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) -> None:
     """All at once; what is really under way is bounded by `Upstream`."""
     async with trio.open_nursery() as nursery:
         for item in items:
-            nursery.start_soon(function, item)
+            nursery.start_soon(function, item, name=f"nsqadmin request about {item}")
 
 
 K = TypeVar("K")
@@ -296,7 +308,7 @@ async def _answers(
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = began_s + first_s
         for name in asked:
-            nursery.start_soon(note, name)
+            nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
     for name in asked:
         if name not in found:
@@ -304,7 +316,9 @@ async def _answers(
     return {name: found[name] for name in asked}
 
 
-def _sorted_out(whom: str, answers: Mapping[str, T | UpstreamError]) -> Found[list[tuple[str, T]]]:
+def _sorted_out(
+    whom: str, answers: Mapping[str, T | UpstreamError]
+) -> QueryResult[list[tuple[str, T]]]:
     good, errors = list[tuple[str, T]](), list[UpstreamError]()
     for name, answer in answers.items():
         if isinstance(answer, UpstreamError):
@@ -313,7 +327,7 @@ def _sorted_out(whom: str, answers: Mapping[str, T | UpstreamError]) -> Found[li
             good.append((name, answer))
     if not good:
         raise AllFailed(whom, errors)
-    return Found(good, list(map(str, errors)))
+    return QueryResult(good, list(map(str, errors)))
 
 
 def _union(lists: Iterable[Iterable[str]]) -> list[str]:

@@ -7,9 +7,12 @@ garbage collector: a cycle can't come from JSON.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import re
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
+
+from trionsq.hostport import format_address
 
 __all__ = [
     "ChannelStats",
@@ -23,6 +26,7 @@ __all__ = [
     "NodeStats",
     "Producer",
     "TopicStats",
+    "version_key",
 ]
 
 Count: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -140,16 +144,12 @@ class Producer(Struct):
     @property
     def node(self) -> str:
         """``broadcast_address:http_port``: where it is asked, and its name on all pages."""
-        return _join(self.broadcast_address, self.http_port)
+        return format_address(self.broadcast_address, self.http_port)
 
     @property
     def tcp_node(self) -> str:
         """``broadcast_address:tcp_port``: what nsqlookupds tell nodes apart by."""
-        return _join(self.broadcast_address, self.tcp_port)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(self.broadcast_address, self.tcp_port)
 
 
 class NodeList(Struct):
@@ -170,3 +170,25 @@ class Named(Struct):
 
     topics: list[str] | None = None
     channels: list[str] | None = None
+
+
+_VERSION: Final = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:-([^+]*))?(?:\+.*)?")
+
+VersionKey = tuple[tuple[int, int, str], ...]
+
+
+def version_key(version: str) -> VersionKey:
+    """What sorts as the version does; what is no version is older than any."""
+    found = _VERSION.fullmatch(version.strip())
+    if found is None:
+        return ()
+    numbers: VersionKey = tuple((1, int(part or 0), "") for part in found.groups()[:3])
+    if found[4] is None:
+        return (*numbers, (2, 0, ""))  # later than anything before it
+    return (*numbers, *map(_version_part, found[4].split(".")))
+
+
+def _version_part(text: str) -> tuple[int, int, str]:
+    if text.isdecimal() and len(text) < 10:
+        return (0, int(text), "")
+    return (1, 0, text)

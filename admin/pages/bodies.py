@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["FORMATS", "BadBodyError", "ShownBody", "encoded", "shown_body"]
+__all__ = ["FORMATS", "BadBodyError", "DisplayedBody", "display_body", "parse_body"]
 
 FORMATS: Final = (("text", "Text"), ("hex", "Hex"), ("base64", "Base64"))
 
@@ -26,7 +26,7 @@ class BadBodyError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ShownBody:
+class DisplayedBody:
     """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says what is left out."""
 
     kind: str
@@ -34,7 +34,7 @@ class ShownBody:
     cut: str = ""
 
 
-def shown_body(message: Mapping[str, Any]) -> ShownBody:
+def display_body(message: Mapping[str, Any]) -> DisplayedBody:
     """The body of a message as nsqd's /topic/peek gives it; nodes may answer anything."""
     body = message.get("body")
     size = message.get("body_size")
@@ -45,21 +45,23 @@ def shown_body(message: Mapping[str, Any]) -> ShownBody:
         try:
             raw = base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError):
-            return ShownBody("text", body[:_SHOWN_MAX], "the node answered no base64.")
+            return DisplayedBody("text", body[:_SHOWN_MAX], "the node did not answer base64.")
         if len(raw) > _HEX_NBYTES_MAX:
             cut = f"the first {_HEX_NBYTES_MAX:,} bytes {whole}."
-        return ShownBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
+        return DisplayedBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
     if not body:
-        return ShownBody("empty", "(no bytes)", cut)
+        return DisplayedBody("empty", "(empty)", cut)
     kind, text = "text", body
     if not cut and (pretty := _pretty(body)) is not None:
         kind, text = "JSON", pretty
     if len(text) > _SHOWN_MAX:
-        return ShownBody(kind, text[:_SHOWN_MAX], f"the first {_SHOWN_MAX:,} characters {whole}.")
-    return ShownBody(kind, text, cut)
+        return DisplayedBody(
+            kind, text[:_SHOWN_MAX], f"the first {_SHOWN_MAX:,} characters {whole}."
+        )
+    return DisplayedBody(kind, text, cut)
 
 
-def encoded(typed: str, form: str) -> bytes:
+def parse_body(typed: str, form: str) -> bytes:
     """What was typed into the form, as the bytes of a message.
 
     Raises:
@@ -70,12 +72,12 @@ def encoded(typed: str, form: str) -> bytes:
         try:
             return bytes.fromhex(digits)
         except ValueError:
-            raise BadBodyError("That is no hex: two of 0-9 and a-f for each byte.") from None
+            raise BadBodyError("Not valid hex: each byte needs two digits, 0-9 or a-f.") from None
     if form == "base64":
         try:
             return base64.b64decode("".join(typed.split()), validate=True)
         except (binascii.Error, ValueError):
-            raise BadBodyError("That is no base64.") from None
+            raise BadBodyError("Not valid base64.") from None
     # Browsers send the lines of a form with CRLF.
     return typed.replace("\r\n", "\n").encode(errors="replace")
 

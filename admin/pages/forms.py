@@ -11,40 +11,41 @@ from typing import Final
 
 from quart import Response
 
-from admin.access.csrf import form
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.operations import Verb
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Forms", "Stake", "stake"]
+__all__ = ["FormHandlers", "Stake", "stake"]
 
 _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
     # verb, and whether of a channel: the button, what happens, what becomes of the messages
     ("empty", False): (
         "Empty queue",
-        "What waits at the topic is thrown away on every node. Its channels keep what they have.",
+        "All messages waiting at the topic are discarded on every node. "
+        "Messages at its channels stay.",
         "will be lost.",
     ),
     ("empty", True): (
         "Empty queue",
-        "What waits, is in flight or deferred at the channel is thrown away on every node.",
+        "All waiting, in-flight and deferred messages are discarded on every node.",
         "will be lost.",
     ),
     ("delete", False): (
         "Delete topic",
-        "The topic and all of its channels are removed from every node, with their messages. "
-        "Clients are disconnected. Who publishes again creates it anew.",
+        "The topic and all of its channels are deleted on every node, with their messages. "
+        "Clients are disconnected. Publishing to the topic creates it again.",
         "will be lost.",
     ),
     ("delete", True): (
         "Delete channel",
-        "The channel is removed from every node, with its messages. Its clients are disconnected.",
+        "The channel is deleted on every node, with its messages. Its clients are disconnected.",
         "will be lost.",
     ),
     ("tombstone", False): (
@@ -100,7 +101,7 @@ def _parts(topics: Iterable[TopicStats], channels: Iterable[ChannelStats], chann
     return f"{at_topic:,} at the topic; at {names:,} channels {', '.join(parts)}"
 
 
-class Forms:
+class FormHandlers:
     """GET /confirm/:verb and POST /do/:verb."""
 
     def __init__(self, site: Site) -> None:
@@ -159,7 +160,7 @@ class Forms:
         )
 
     async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
-        known = await whereabouts(self._site.dashboard, topic)
+        known = await nodes_of_topic(self._site.dashboard, topic)
         if known.error:
             return Stake(None, "", [known.error])
         producers = [each for each in known.producers if not node or each.node == node]
@@ -181,7 +182,7 @@ class Forms:
         back = self._site.url("lookup", topic=topic[:100]) + "#create"
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
-                return self._site.done(back, [f"That is no valid name of a {kind}."], "bad")
+                return self._site.done(back, [f"Not a valid {kind} name."], "bad")
         warnings = await self._operations.create(topic, channel)
         what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
         return self._told(back, f"Created {what}.", warnings)
@@ -237,7 +238,7 @@ class Forms:
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
         if not reached.nodes:
-            lines = ["Nothing was done: no node has it.", *reached.warnings]
+            lines = ["Nothing was done: no node has the topic or channel.", *reached.warnings]
             return self._site.done(path, lines, "bad")
         return self._told(path, text.format(_named(topic, channel)), reached.warnings)
 
@@ -248,10 +249,10 @@ class Forms:
     def _told(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:
             return self._site.done(path, [text])
-        return self._site.done(path, [text, "Not everywhere, though:", *warnings], "warn")
+        return self._site.done(path, [text, "Some nodes failed:", *warnings], "warn")
 
     def _mistyped(self, path: str) -> Response:
-        return self._site.done(path, ["Nothing was done: the name was not typed right."], "bad")
+        return self._site.done(path, ["Nothing was done: the typed name does not match."], "bad")
 
     def _page_of(self, topic: str, channel: str) -> str:
         return self._site.url(*(part for part in ("topics", topic, channel) if part))

@@ -10,28 +10,27 @@ from typing import Any, Final
 import msgspec
 from quart import Response
 
-from admin.cluster.queries import AllFailed, Found
+from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
+from admin.cluster.turns import compute, count_rows
+from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, listed
+from admin.pages.listing import Column, Listing, clients_listing, make_listing
+from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import waits
-from admin.turns import computed, rows_in
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
 from admin.watch.snapshot import NodeRow
 from trionsq.web.app import Endpoint
 
-__all__ = ["Nodes"]
+__all__ = ["NodePages"]
 
 _SEARCHED_MAX: Final = 5000
 _LAST_TOPICS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _NodeRow:
     """A node in the list: what nsqlookupds know of it, and what the poller does."""
 
     producer: Producer
@@ -96,7 +95,7 @@ class _Shown:
     @property
     def state(self) -> str:
         if self.row is None:
-            return "not asked yet"
+            return "not polled yet"
         if not self.row.up:
             return "does not answer"
         return "answers" if self.row.health == "OK" else "not healthy"
@@ -124,7 +123,7 @@ class _Shown:
         return self.row.rate_out if self.row and self.row.up else None
 
 
-_COLUMNS: Final[Sequence[Column[_Shown]]] = (
+_COLUMNS: Final[Sequence[Column[_NodeRow]]] = (
     Column("node", "Node", lambda row: row.node, is_number=False),
     Column("state", "State", lambda row: (row.kind != "bad", row.state), is_number=False),
     Column("ports", "TCP, HTTP", lambda row: (row.tcp_port, row.http_port)),
@@ -166,7 +165,7 @@ _CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
 
 
 @dataclass(slots=True)
-class _Looked:
+class _NodeResult:
     """What was found of one node."""
 
     producer: Producer | None = None
@@ -176,7 +175,7 @@ class _Looked:
     is_silent: bool = False
 
 
-class Nodes:
+class NodePages:
     """GET /nodes and /nodes/:node."""
 
     def __init__(self, site: Site) -> None:
@@ -190,7 +189,7 @@ class Nodes:
 
     async def nodes(self) -> Response:
         """GET /nodes."""
-        found: Found[list[Producer]] = Found([], [])
+        found: QueryResult[list[Producer]] = QueryResult([], [])
         error = ""
         try:
             found = await self._nodes()
@@ -198,10 +197,10 @@ class Nodes:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        shown = [_Shown(node, rows.pop(node.node, None)) for node in found.value]
+        shown = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
         # Those that no nsqlookupd tells of, or tells of now.
-        shown += [_Shown(self._producer_of(row), row) for row in rows.values()]
-        listing = listed(
+        shown += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
+        listing = make_listing(
             shown,
             _COLUMNS,
             arguments(),
@@ -230,8 +229,8 @@ class Nodes:
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
         topics = looked.stats.topics or []
-        rows = rows_in([looked.stats])
-        drawing = Drawing(self._poller.history, node_key(node))
+        rows = count_rows([looked.stats])
+        drawing = SeriesCharts(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
             node,
@@ -246,35 +245,35 @@ class Nodes:
             last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
             last_topics=self._last_topics(node) if looked.is_silent else [],
             chips=self._chips(node, show),
-            counts=await computed(rows, lambda: _counts(topics)),
+            counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
             tombstoned=_tombstoned(looked.producer),
             sparks=drawing.sparks,
-            listing=await computed(rows, lambda: self._listing(node, show, looked, query)),
+            listing=await compute(rows, lambda: self._listing(node, show, looked, query)),
             warnings=looked.warnings,
             error=looked.error,
         )
 
-    async def _nodes(self) -> Found[list[Producer]]:
-        wait = waits(known=self._poller.knows_nodes)
+    async def _nodes(self) -> QueryResult[list[Producer]]:
+        wait = lookup_waits(known=self._poller.knows_nodes)
         return await self._site.recent.get("nodes", lambda: self._cluster.nodes(**wait))
 
-    async def _look(self, node: str, clients: bool) -> _Looked:
+    async def _look(self, node: str, clients: bool) -> _NodeResult:
         try:
             found = await self._nodes()
         except AllFailed as failure:
             if self._poller.producer(node) is None:
-                return _Looked(error=str(failure))
-            found = Found([], list(map(str, failure.errors)))
+                return _NodeResult(error=str(failure))
+            found = QueryResult([], list(map(str, failure.errors)))
         producer = next((each for each in found.value if each.node == node), None)
         producer = producer or self._poller.producer(node)
         if producer is None:
-            return _Looked(warnings=found.warnings, error=f"There is no node {node}.")
+            return _NodeResult(warnings=found.warnings, error=f"There is no node {node}.")
         silent = self._poller.silent_nodes
         stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
-            return _Looked(producer, warnings=found.warnings, error=str(stats), is_silent=True)
-        return _Looked(producer, stats, found.warnings)
+            return _NodeResult(producer, warnings=found.warnings, error=str(stats), is_silent=True)
+        return _NodeResult(producer, stats, found.warnings)
 
     def _chips(self, node: str, show: str) -> list[dict[str, object]]:
         return [
@@ -287,18 +286,18 @@ class Nodes:
         ]
 
     def _listing(
-        self, node: str, show: str, looked: _Looked, query: Mapping[str, str]
+        self, node: str, show: str, looked: _NodeResult, query: Mapping[str, str]
     ) -> Listing[Any]:
         path = self._site.url("nodes", node)
         topics = looked.stats.topics or []
         if show == "topics":
-            return listed(
+            return make_listing(
                 topics, _TOPICS, query, path=path, text=lambda row: row.topic_name, sort="name"
             )
         extra = {"show": show}
         if show == "channels":
             channels = [_OneChannel(t.topic_name, c) for t in topics for c in t.channels or ()]
-            return listed(
+            return make_listing(
                 channels,
                 _CHANNELS,
                 query,
@@ -347,7 +346,7 @@ def _held(topic: TopicStats) -> int:
     return sum(channel.depth for channel in topic.channels or ())
 
 
-def _text(row: _Shown) -> str:
+def _text(row: _NodeRow) -> str:
     names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
     return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
 

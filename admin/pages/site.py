@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -18,17 +18,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from quart import Response, request
 
-from admin.access.csrf import FIELD
-from admin.answers import html
+from admin.access.cross_site import FIELD
 from admin.dashboard import Dashboard, Role
+from admin.graphite import COOKIE as GRAPHS_COOKIE
+from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
-from admin.pages.graphite import COOKIE as GRAPHS_COOKIE
-from admin.pages.graphite import INTERVALS, Graphs
 from admin.pages.listing import SIZES
-from admin.pages.recent import Recent
+from admin.pages.shared_queries import RecentResults
 from trionsq import NSQ_VERSION
 
-__all__ = ["Site", "arguments"]
+__all__ = ["Site", "arguments", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
@@ -49,8 +48,8 @@ class Site:
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
-        self.recent = Recent()
-        self.graphs = Graphs(dashboard.options) if dashboard.options.graphite_url else None
+        self.recent = RecentResults()
+        self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
         self._templates = Environment(
             loader=PackageLoader("admin.pages"),
             autoescape=True,
@@ -111,7 +110,7 @@ class Site:
             **({} if fragment else self._frame(lines)),
             **more,
         }
-        response = html(self._templates.get_template(template).render(values))
+        response = _html_response(self._templates.get_template(template).render(values))
         response.headers["Cache-Control"] = "no-store"
         if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
             response.set_cookie(
@@ -124,7 +123,7 @@ class Site:
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
         """A page without the frame, for those who are not let in or are lost."""
         page = self._templates.get_template(template).render({"title": title, **more})
-        response = html(page, status)
+        response = _html_response(page, status)
         response.headers["Cache-Control"] = "no-store"
         return response
 
@@ -182,6 +181,13 @@ class Site:
         return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
 
 
+def _html_response(page: str, status: int = 200) -> Response:
+    """A page. Its type names no charset, as the original's; the page itself has to."""
+    response = Response(page.encode(errors="replace"), status)
+    response.headers["Content-Type"] = "text/html"
+    return response
+
+
 def arguments() -> dict[str, str]:
     """The query parameters of the request, the first of each name, cut where nobody is serious."""
     return {name: value[:_VALUE_MAX] for name, value in request.args.items()}
@@ -226,3 +232,48 @@ _FILTERS: Final = {
     "when": shown.when,
     "iso": shown.iso_time,
 }
+
+
+_BY_CODE: Final[Mapping[str, tuple[str, str]]] = {
+    "CROSS_SITE_REQUEST": (
+        "Refused",
+        "The request came from another site. If you sent it, open the page here and try again.",
+    ),
+    "INVALID_CSRF_TOKEN": (
+        "The form is out of date",
+        "Nothing was done: you have signed in or out since the form was loaded. Go back, reload "
+        "the page and send the form again.",
+    ),
+}
+_BY_STATUS: Final[Mapping[int, tuple[str, str]]] = {
+    403: ("Not allowed", "Your role does not allow this."),
+    404: ("Not found", "This page does not exist."),
+    405: ("Not found", "This page does not exist."),
+}
+_OTHER: Final = ("Something went wrong", "The request was invalid, or it failed.")
+_PROGRAMS: Final = ("/api/", "/config/", "/debug/", "/events", "/metrics", "/render", "/static/")
+
+
+def refusal_pages(dashboard: Dashboard) -> Callable[[Response], Awaitable[Response]]:
+    """A hook that gives refusals of pages a text, if the request asks for HTML."""
+    site = Site(dashboard)
+
+    async def shown(response: Response) -> Response:
+        path = request.path.removeprefix(dashboard.base_path)
+        if (
+            response.status_code < 400
+            or response.mimetype != "application/json"
+            or "text/html" not in request.headers.get("Accept", "")
+            or "HX-Request" in request.headers
+            or path.startswith(_PROGRAMS)
+        ):
+            return response
+        code = json.loads(await response.get_data()).get("message", "")
+        title, text = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, _OTHER)
+        page = site.lone("error.html", title, response.status_code, text=text)
+        for name in ("Allow", "Retry-After", "WWW-Authenticate"):
+            if name in response.headers:
+                page.headers[name] = response.headers[name]
+        return page
+
+    return shown

@@ -10,38 +10,37 @@ import trio
 from quart import Response
 
 from admin.cluster.shapes import NodeStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
-from admin.pages.listing import Column, listed
-from admin.pages.merging import Figures, View, channel_view, topic_view
-from admin.pages.peekers import Peekers
+from admin.cluster.turns import compute, count_rows
+from admin.pages.charts import SeriesCharts
+from admin.pages.listing import Column, clients_listing, make_listing
+from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
+from admin.pages.messages import PeekSupport
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
-from admin.turns import computed, rows_in
 from admin.watch.history import channel_key, topic_key
 from trionsq.web.app import Endpoint
 
-__all__ = ["OneTopic"]
+__all__ = ["TopicPages"]
 
 
-_CHANNELS: Final = (Column[Figures]("name", "Channel", lambda row: row.name, is_number=False),)
+_CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name, is_number=False),)
 
 
 @dataclass(slots=True)
-class _Looked:
+class _TopicResult:
     """What was found; ``error``: why nothing was; ``nobody``: certainly no node has it."""
 
-    view: View
+    view: ClusterView
     warnings: list[str] = field(default_factory=list)
     error: str = ""
     nodes: list[str] = field(default_factory=list)
     nobody: bool = False
 
 
-class OneTopic:
+class TopicPages:
     """GET /topics/:topic and /topics/:topic/:channel."""
 
-    def __init__(self, site: Site, peekers: Peekers) -> None:
+    def __init__(self, site: Site, peekers: PeekSupport) -> None:
         self._site = site
         self._peekers = peekers
         self._poller = site.dashboard.poller
@@ -58,19 +57,19 @@ class OneTopic:
         """GET /topics/:topic."""
         looked = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
         history, snapshot = self._poller.history, self._poller.snapshot
-        drawing = Drawing(history, topic_key(topic))
+        drawing = SeriesCharts(history, topic_key(topic))
         every = looked.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
-        channels = await computed(
+        channels = await compute(
             len(every),
-            lambda: listed(
+            lambda: make_listing(
                 every, _CHANNELS, query, path=path, text=lambda row: row.name, sort="name"
             ),
         )
         for channel in channels.rows:
             await trio.lowlevel.checkpoint()
             key = channel_key(topic, channel.name)
-            channel.spark = Drawing(history, key).depth_spark()
+            channel.spark = SeriesCharts(history, key).depth_spark()
             row = snapshot.channels.get((topic, channel.name)) if snapshot else None
             channel.rate_out = row.rate_out if row else None
         return self._site.page(
@@ -97,7 +96,7 @@ class OneTopic:
         key = ("channel", topic, channel)
         looked = await self._site.recent.get(key, lambda: self._look(topic, channel))
         snapshot = self._poller.snapshot
-        drawing = Drawing(self._poller.history, channel_key(topic, channel))
+        drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
         clients = (
             (node.node, node.hostname, topic, channel, client)
             for node, client in looked.view.clients_list
@@ -123,10 +122,10 @@ class OneTopic:
             peek_why=await self._peek_why(looked),
         )
 
-    async def _look(self, topic: str, channel: str = "") -> _Looked:
-        found = await whereabouts(self._site.dashboard, topic)
+    async def _look(self, topic: str, channel: str = "") -> _TopicResult:
+        found = await nodes_of_topic(self._site.dashboard, topic)
         if found.error:
-            return _Looked(View(name=channel or topic), error=found.error)
+            return _TopicResult(ClusterView(name=channel or topic), error=found.error)
         producers = found.producers
         answers = await self._cluster.each_stats(
             producers,
@@ -136,8 +135,8 @@ class OneTopic:
             silent=self._poller.silent_nodes,
         )
         told = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
-        view = await computed(
-            rows_in(told),
+        view = await compute(
+            count_rows(told),
             lambda: (
                 channel_view(topic, channel, producers, answers)
                 if channel
@@ -152,9 +151,9 @@ class OneTopic:
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.
         nobody = not (view.nodes or found.warnings)
-        return _Looked(view, found.warnings, nodes=nodes, nobody=nobody)
+        return _TopicResult(view, found.warnings, nodes=nodes, nobody=nobody)
 
-    async def _peek_why(self, looked: _Looked) -> str:
+    async def _peek_why(self, looked: _TopicResult) -> str:
         """Why there is no peeking; "" if there is, or nobody asks."""
         if not self._site.may("operator"):
             return ""

@@ -10,17 +10,18 @@ import trio
 from markupsafe import Markup
 from quart import Response
 
-from admin.cluster.queries import AllFailed
-from admin.pages.drawing import Drawing
-from admin.pages.listing import Column, Listing, listed
+from admin.cluster.queries import AllFailed, QueryResult
+from admin.cluster.turns import compute
+from admin.pages.charts import SeriesCharts
+from admin.pages.format import number, when
+from admin.pages.listing import Column, Listing, make_listing
+from admin.pages.shared_queries import answering_node_has, lookup_waits
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import is_seen, waits
-from admin.turns import computed
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 from trionsq.web.app import Endpoint
 
-__all__ = ["Topics"]
+__all__ = ["LookupPage", "TopicListPages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _waiting(row: Row) -> int:
     return row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
 
 
-class Topics:
+class TopicListPages:
     """GET /topics."""
 
     def __init__(self, site: Site) -> None:
@@ -90,7 +91,7 @@ class Topics:
         chosen = query.get("filter", "")
         chosen = chosen if chosen in _FILTERS else ""
         rows = len(snapshot.topics) + len(snapshot.channels) if snapshot else 0
-        listing = await computed(rows, lambda: self._listing(snapshot, show, chosen, query))
+        listing = await compute(rows, lambda: self._listing(snapshot, show, chosen, query))
         sparks = dict[int, Markup]()
         for row in listing.rows:
             await trio.lowlevel.checkpoint()
@@ -105,9 +106,9 @@ class Topics:
             listing=listing,
             chips=self._chips(snapshot, show, chosen),
             spark=lambda row: sparks[id(row)],
-            window=Drawing(self._poller.history, ("whole",)).window(),
+            window=SeriesCharts(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
-            error="" if snapshot else "The nodes have not answered so far.",
+            error="" if snapshot else "No node has answered yet.",
         )
 
     def _listing(
@@ -124,7 +125,7 @@ class Topics:
             text = _channel_name
         if chosen:
             rows = [row for row in rows if _FILTERS[chosen][1](row)]
-        return listed(
+        return make_listing(
             rows,
             _CHANNELS if show == "channels" else _TOPICS,
             query,
@@ -135,20 +136,9 @@ class Topics:
         )
 
     async def _inactive(self, query: Mapping[str, str]) -> Response:
-        cluster = self._site.dashboard.cluster
-        rows, warnings, error = list[_Inactive](), list[str](), ""
-        try:
-            wait = waits(known=self._poller.knows_nodes)
-            found = await self._site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
-            rows = [
-                _Inactive(topic, channels)
-                for topic, channels in found.value.items()
-                if not is_seen(self._poller, topic)
-            ]
-            warnings = found.warnings
-        except AllFailed as failure:
-            error = str(failure)
-        listing = listed(
+        inactive, error = await _inactive_topics(self._site)
+        rows = [_Inactive(topic, channels) for topic, channels in inactive.value.items()]
+        listing = make_listing(
             rows,
             _INACTIVE,
             query,
@@ -167,7 +157,7 @@ class Topics:
             chips=self._chips(self._poller.snapshot, "inactive", ""),
             spark=self._spark,
             window="",
-            warnings=warnings,
+            warnings=inactive.warnings,
             error=error,
         )
 
@@ -206,7 +196,7 @@ class Topics:
         else:
             assert isinstance(row, TopicRow)
             key = topic_key(row.topic)
-        return Drawing(self._poller.history, key).depth_spark()
+        return SeriesCharts(self._poller.history, key).depth_spark()
 
 
 def _topic_name(row: Any) -> str:
@@ -223,3 +213,65 @@ def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
     for topic, channel in snapshot.channels:
         names.setdefault(topic, []).append(channel)
     return lambda row: " ".join([row.topic, *names.get(row.topic, ())])
+
+
+_MAX_INACTIVE: Final = 100
+
+
+class LookupPage:
+    """GET /lookup."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._cluster = site.dashboard.cluster
+        self._poller = site.dashboard.poller
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [("GET", "/lookup", self.lookup)]
+
+    async def lookup(self) -> Response:
+        """GET /lookup; ``topic`` fills the form."""
+        inactive, error = await _inactive_topics(self._site)
+        rows = list(inactive.value.items())[:_MAX_INACTIVE]
+        return self._site.page(
+            "lookup.html",
+            "Lookup",
+            "lookup",
+            lookupds=self._cluster.lookupd_addresses,
+            inactive=rows,
+            inactive_count=len(inactive.value),
+            silent={topic: self._silent(topic) for topic, _ in rows},
+            topic=arguments().get("topic", ""),
+            warnings=inactive.warnings,
+            error=error,
+        )
+
+    def _silent(self, topic: str) -> list[str]:
+        """A sentence for each node that had the topic and does not answer."""
+        said = []
+        for producer in self._poller.producers(topic):
+            if (seen := self._poller.last_seen(producer.node, topic)) is not None:
+                count = sum(seen[1].values())
+                messages = f"{number(count)} message{'' if count == 1 else 's'}"
+                said.append(
+                    f"{producer.node} had this topic with {messages} when it was last seen, at"
+                    f" {when(seen[0])} UTC. The node does not answer now."
+                )
+        return said
+
+
+async def _inactive_topics(site: Site) -> tuple[QueryResult[dict[str, list[str]]], str]:
+    """Topics without a producer, with their channels; and the error if nobody answered."""
+    cluster, poller = site.dashboard.cluster, site.dashboard.poller
+    wait = lookup_waits(known=poller.knows_nodes)
+    try:
+        result = await site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
+    except AllFailed as failure:
+        return QueryResult({}, []), str(failure)
+    inactive = {
+        topic: channels
+        for topic, channels in result.value.items()
+        if not answering_node_has(poller, topic)
+    }
+    return QueryResult(inactive, result.warnings), ""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import trio
 from quart import Response, request
@@ -22,11 +22,8 @@ from quart.wrappers.response import ResponseBody
 
 from admin.watch.poller import Poller, WatchEndedError
 from admin.watch.snapshot import Snapshot
-from trionsq.web.answers import error
 from trionsq.web.app import Endpoint
-
-if TYPE_CHECKING:
-    from admin.dashboard import Dashboard
+from trionsq.web.responses import error
 
 __all__ = ["KEEP_ALIVE_S", "LIFE_S", "STREAMS_MAX", "Events", "TickStream", "endpoints", "tick"]
 
@@ -44,9 +41,9 @@ _HEADERS: Final = {
 _COMMENT: Final = b":\n\n"
 
 
-def endpoints(dashboard: Dashboard) -> list[Endpoint]:
-    """What is served of a dashboard."""
-    events = Events(dashboard.poller, standing=dashboard.access.standing)
+def endpoints(poller: Poller, standing: Callable[[], Callable[[], bool]]) -> list[Endpoint]:
+    """GET /events of ``poller``; ``standing`` as in `Events`."""
+    events = Events(poller, standing=standing)
     return [("GET", "/events", events.stream)]
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import trio
 
-from admin.watch.answers import ChannelFigures, NodeFigures, TopicFigures
-from admin.watch.counters import Counters, Rates
+from admin.watch.node import Ages, Counters, Rates
+from admin.watch.requests import ChannelMetrics, NodeMetrics, TopicMetrics
 from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
 
-__all__ = ["Ages", "Gathering"]
-
-Ages = Mapping[tuple[str, str], float]
-"""Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
+__all__ = ["Gathering"]
 
 # Topics and channels that are added before other tasks get their turn: half a millisecond.
 _ADDED_MAX: Final = 100
@@ -46,7 +42,7 @@ class Gathering:
             await self._give_turn()
 
     async def add(
-        self, row: NodeRow, stats: NodeFigures, counters: Counters, now_s: float, ages: Ages | None
+        self, row: NodeRow, stats: NodeMetrics, counters: Counters, now_s: float, ages: Ages | None
     ) -> None:
         """Add what a node answered at ``now_s`` (of the clock of ``counters``).
 
@@ -100,7 +96,7 @@ class Gathering:
         return row
 
     def _add_topic(
-        self, node: NodeRow, found: TopicFigures, counters: Counters, ages: Ages | None
+        self, node: NodeRow, found: TopicMetrics, counters: Counters, ages: Ages | None
     ) -> TopicRow:
         name = found.topic_name
         row = self._topic_row(name)
@@ -131,7 +127,7 @@ class Gathering:
         self,
         node: NodeRow,
         topic: TopicRow,
-        found: ChannelFigures,
+        found: ChannelMetrics,
         counters: Counters,
         ages: Ages | None,
     ) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 import trio
 
 from admin.watch.history import History, channel_key
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Severity, Snapshot, TopicRow
 
 __all__ = [
     "AGE_CRITICAL_S",
@@ -28,12 +27,8 @@ __all__ = [
     "REQUEUE_SHARE",
     "TIMEOUT_RATE_MIN",
     "TIMEOUT_SHARE",
-    "Problem",
-    "Severity",
     "problems",
 ]
-
-Severity = Literal["critical", "warning", "notice"]
 
 GROWING_S: Final = 300.0
 """A backlog grows if each third of so many seconds had more of it than the third before."""
@@ -60,28 +55,6 @@ _RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
 _LOOKED_AT_MAX: Final = 100
 # Of the points of GROWING_S, the share that must be known.
 _KNOWN_SHARE: Final = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong.
-
-    Attributes:
-        severity: critical: messages are lost, refused or stuck, or will be soon; warning: somebody
-            should look today; notice: good to know.
-        what: one sentence.
-        where: the node, the topic, or ``topic / channel``; "" for the cluster.
-        link: path of the page that shows it, below the base path.
-        kind: the rule that found it.
-        weight: messages at stake; among equals the larger comes first.
-    """
-
-    severity: Severity
-    what: str
-    where: str
-    link: str
-    kind: str
-    weight: float = 0.0
 
 
 async def problems(snapshot: Snapshot, history: History) -> list[Problem]:
@@ -112,7 +85,7 @@ def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
         since = (
             f" for {_span(now_s - row.answered_s)}"
             if row.answered_s is not None
-            else " since nsqadmin looks"
+            else " since nsqadmin started"
         )
         held = row.depth + row.in_flight + row.deferred
         what = f"{row.node} has not answered{since}: {row.error}."
@@ -126,23 +99,23 @@ def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
             yield Problem("critical", what, row.node, link, "node-silent", math.inf)
         return
     if row.health != "OK":
-        what = f"{row.node} says that it is not healthy: {row.health[:300] or 'no reason given'}."
+        what = f"{row.node} reports a problem: {row.health[:300] or 'no reason given'}."
         yield Problem("critical", what, row.node, link, "node-unhealthy", math.inf)
     if not row.registered:
-        what = f"{row.node} answers, but no nsqlookupd tells of it: consumers won't find it."
+        what = f"{row.node} answers but no nsqlookupd lists it: consumers can't find it."
         yield Problem("warning", what, row.node, link, "node-unregistered")
     if row.out_of_date:
-        what = f"{row.node} runs version {row.version}, others a newer one."
+        what = f"{row.node} runs version {row.version}; other nodes run a newer one."
         yield Problem("notice", what, row.node, link, "node-old")
 
 
 def _of_topic(row: TopicRow) -> Iterator[Problem]:
     link = f"/topics/{quote(row.topic, safe='')}"
     if row.paused:
-        what = f"{_messages(row.depth)} held back, for the topic is paused."
+        what = f"{_messages(row.depth)} waiting: the topic is paused."
         yield Problem("notice", what, row.topic, link, "topic-paused", row.depth)
     elif not row.channels:
-        what = f"{_messages(row.depth)} waiting, and there is no channel that takes them."
+        what = f"{_messages(row.depth)} waiting: the topic has no channel."
         yield Problem("notice", what, row.topic, link, "topic-without-channel", row.depth)
 
 
@@ -154,10 +127,10 @@ def _of_channel(row: ChannelRow, history: History) -> Iterator[Problem]:
         return Problem(severity, what, where, link, kind, row.depth)
 
     if row.depth and row.paused:
-        what = f"{_messages(row.depth)} held back, for the channel is paused."
+        what = f"{_messages(row.depth)} waiting: the channel is paused."
         yield problem("notice", what, "channel-paused")
     elif row.depth and not row.clients:
-        what = f"{_messages(row.depth)} waiting, and nobody consumes."
+        what = f"{_messages(row.depth)} waiting: no consumers."
         yield problem("warning", what, "channel-without-consumer")
     elif row.depth:
         if (grown := _growth(row, history)) is not None:

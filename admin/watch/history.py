@@ -18,20 +18,15 @@ from typing import Final, TypeAlias
 
 import trio
 
-from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
+from admin.watch.snapshot import Row, Snapshot
 
 __all__ = [
     "POINTS",
     "SERIES_MAX",
     "WHOLE",
-    "ChannelRow",
     "History",
     "Key",
-    "NodeRow",
-    "Row",
     "Series",
-    "Snapshot",
-    "TopicRow",
     "channel_key",
     "node_key",
     "topic_key",

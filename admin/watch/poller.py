@@ -15,22 +15,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import trio
 
 from admin.cluster.queries import AllFailed, Cluster
 from admin.cluster.shapes import Producer
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError
-from admin.watch.answers import NodeFigures, ask_ages, ask_figures
-from admin.watch.counters import Counters
-from admin.watch.gathering import Ages, Gathering
+from admin.watch.gathering import Gathering
 from admin.watch.health import problems
 from admin.watch.history import History
-from admin.watch.snapshot import NodeRow, Snapshot
+from admin.watch.node import WatchedNode
+from admin.watch.requests import request_ages, request_stats
+from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
 __all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "NODES_EVERY_S", "NODES_MAX",
@@ -66,48 +64,6 @@ class WatchEndedError(Exception):
     """The poller has ended; there will be no more snapshots."""
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """What is remembered of a node from poll to poll. Times are of trio's clock."""
-
-    producer: Producer
-    listed_s: float
-    registered: bool = True
-    counters: Counters = field(default_factory=Counters)
-    answer: tuple[NodeFigures, float] | UpstreamError | None = None
-    asked_s: float | None = None
-    silent: bool = False
-    error: str = ""
-    answered_wall_s: float | None = None
-    start_time: int = 0
-    answered: NodeRow | None = None
-    ages: Ages | None = None
-    ages_due_s: float = -math.inf
-    asks_ages: bool = False
-
-    def row(self) -> NodeRow:
-        return NodeRow(
-            node=self.producer.node,
-            hostname=self.producer.hostname,
-            tcp_port=self.producer.tcp_port,
-            version=self.producer.version,
-            out_of_date=self.producer.out_of_date,
-            registered=self.registered,
-            answered_s=self.answered_wall_s,
-        )
-
-    def silent_row(self, error: str) -> NodeRow:
-        """The figures of the last answer, if there was one, and why there is none now."""
-        row = self.row()
-        if self.answered is not None:
-            row = msgspec.structs.replace(
-                self.answered, registered=self.registered, out_of_date=row.out_of_date
-            )
-            row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = None
-        row.up, row.nodes, row.error = False, 0, error
-        return row
-
-
 class Poller:
     """Snapshots of a cluster: often while there are viewers, seldom while there are none.
 
@@ -140,7 +96,7 @@ class Poller:
         self._limit = trio.CapacityLimiter(max(1, int(most * _POLL_SHARE)))
         self._silent_limit = trio.CapacityLimiter(max(1, int(most * _SILENT_SHARE)))
         self.requests_max = int(self._limit.total_tokens + self._silent_limit.total_tokens)
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, WatchedNode] = {}
         self._warnings: list[str] = []
         self._nodes_due_s = -math.inf
         self._learning = False
@@ -241,7 +197,7 @@ class Poller:
         """Poll until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_in_time)
+                nursery.start_soon(self._end_in_time, name="nsqadmin end of the poller")
                 began_s = -math.inf
                 while True:
                     await self._until_due(began_s)
@@ -250,7 +206,7 @@ class Poller:
                         await self._poll(nursery)
                     except Exception:
                         # A defect of ours; the next poll may be better.
-                        log.exception("poll failed")
+                        log.exception("poll of the cluster failed")
                     rest_until_s = trio.current_time() + _REST_SHARE * self.interval_s
                     await trio.sleep_until(max(began_s + self.interval_s, rest_until_s))
         finally:
@@ -281,7 +237,8 @@ class Poller:
         for node in self._nodes.values():
             if node.asked_s is None:
                 node.asked_s = trio.current_time()
-                nursery.start_soon(self._ask, node)
+                name = f"nsqadmin poll of {node.producer.node}"
+                nursery.start_soon(self._ask, node, name=name)
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
@@ -319,27 +276,27 @@ class Poller:
             error = node.error if node.silent else f"no answer within {ANSWER_WAIT_S:g} s"
             await gathering.add_silent(node.silent_row(error), node.counters)
 
-    async def _add(self, gathering: Gathering, node: _Node) -> None:
+    async def _add(self, gathering: Gathering, node: WatchedNode) -> None:
         answer, node.answer = node.answer, None
         if isinstance(answer, tuple):
             row = node.row()
-            figures, answered_s = answer
-            if figures.start_time != node.start_time:
-                node.start_time, node.ages, node.ages_due_s = figures.start_time, None, -math.inf
+            metrics, answered_s = answer
+            if metrics.start_time != node.start_time:
+                node.start_time, node.ages, node.ages_due_s = metrics.start_time, None, -math.inf
             node.answered_wall_s = row.answered_s = self._wall()
-            await gathering.add(row, figures, node.counters, answered_s, node.ages)
+            await gathering.add(row, metrics, node.counters, answered_s, node.ages)
             node.answered = row
         else:
             await gathering.add_silent(node.silent_row(str(answer)), node.counters)
 
-    async def _ask(self, node: _Node) -> None:
-        """One request for the figures of a node. Whatever comes of it is its ``answer``."""
+    async def _ask(self, node: WatchedNode) -> None:
+        """One request for the metrics of a node. Whatever comes of it is its ``answer``."""
         name = node.producer.node
         limit = self._silent_limit if node.silent else self._limit
         try:
             async with limit:
-                figures = await ask_figures(self._cluster.upstream, name, self._timeout_s)
-            node.answer = figures, trio.current_time()
+                metrics = await request_stats(self._cluster.upstream, name, self._timeout_s)
+            node.answer = metrics, trio.current_time()
         except UpstreamError as error:
             node.answer = error
         except Exception as error:
@@ -366,15 +323,16 @@ class Poller:
         due.sort(key=lambda node: node.ages_due_s)
         for node in due[:count]:
             node.asks_ages = True
-            nursery.start_soon(self._ask_ages, node)
+            name = f"nsqadmin poll of ages of {node.producer.node}"
+            nursery.start_soon(self._ask_ages, node, name=name)
 
-    async def _ask_ages(self, node: _Node) -> None:
+    async def _ask_ages(self, node: WatchedNode) -> None:
         """One request for ages; without an answer they are not known."""
         node.ages_due_s = trio.current_time() + AGES_EVERY_S
         try:
             async with self._limit:
                 name = node.producer.node
-                node.ages = await ask_ages(self._cluster.upstream, name, self._timeout_s)
+                node.ages = await request_ages(self._cluster.upstream, name, self._timeout_s)
         except UpstreamError as error:
             node.ages = None
             if error.status == 404:
@@ -383,7 +341,7 @@ class Poller:
         except Exception:
             # A defect of ours.
             node.ages = None
-            log.exception("question for the ages of %s failed", node.producer.node)
+            log.exception("request to %s for message ages failed", node.producer.node)
         finally:
             node.asks_ages = False
 
@@ -394,7 +352,7 @@ class Poller:
         if due and not self._learning:
             self._learning = True
             self._nodes_due_s = now_s + NODES_EVERY_S
-            nursery.start_soon(self._ask_for_nodes)
+            nursery.start_soon(self._ask_for_nodes, name="nsqadmin poll for nodes")
         while self._learning and not self._nodes:
             self._news = trio.Event()
             await self._news.wait()
@@ -408,7 +366,7 @@ class Poller:
             self._warnings = [str(error)]
         except Exception as error:
             # A defect of ours.
-            log.exception("question for nodes failed")
+            log.exception("request for the list of nodes failed")
             self._warnings = [f"{type(error).__name__}: {error}"]
         finally:
             self._learning = False
@@ -425,7 +383,7 @@ class Poller:
             producer.topics = producer.tombstones = None
             node = self._nodes.get(name)
             if node is None:
-                node = self._nodes[name] = _Node(producer, now_s)
+                node = self._nodes[name] = WatchedNode(producer, now_s)
             node.producer, node.listed_s, node.registered = producer, now_s, True
         for name, node in list(self._nodes.items()):
             if name in listed or self._cluster.is_direct:

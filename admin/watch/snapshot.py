@@ -12,14 +12,13 @@ would hold the event loop for 70 ms.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from admin.watch.health import Problem
+__all__ = ["ChannelRow", "NodeRow", "Problem", "Row", "Severity", "Snapshot", "TopicRow"]
 
-__all__ = ["ChannelRow", "NodeRow", "Row", "Snapshot", "TopicRow"]
+Severity = Literal["critical", "warning", "notice"]
 
 
 class Row(Struct, eq=False, gc=False):
@@ -111,6 +110,28 @@ class NodeRow(Row, eq=False, gc=False):
     out_of_date: bool = False
     topics: int = 0
     channels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        severity: critical: messages are lost, refused or stuck, or will be soon; warning: somebody
+            should look today; notice: good to know.
+        what: one sentence.
+        where: the node, the topic, or ``topic / channel``; "" for the cluster.
+        link: path of the page that shows it, below the base path.
+        kind: the rule that found it.
+        weight: messages at stake; among equals the larger comes first.
+    """
+
+    severity: Severity
+    what: str
+    where: str
+    link: str
+    kind: str
+    weight: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,7 @@ from pipelines.receiver.flow import FlowControl, ReceiverStatistics
 from pipelines.receiver.writer import SegmentWriter
 from pipelines.wal import Wal
 from trionsq.client import ClientError, ConfigError, Consumer, ProtocolError
+from trionsq.logtext import first_error
 
 __all__ = ["Receiver"]
 
@@ -110,7 +111,7 @@ class Receiver:
         try:
             trio.run(self._main)
         except BaseException as error:
-            self._failure = _first_leaf(error)
+            self._failure = first_error(error)
             defect = None if _is_explained(error) else error
             log.error("the receiver failed: %s", self._failure, exc_info=defect)
         finally:
@@ -220,10 +221,3 @@ def _is_explained(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_explained, error.exceptions))
     return isinstance(error, _EXPLAINED)
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    """The first exception of a group: consumers mostly fail together, for one reason."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,7 +1,7 @@
 """The log's folder and the small files beside the segments.
 
-``META.json`` has the log's id, ``COMMITTED.json`` the committed position. The process that writes
-locks ``LOCK``.
+``META.json`` names the log, ``COMMITTED.json`` has the committed position, ``LOCK`` is locked by
+the process that writes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ COMMITTED: Final = "COMMITTED.json"
 LOCK: Final = "LOCK"
 
 _ADVICE: Final = (
-    "remove it; then all messages of the log count as not committed, and Spark continues from its "
-    "checkpoint"
+    "remove it; then the whole log counts as not committed, and Spark continues at its checkpoint"
 )
 
 
@@ -62,7 +61,11 @@ def lock_log(path: str) -> FolderLock:
 
 
 def create_meta(disk: Disk) -> str:
-    """Write ``COMMITTED.json``, then ``META.json``; the new log's id. Raises OSError."""
+    """Create ``COMMITTED.json``, then ``META.json``; return the id of the new log.
+
+    Raises:
+        OSError: there may be no log.
+    """
     write_committed(disk, 0)
     wal_id = uuid4().hex
     text = json.dumps({"version": FORMAT_VERSION, "id": wal_id})
@@ -71,32 +74,36 @@ def create_meta(disk: Disk) -> str:
 
 
 def read_meta(disk: Disk) -> str:
-    """The log's id.
+    """Return the id of the log.
 
     Raises:
-        WalDamagedError, WalError: the file is invalid, or of a newer version.
-        OSError: the file can't be read.
+        WalDamagedError, WalError: the file is damaged, or of a newer version.
+        OSError: the file cannot be read.
     """
-    content = _read(disk, META, "bring it back from a copy, or use another walPath and checkpoint")
-    wal_id = content.get("id")
+    meta = _read(disk, META, "restore it from a copy, or use another walPath and checkpoint")
+    wal_id = meta.get("id")
     if not isinstance(wal_id, str) or not wal_id:
         raise WalDamagedError(f"{os.path.join(disk.path, META)} has no id")
     return wal_id
 
 
 def write_committed(disk: Disk, lsn: int) -> None:
-    """Write the position. After OSError the old one is in effect, or the new one."""
+    """Store the committed position.
+
+    Raises:
+        OSError: the file may have the old position.
+    """
     text = json.dumps({"version": FORMAT_VERSION, "lsn": lsn})
     replace_file(disk, COMMITTED, text.encode(), draft=f"{COMMITTED}.tmp")
 
 
 def read_committed(disk: Disk) -> int | None:
-    """The position written last; None if there is no file. Raises as `read_meta`."""
+    """Return the committed position; None without a file. Raises as `read_meta`."""
     try:
-        content = _read(disk, COMMITTED, _ADVICE)
+        committed = _read(disk, COMMITTED, _ADVICE)
     except FileNotFoundError:
         return None
-    lsn = content.get("lsn")
+    lsn = committed.get("lsn")
     if not isinstance(lsn, int) or lsn < 0:
         raise WalDamagedError(f"{os.path.join(disk.path, COMMITTED)} has no position")
     return lsn

@@ -17,7 +17,7 @@ from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import MemoryTransport
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, Message
+from trionsq.wire.client import ErrorFrame, MessageFrame
 
 STEADY, MOODY = "steady", "moody"
 CAPACITIES_NBYTES = (120, 1000, 64 * 1024)
@@ -140,7 +140,7 @@ class Chaos:
 
     async def _consume(self, talk: Conversation, channel: str) -> None:
         frame = await talk.frame()
-        if not isinstance(frame, Message):
+        if not isinstance(frame, MessageFrame):
             assert "_FAILED" in str(frame), frame
             self.happened["too late"] += 1
             return

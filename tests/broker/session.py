@@ -15,7 +15,7 @@ from trionsq.broker.client import Client
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.streams import MemoryTransport
 from trionsq.wire import commands
-from trionsq.wire.client import Message
+from trionsq.wire.client import MessageFrame
 
 MEM_QUEUE_SIZE = 12
 VICTIM_CAPACITY_NBYTES = 1024
@@ -129,7 +129,7 @@ class Session:
             await talk.subscribe(topic, "bystander", ready=100)
             while True:
                 frame = await talk.frame()
-                assert isinstance(frame, Message)
+                assert isinstance(frame, MessageFrame)
                 self.ledger.seen.append(frame.body)
                 await talk.say(commands.finish(frame.message_id))
 

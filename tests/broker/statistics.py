@@ -7,7 +7,7 @@ from typing import Any
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, statistics
-from trionsq.http.stats_json import StatsJson
+from trionsq.http.stats import StatsJson
 
 __all__ = ["document_of"]
 

@@ -11,15 +11,15 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
-from trionsq.storage.background import Done, Job
+from trionsq.storage.folder import Job, JobDone
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
-from trionsq.wire.client import Message
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.client import MessageFrame
+from trionsq.wire.states import MAGIC_V2
 
 
 def accounted(channel: Channel) -> int:
@@ -32,13 +32,13 @@ def accounted(channel: Channel) -> int:
 def check_balances(broker: Broker) -> None:
     """Every message of every channel is finished, waiting, in flight, deferred or dropped."""
     for topic in broker.topics.values():
-        assert topic.core.store.carried >= 0
         assert topic.check() is None
         for channel in topic.channels.values():
             assert accounted(channel) == channel.core.message_count, channel
-            assert channel.core.store.carried >= 0
             assert channel.check() is None
-            assert set(channel.core.consumers) == {client.consumer for client in channel.clients}
+            assert set(channel.core.in_flight.subscriptions) == {
+                client.consumer for client in channel.clients
+            }
 
 
 def check_nobody_left(broker: Broker) -> None:
@@ -49,7 +49,7 @@ def check_nobody_left(broker: Broker) -> None:
     for topic in broker.topics.values():
         for channel in topic.channels.values():
             assert not channel.clients
-            assert not channel.core.consumers
+            assert not channel.core.in_flight.subscriptions
             assert not channel.core.waiting
 
 
@@ -85,7 +85,7 @@ def is_stuck(topic: Topic) -> bool:
     return topic.core.error is not None
 
 
-async def finish(consumer: Conversation, *messages: Message) -> None:
+async def finish(consumer: Conversation, *messages: MessageFrame) -> None:
     """FIN, and wait until the broker has it."""
     await consumer.say(*(commands.finish(message.message_id) for message in messages))
     await wait_all_tasks_blocked()
@@ -105,7 +105,7 @@ class Gate(HeldBackground):
         self.held_up = 0
         self._opened = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         super().submit(job, done)
         if self.is_open:
             self.run_all()
@@ -129,7 +129,7 @@ class Gate(HeldBackground):
 
 async def consume(
     broker: Broker, topic: str, channel: str, count: int
-) -> tuple[Conversation, list[Message]]:
+) -> tuple[Conversation, list[MessageFrame]]:
     """Subscribe, and take some messages without finishing them."""
     consumer = Conversation.begin(broker, capacity_nbytes=2**20)
     await consumer.subscribe(topic, channel, ready=2500)

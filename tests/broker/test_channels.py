@@ -43,14 +43,16 @@ async def test_a_paused_channel_delivers_nothing(autojump_clock: MockClock) -> N
 
 
 @pytest.fixture
-def all_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_delivered_by_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single messages take the way of large batches, through the channel's task."""
-    monkeypatch.setattr("trionsq.core.channel.AT_ONCE_MESSAGES_MAX", 0)
+    monkeypatch.setattr("trionsq.core.channel.MAX_DIRECT_MESSAGES", 0)
 
 
-@pytest.mark.usefixtures("all_is_carried")
-async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: MockClock) -> None:
-    """Segments in the channel's memory channel at that moment wait as well."""
+@pytest.mark.usefixtures("nothing_is_delivered_by_the_topic")
+async def test_a_pause_holds_messages_that_the_task_was_woken_for(
+    autojump_clock: MockClock,
+) -> None:
+    """A channel that is paused after it was woken, and before its turn, delivers nothing."""
     async with nsqd_in_memory() as broker:
         consumer = Conversation.begin(broker)
         await consumer.subscribe("t", "c", ready=10)
@@ -59,10 +61,9 @@ async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: Mock
         channel = topic.channels["c"]
         for body in numbered(3):
             publish(broker, "t", body)
-        topic._inbox.absorb()
         while topic.core.pump(topic._clock.now_s(), topic._clock.now_ns()):
             pass
-        assert channel.core.store.carried > 0
+        assert channel._wake_up.is_pending
         channel.pause()
         await consumer.silence(5)
         assert channel.core.depth == 3
@@ -70,12 +71,12 @@ async def test_a_pause_holds_what_is_on_its_way_to_the_task(autojump_clock: Mock
         assert {m.body for m in await consumer.messages(3)} == set(numbered(3))
 
 
-@pytest.mark.usefixtures("all_is_carried")
+@pytest.mark.usefixtures("nothing_is_delivered_by_the_topic")
 @pytest.mark.parametrize("count", [1, 2, 70])
-async def test_emptying_drops_also_what_is_on_its_way(
+async def test_emptying_drops_also_messages_that_the_task_was_woken_for(
     count: int, autojump_clock: MockClock
 ) -> None:
-    """Waiting, in flight, deferred and carried messages go; what comes after stays."""
+    """Waiting, in flight and deferred messages are dropped; what comes after stays."""
     async with nsqd_in_memory() as broker:
         consumer = Conversation.begin(broker)
         await consumer.subscribe("t", "c", ready=200)
@@ -87,17 +88,15 @@ async def test_emptying_drops_also_what_is_on_its_way(
         channel = topic.channels["c"]
         for body in numbered(count):
             publish(broker, "t", body)
-        topic._inbox.absorb()
-        # The first is with the topic's task already, the others are handed to the channel now.
         while topic.core.pump(topic._clock.now_s(), topic._clock.now_ns()):
             pass
-        assert channel.core.depth == count - 1
-        assert (channel.core.store.carried > 0) == (count > 1)
+        assert channel.core.depth == count
+        assert channel._wake_up.is_pending
         channel.empty()
-        assert channel.core.dropped["emptied"] == 2 + count - 1
+        assert channel.core.dropped["emptied"] == 2 + count
         assert channel.core.depth == channel.core.in_flight_count == 0
         publish(broker, "t", b"after")
-        assert [m.body for m in await consumer.messages(2)] == [numbered(1)[0], b"after"]
+        assert (await consumer.message()).body == b"after"
         await consumer.silence(2)
         await consumer.say(commands.finish(old.message_id))
         assert "ID not in flight" in await consumer.error()

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.broker.support import connect, finish, numbered, publish
-from trionsq.broker.inbox import SegmentInbox
+from trionsq.core.queue import Store
 from trionsq.testing.memory import nsqd_in_memory
 
 
@@ -29,7 +29,7 @@ async def test_all_adds_up_after_some_life(autojump_clock: MockClock) -> None:
         assert (broker.checks.broken, broker.defects.counts["check"]) == ({}, 0)
 
 
-@pytest.mark.parametrize("what", ["topic", "channel", "inbox", "disk"])
+@pytest.mark.parametrize("what", ["topic", "channel", "memory", "disk"])
 async def test_what_does_not_add_up_is_told_once(
     what: str,
     autojump_clock: MockClock,
@@ -46,8 +46,8 @@ async def test_what_does_not_add_up_is_told_once(
             topic.core.message_count += 1
         elif what == "channel":
             channel.core.finish_count += 1
-        elif what == "inbox":
-            monkeypatch.setattr(SegmentInbox, "check", lambda self: "carried by nobody")
+        elif what == "memory":
+            monkeypatch.setattr(Store, "check", lambda self: "negative depth")
         else:
             monkeypatch.setattr(
                 type(channel.core.store.backend), "check", lambda self: "read past its end"

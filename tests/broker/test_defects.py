@@ -14,9 +14,11 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.broker.defects import PARTS, Defects
 from trionsq.broker.metadata import MetadataKeeper
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.store import Store
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.core import dispatch
+from trionsq.core.channel import ChannelState
+from trionsq.core.queue import Store
+from trionsq.core.recovered import ChannelStore
+from trionsq.core.topic import TopicState
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -61,7 +63,7 @@ def bodies_at(broker: Broker, channel: str) -> list[bytes]:
     """The bodies that wait in memory at a channel of the topic ``t``."""
     core = broker.topics["t"].channels[channel].core
     return sorted(
-        segment.batch.bodies.one(place)
+        segment.batch.bodies.body_at(place)
         for segment in core.peek()
         for place in range(segment.first, segment.last)
     )
@@ -75,7 +77,7 @@ async def test_a_defect_in_the_fan_out_loses_no_message(
         for name in ("a", "b", "c"):
             broker.topic("t").channel(name)
         await wait_all_tasks_blocked()
-        breakage = Breakage(monkeypatch, ChannelCore, "put")
+        breakage = Breakage(monkeypatch, ChannelState, "put")
         breakage.only = lambda core: core.name == "b"
         breakage.times(3)
         publish(broker, "t", *numbered(5))
@@ -104,7 +106,7 @@ async def test_a_defect_in_a_topics_task_stops_that_topic_only(
         for topic in ("t", "u"):
             broker.topic(topic).channel("c")
         await wait_all_tasks_blocked()
-        breakage = Breakage(monkeypatch, TopicCore, "pump")
+        breakage = Breakage(monkeypatch, TopicState, "pump")
         breakage.only = lambda core: core.name == "t"
         breakage.forever()
         publish(broker, "t", b"kept")
@@ -121,9 +123,12 @@ async def test_a_defect_in_a_topics_task_stops_that_topic_only(
         assert message.body == b"kept"
 
 
-@pytest.mark.parametrize("method", ["_take", "_deliver", "_sample"])
+@pytest.mark.parametrize(
+    ("of", "method"),
+    [(ChannelStore, "pop_segment"), (ChannelState, "_deliver"), (dispatch, "sampled")],
+)
 async def test_a_defect_in_a_channels_task_loses_no_message(
-    method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    of: Any, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message comes to the client once, when the task begins again; the counts add up."""
     async with nsqd_in_memory() as broker:
@@ -132,7 +137,7 @@ async def test_a_defect_in_a_channels_task_loses_no_message(
         await talk.frame()
         await talk.subscribe("t", "c", ready=50)
         await wait_all_tasks_blocked()
-        breakage = Breakage(monkeypatch, ChannelCore, method)
+        breakage = Breakage(monkeypatch, of, method)
         breakage.times(1)
         publish(broker, "t", *numbered(20))
         await wait_all_tasks_blocked()
@@ -158,7 +163,7 @@ async def test_a_defect_while_a_message_is_served_at_once_costs_no_topic(
         await talk.subscribe("t", "c", ready=10)
         broker.topic("t").channel("other")
         await wait_all_tasks_blocked()
-        breakage = Breakage(monkeypatch, ChannelCore, "_deliver")
+        breakage = Breakage(monkeypatch, ChannelState, "_deliver")
         breakage.times(1)
         publish(broker, "t", b"one")
         await wait_all_tasks_blocked()
@@ -181,7 +186,7 @@ async def test_a_defect_in_a_scan_costs_that_channel_a_second(
             talks[topic], _ = await consume_nothing_yet(broker, topic)
             publish(broker, topic, b"x")
             await talks[topic].message()
-        breakage = Breakage(monkeypatch, ChannelCore, "scan")
+        breakage = Breakage(monkeypatch, ChannelState, "scan")
         breakage.only = lambda core: core is broker.topics["t"].channels["c"].core
         breakage.times(2)
         start_s = trio.current_time()
@@ -233,7 +238,7 @@ async def test_a_defect_in_a_look_at_a_client_costs_that_client(
         victim, client, _ = connect(broker)
         other = Conversation.begin(broker)
         other.shows_heartbeats = True
-        breakage = Breakage(monkeypatch, Client, "look_after")
+        breakage = Breakage(monkeypatch, Client, "check_heartbeat")
         breakage.only = lambda subject: subject is client
         breakage.times(1)
         await victim.end()
@@ -276,7 +281,9 @@ async def test_a_defect_in_a_timer_costs_a_turn_of_it(
             assert b'"t"' in disk.files()["nsqd.dat"]
 
 
-@pytest.mark.parametrize(("part", "method"), [("disk_sync", "sync"), ("disk_retry", "give_room")])
+@pytest.mark.parametrize(
+    ("part", "method"), [("disk_sync", "sync"), ("disk_retry", "release_finished_file")]
+)
 async def test_a_defect_in_a_timer_of_the_disk_costs_a_turn_of_it(
     part: str, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +314,7 @@ async def test_a_defect_at_the_end_of_a_connection_ends_no_other(
     async with nsqd_in_memory() as broker:
         talk, _, _ = connect(broker)
         await talk.subscribe("t", "c", ready=1)
-        breakage = Breakage(monkeypatch, ChannelCore, "remove_consumer")
+        breakage = Breakage(monkeypatch, ChannelState, "remove_subscription")
         breakage.times(1)
         talk.close()
         await wait_all_tasks_blocked()
@@ -407,7 +414,7 @@ async def test_a_topic_that_fails_can_be_deleted(
     """Then nothing is stopped any more, and one of that name can be made."""
     async with nsqd_in_memory() as broker:
         broker.topic("t").channel("c")
-        breakage = Breakage(monkeypatch, TopicCore, "pump")
+        breakage = Breakage(monkeypatch, TopicState, "pump")
         breakage.forever()
         publish(broker, "t", b"x")
         await trio.sleep(1)

@@ -226,7 +226,7 @@ class Looked:
     def close(self) -> None:
         raise AssertionError
 
-    def look_after(self, now_s: float) -> None:
+    def check_heartbeat(self, now_s: float) -> None:
         self.count += 1
         self.turns[-1] += 1
         self.looks.schedule(self, now_s + 30 / 8, 30)

@@ -16,7 +16,7 @@ from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 KIB = 1024
 READ_MAX = 128 * KIB
@@ -303,7 +303,7 @@ async def test_a_client_that_reads_gets_large_messages_in_order(autojump_clock: 
         talk, client, _ = connect(broker, capacity_nbytes=64 * KIB)
         await talk.subscribe("t", "c", ready=2500)
         assert [message.body for message in await talk.messages(40)] == bodies
-        assert client._inbox_nbytes == 0
+        assert client.pump._inbox_bytes == 0
         check_balances(broker)
 
 

@@ -57,7 +57,7 @@ async def test_what_comes_after_the_end_goes_nowhere() -> None:
     stream, transport = memory_connection(capacity_nbytes=10)
     output = Output(transport)
     output.write(b"all")
-    output.end()
+    output.end_stream()
     assert output.write(b"more")
     assert output.pending == 0
     assert [await stream.receive_some(), await stream.receive_some()] == [b"all", b""]

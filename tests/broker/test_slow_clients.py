@@ -23,7 +23,7 @@ READ_MAX = 128 * KIB
 
 def inbox(client: Client) -> int:
     """Deliveries that wait for the pump of a connection."""
-    return len(client._inbox)
+    return len(client.pump._inbox)
 
 
 def is_blocked(client: Client) -> bool:

@@ -13,10 +13,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, connect, finish, numbered, publish
 from trionsq.broker.timers import ScanQueue
-from trionsq.core.channel import Channel
-from trionsq.core.timerqueue import NEVER
+from trionsq.core.channel import ChannelState
+from trionsq.core.containers import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.discard import DiscardingBackend
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -28,19 +28,19 @@ SCAN_S = 0.1
 def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each channel, by name, was scanned."""
     counts: Counter[str] = Counter()
-    original = Channel.scan
+    original = ChannelState.scan
 
-    def counted(self: Channel, now_s: float, now_ns: int) -> int:
+    def counted(self: ChannelState, now_s: float, now_ns: int) -> int:
         counts[self.name] += 1
         return original(self, now_s, now_ns)
 
-    monkeypatch.setattr(Channel, "scan", counted)
+    monkeypatch.setattr(ChannelState, "scan", counted)
     return counts
 
 
-def a_channel(name: str = "c") -> Channel:
+def a_channel(name: str = "c") -> ChannelState:
     """A channel of no topic."""
-    return Channel(name, 10, DroppingBackend(), Random(0))
+    return ChannelState(name, 10, DiscardingBackend(), Random(0))
 
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100))
@@ -86,7 +86,7 @@ async def test_the_timer_queue_does_not_grow(channels: int, autojump_clock: Mock
             for consumer in consumers:
                 await finish(consumer, await consumer.message())
             await trio.sleep(3)
-        assert len(broker._scan) <= len(topic.channels) == channels
+        assert len(broker.registry.scan_queue) <= len(topic.channels) == channels
 
 
 async def test_idle_channels_cost_nothing(scans: Counter[str], autojump_clock: MockClock) -> None:
@@ -121,7 +121,7 @@ async def test_a_busy_channel_is_not_scanned_for_each_message(
             await consumer.say(commands.finish(message.message_id))
             await trio.sleep(0.01)
         assert scans["c"] <= 5
-        assert len(broker._scan) <= 5
+        assert len(broker.registry.scan_queue) <= 5
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -169,7 +169,7 @@ async def test_a_channel_deleted_with_an_alarm_set(autojump_clock: MockClock) ->
         broker.delete_topic("t")
         await consumer.end()
         await trio.sleep(5)
-        assert len(broker._scan) == 0
+        assert len(broker.registry.scan_queue) == 0
 
 
 async def test_slow_messages_do_not_keep_their_batch(autojump_clock: MockClock) -> None:

@@ -17,9 +17,10 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.clock import Clock
 from trionsq.broker.topic import PublishRefused
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.delivery import Delivery
-from trionsq.core.store import Store
+from trionsq.core.channel import ChannelState
+from trionsq.core.in_flight import InFlight
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Delivery
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
@@ -207,7 +208,7 @@ async def test_a_backlog_is_handed_out_in_turns(
     count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a channel is unpaused, as many as wait for it."""
-    steps.watch(monkeypatch, ChannelCore, "_deliver")
+    steps.watch(monkeypatch, ChannelState, "_deliver")
     async with nsqd_in_memory() as broker:
         channel = broker.topic("t").channel("c")
         channel.pause()
@@ -235,7 +236,7 @@ async def test_a_batch_fans_out_in_turns(
     count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To any number of channels; each gets all of it, in order."""
-    steps.watch(monkeypatch, ChannelCore, "put")
+    steps.watch(monkeypatch, ChannelState, "put")
     async with nsqd_in_memory() as broker:
         topic = broker.topic("t")
         for number in range(count):
@@ -331,7 +332,7 @@ async def test_a_topic_is_deleted_in_turns(
         await consumer.silence(2)
         assert (old.channels, steps.total) == ({}, count)
         assert steps.most <= 17
-        assert not broker._closing
+        assert not broker.registry._closing
         check_balances(broker)
 
 
@@ -354,7 +355,7 @@ async def test_a_channel_is_emptied_in_turns(
     count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting, in flight and deferred messages, of any number of clients."""
-    steps.watch(monkeypatch, ChannelCore, "_forget")
+    steps.watch(monkeypatch, InFlight, "drop_emptied")
     async with nsqd_in_memory(mem_queue_size=10**6) as broker:
         channel = broker.topic("t").channel("c")
         clients = [connect(broker)[1] for _ in range(count // 10)]

@@ -16,7 +16,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.testing.streams import MemoryTransport, memory_connection
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 FRAME_HEAD_NBYTES = 8
 
@@ -92,7 +92,7 @@ def identify(**wanted: Any) -> bytes:
 async def until_gone(client: Client) -> None:
     """Wait until the broker has let go of a client."""
     with trio.fail_after(60):
-        while client in client.broker.clients:  # noqa: ASYNC110
+        while client in client.context.clients:  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 

@@ -611,7 +611,7 @@ class Lookupd:
         self.asked_s.append(trio.current_time())
         await trio.lowlevel.checkpoint()
         if not self.addresses:
-            raise httpget.ConnectError("refused")
+            raise httpget.GetConnectError("refused")
         producers = [
             {"broadcast_address": host, "tcp_port": int(port)}
             for host, _, port in (address.partition(":") for address in self.addresses)

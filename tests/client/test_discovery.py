@@ -45,7 +45,7 @@ class Lookupds:
         self.headers = headers
         self.ssl_context = ssl_context
         if url not in self.answers:
-            raise httpget.ConnectError("refused")
+            raise httpget.GetConnectError("refused")
         return self.answers[url]
 
 

@@ -24,7 +24,7 @@ from trionsq.client.handshake import Handshake
 from trionsq.client.message import Message
 from trionsq.client.subscribed_connection import SubscribedConnection
 from trionsq.wire import frames
-from trionsq.wire.columns import ColumnDecoder, Columns
+from trionsq.wire.client import ColumnDecoder, Columns
 
 STEP_MAX = 256
 

@@ -16,11 +16,9 @@ import trustme
 from tests.client.network import ADDRESS, Network
 from trionsq.client import Config
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import Layer, UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import Layer, LayeredTransport, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 
@@ -139,7 +137,7 @@ class Secured:
                     await self._say(answer)
                     await self._stop(name)
                 await self._say(answer + layer.encode(frames.OK))
-                self._transport = UpgradedTransport(self._transport, layer)
+                self._transport = LayeredTransport(self._transport, layer)
                 self.layers.append(name)
                 answer = b""
         await self._say(answer)

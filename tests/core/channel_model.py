@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.core.helpers import WALL_NS, MemoryBackend, body_of, contents, wall_ns
-from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel
-from trionsq.core.consumer import Consumer
-from trionsq.core.delivery import Delivery
+from trionsq.core.channel import ChannelState
+from trionsq.core.subscription import Delivery, Subscription
 
-INBOX_MAX = 1
 SIZES = (16, 48, 16, 32)
 
 
@@ -62,7 +59,7 @@ class Peer:
         self.model = model
         self.full = False
         self.unwritten: list[Delivery] = []
-        self.consumer = Consumer(self._offer, msg_timeout_s, sample_rate)
+        self.consumer = Subscription(self._offer, msg_timeout_s, sample_rate)
 
     def _offer(self, delivery: Delivery) -> bool:
         model, consumer = self.model, self.consumer
@@ -82,7 +79,7 @@ class Peer:
     def write(self) -> None:
         """What the pump does with the next delivery."""
         delivery = self.unwritten.pop(0)
-        present = self.consumer.present(delivery)
+        present = self.consumer.present_ids(delivery)
         delivery.written = True
         for id_, body, attempts in contents(delivery.extract(present)) if present else []:
             message = self.model.messages[id_]
@@ -95,7 +92,7 @@ class Peer:
 
 
 class Model:
-    """The channel, its backend and the inbox of its task, beside what they should hold."""
+    """The channel, its backend and its task, beside what they should hold."""
 
     def __init__(self, mem_queue_size: int, seed: int) -> None:
         self.backend = MemoryBackend()
@@ -108,16 +105,14 @@ class Model:
         self.counts_at_start: Counter[str] = Counter()
         self.loaded = 0
         self.peers: list[Peer] = []
-        self.inbox: list[Segment] = []
         self.task_runs = False
 
     @property
     def now_ns(self) -> int:
         return wall_ns(self.now_s)
 
-    def _new_channel(self) -> Channel:
-        channel = Channel("c", self.mem_queue_size, self.backend, self.random)
-        channel.carry = self._carry
+    def _new_channel(self) -> ChannelState:
+        channel = ChannelState("c", self.mem_queue_size, self.backend, self.random)
         channel.wake = self._wake
         return channel
 
@@ -150,27 +145,12 @@ class Model:
                 assert message.stored_due_s <= self.now_s, "early"
                 message.queue()
 
-    def _carry(self, segment: Segment) -> bool:
-        assert self.channel.waiting
-        self.task_runs = True
-        if len(self.inbox) == INBOX_MAX:
-            self.absorb()
-            self.counts["full inboxes"] += 1
-            return False
-        self.inbox.append(segment)
-        return True
-
     def _wake(self) -> None:
+        self.counts["woken again"] += self.task_runs
         self.task_runs = True
-
-    def absorb(self) -> None:
-        for segment in self.inbox:
-            self.channel.arrived(segment)
-        self.inbox.clear()
 
     def run_task(self) -> None:
         """The channel task's turn."""
-        self.absorb()
         self.task_runs = False
         self.channel.dispatch(self.now_s)
 
@@ -231,8 +211,7 @@ class Model:
                 self.counts["came due"] += 1
 
     def begin_empty(self) -> Iterator[None]:
-        """As the broker does it: with what is in the inbox."""
-        self.absorb()
+        """As the broker does it."""
         self.counts["emptied"] += len(self.messages)
         return self.channel.empty()
 
@@ -252,7 +231,7 @@ class Model:
         self._check_progress()
 
     def _check_queued(self) -> None:
-        parts = (self.channel.store.memory._segments, self.backend.segments, self.inbox)
+        parts = (self.channel.store.memory._segments, self.backend.segments)
         found = [one for part in parts for segment in part for one in contents(segment)]
         queued = {id_: message for id_, message in self.messages.items() if message.queued}
         ids = [id_ for id_, _, _ in found]
@@ -264,10 +243,9 @@ class Model:
             del queued[id_], self.messages[id_]
         assert sorted(found) == sorted((i, m.body, m.attempts) for i, m in queued.items())
         assert self.channel.depth == len(queued)
-        assert self.channel.store.carried == sum(segment.count for segment in self.inbox)
 
     def _check_in_flight(self) -> None:
-        consumers = [*self.channel.consumers, *self.channel._orphans]
+        consumers = [*self.channel.in_flight.subscriptions, *self.channel.in_flight._disconnected]
         flying = {i: m for i, m in self.messages.items() if m.owner is not None}
         for consumer in consumers:
             for id_, delivery in consumer.in_flight.items():
@@ -310,7 +288,7 @@ class Model:
         waiting = [one for one in channel.waiting if not one.gone]
         assert 2 * len(waiting) >= len(channel.waiting), "who is gone is not forgotten"
         assert len(set(waiting)) == len(waiting)
-        assert set(waiting) == {one for one in channel.consumers if one.waiting}
+        assert set(waiting) == {one for one in channel.in_flight.subscriptions if one.waiting}
         readable = channel.store.memory.depth or (
             channel.store.backend.depth and not self.backend.reads_nothing
         )
@@ -318,6 +296,6 @@ class Model:
             assert not [peer for peer in self.peers if peer.credit], "a client starves"
         for message in self.messages.values():
             if message.due_s is not None:
-                assert channel.alarm_s <= max(message.due_s, self.now_s)
+                assert channel.wake_at_s <= max(message.due_s, self.now_s)
             elif message.owner is not None:
-                assert channel.alarm_s <= max(message.deadline_s, self.now_s)
+                assert channel.wake_at_s <= max(message.deadline_s, self.now_s)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trionsq.core.backend import BackendError
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.column import ListColumn
-from trionsq.core.missed import Missed
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.in_flight import MissedIds
 from trionsq.core.peek import Page, show_segments
+from trionsq.core.queue import BackendError
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000
@@ -30,15 +29,15 @@ def body_of(id_: bytes, size: int = 16) -> bytes:
     return (id_ * (size // 16 + 1))[:size]
 
 
-def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 0) -> Batch:
+def batch(first: int, count: int, sizes: Sequence[int] = (16,), defer_ms: int = 0) -> MessageBatch:
     """Messages with the ids ``first``... and bodies of these sizes in turn; strided if equal."""
     ids = message_ids(first, count)
     bodies = [body_of(id_, sizes[index % len(sizes)]) for index, id_ in enumerate(ids)]
     if len({len(body) for body in bodies}) == 1:
         gap = b"PUB t\n...."
         strided = StridedBodies(b"".join(gap + body for body in bodies), len(gap), len(bodies[0]))
-        return Batch(strided, ListColumn(ids), WALL_NS + first, defer_ms)
-    return Batch(ListBodies(bodies), ListColumn(ids), WALL_NS + first, defer_ms)
+        return MessageBatch(strided, ListColumn(ids), WALL_NS + first, defer_ms)
+    return MessageBatch(ListBodies(bodies), ListColumn(ids), WALL_NS + first, defer_ms)
 
 
 def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int = 0) -> Segment:
@@ -48,7 +47,7 @@ def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int 
 
 def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
     """Id, body and attempts of each message."""
-    bodies = one.batch.bodies.cut(one.first, one.last)
+    bodies = one.batch.bodies.slice(one.first, one.last)
     return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
 
 
@@ -57,12 +56,12 @@ def run_out(steps: Iterator[None]) -> int:
     return 1 + sum(1 for _ in steps)
 
 
-def reasons(missed: Missed | None) -> list[tuple[bytes, str]]:
+def reasons(missed: MissedIds | None) -> list[tuple[bytes, str]]:
     """The answers to ids that were missed, however long it takes to find them out."""
     if missed is None:
         return []
     while not missed.is_known:
-        missed.look(1)
+        missed.search(1)
     return missed.reasons()
 
 
@@ -110,14 +109,14 @@ class MemoryBackend:
         for place, (id_, due) in enumerate(zip(segment.ids(), due_ns, strict=True)):
             alone = segment.batch.extract([segment.first + place], [id_])
             delay_ms = max(1, -((alone.timestamp_ns - due) // NS_PER_MS))
-            deferred = Batch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
+            deferred = MessageBatch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
             self.segments.append(Segment(deferred, 0, 1, segment.attempts))
 
     def read(self, count_max: int, nbytes_max: int) -> Segment | None:
         if self.reads_nothing or not self.segments:
             return None
         head = self.segments[0]
-        bodies = head.batch.bodies.cut(head.first, head.last)
+        bodies = head.batch.bodies.slice(head.first, head.last)
         count = nbytes = 0
         for body in bodies[:count_max]:
             nbytes += len(body)

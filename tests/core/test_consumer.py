@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 
 from tests.core.helpers import contents, message_ids, segment
 from trionsq.core.batch import Segment
-from trionsq.core.consumer import Consumer
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 from trionsq.wire.frames import message_frame
 
 
-def consumer(msg_timeout_s: float = 10.0) -> Consumer:
-    return Consumer(lambda delivery: True, msg_timeout_s)
+def consumer(msg_timeout_s: float = 10.0) -> Subscription:
+    return Subscription(lambda delivery: True, msg_timeout_s)
 
 
-def deliver(to: Consumer, one: Segment, now_s: float) -> Delivery:
+def deliver(to: Subscription, one: Segment, now_s: float) -> Delivery:
     """What a channel does when the client takes a delivery."""
     delivery = Delivery(one, now_s, now_s + to.msg_timeout_s)
     to.in_flight.update(dict.fromkeys(delivery.ids, delivery))
@@ -33,11 +32,11 @@ def test_deadlines_pass_in_order() -> None:
     deliver(client, segment(0, 2, attempts=4), 0.0)
     deliver(client, segment(2, 2), 1.0)
     assert client.next_deadline_s() == 10.0
-    assert client.expired(9.999, 99) == []
-    first = client.expired(10.0, 99)
+    assert client.remove_expired(9.999, 99) == []
+    first = client.remove_expired(10.0, 99)
     assert [one for part in first for one in contents(part)] == contents(segment(0, 2, attempts=5))
     assert client.next_deadline_s() == 11.0
-    assert ids_of(client.expired(99.0, 99)) == message_ids(2, 2)
+    assert ids_of(client.remove_expired(99.0, 99)) == message_ids(2, 2)
     assert client.next_deadline_s() == float("inf")
 
 
@@ -46,9 +45,9 @@ def test_a_touch_gives_a_whole_timeout_from_now() -> None:
     client = consumer()
     deliver(client, segment(0, 3), 0.0)
     assert client.touch(message_ids(1, 1)[0], 4.0, 900.0)
-    assert ids_of(client.expired(10.0, 99)) == [message_ids(0, 1)[0], message_ids(2, 1)[0]]
+    assert ids_of(client.remove_expired(10.0, 99)) == [message_ids(0, 1)[0], message_ids(2, 1)[0]]
     assert client.next_deadline_s() == 14.0
-    (touched,) = client.expired(14.0, 99)
+    (touched,) = client.remove_expired(14.0, 99)
     assert contents(touched) == contents(segment(1, 1, attempts=1))
 
 
@@ -61,8 +60,8 @@ def test_touches_reach_no_further_than_max_msg_timeout() -> None:
     for now_s in (5.0, 9.0, 14.0, 15.0):
         assert client.touch(id_, now_s, 16.0)
     assert client.next_deadline_s() == 16.0
-    assert ids_of(client.expired(16.0, 99)) == [id_]
-    assert ids_of(client.expired(18.0, 99)) == message_ids(1, 1)
+    assert ids_of(client.remove_expired(16.0, 99)) == [id_]
+    assert ids_of(client.remove_expired(18.0, 99)) == message_ids(1, 1)
 
 
 def test_a_touch_that_gains_nothing_loses_nothing() -> None:
@@ -73,7 +72,7 @@ def test_a_touch_that_gains_nothing_loses_nothing() -> None:
     deliver(client, segment(1, 1), 5.0)
     assert client.touch(id_, 6.0, 10.0)
     assert client.next_deadline_s() == 10.0
-    assert ids_of(client.expired(10.0, 99)) == [id_]
+    assert ids_of(client.remove_expired(10.0, 99)) == [id_]
 
 
 def test_touching_again_and_again_costs_no_memory() -> None:
@@ -94,8 +93,8 @@ def test_a_capped_deadline_dies_with_its_delivery() -> None:
     client.touch(id_, 8.0, 12.0)
     del client.in_flight[id_]
     deliver(client, segment(0, 1), 9.0)
-    assert client.expired(12.0, 99) == []
-    assert ids_of(client.expired(19.0, 99)) == [id_]
+    assert client.remove_expired(12.0, 99) == []
+    assert ids_of(client.remove_expired(19.0, 99)) == [id_]
 
 
 def test_touch_needs_the_message() -> None:
@@ -139,7 +138,7 @@ def test_any_order_of_touches_keeps_every_deadline(
         elif name == "pass":
             now += which % 8
             due = {one for one, (_, deadline) in deadlines.items() if deadline <= now}
-            assert set(ids_of(client.expired(now, 99))) == due
+            assert set(ids_of(client.remove_expired(now, 99))) == due
             for one in due:
                 del deadlines[one]
         assert set(client.in_flight) == set(deadlines)
@@ -164,7 +163,7 @@ def test_old_remains_are_copied_out_of_their_batch() -> None:
         message_frame(whole.timestamp_ns, attempts, id_, body)
         for id_, body, attempts in contents(left)
     )
-    (expired,) = client.expired(10.0, 99)
+    (expired,) = client.remove_expired(10.0, 99)
     assert contents(expired) == contents(left)
 
 
@@ -189,7 +188,7 @@ def test_present_are_those_in_flight_by_this_very_delivery() -> None:
     del client.in_flight[message_ids(0, 1)[0]]
     client.touch(message_ids(1, 1)[0], 1.0, 900.0)
     deliver(client, segment(2, 1), 2.0)
-    assert client.present(delivery) == message_ids(3, 1)
+    assert client.present_ids(delivery) == message_ids(3, 1)
 
 
 def test_forget_drops_everything() -> None:
@@ -197,7 +196,7 @@ def test_forget_drops_everything() -> None:
     client = consumer()
     delivery = deliver(client, segment(0, 4), 0.0)
     client.touch(message_ids(1, 1)[0], 9.0, 12.0)
-    assert client.forget() == 4
+    assert client.drop_all() == 4
     assert delivery.some_gone
     assert client.next_deadline_s() == float("inf")
-    assert client.expired(99.0, 99) == []
+    assert client.remove_expired(99.0, 99) == []

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.channel import Channel
-from trionsq.core.column import ListColumn
-from trionsq.core.consumer import Consumer
-from trionsq.core.delivery import Delivery
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.channel import ChannelState
 from trionsq.core.latency import ERROR_MAX, EXACT_MAX, Latencies, quantiles
+from trionsq.core.subscription import Delivery, Subscription
 
 WINDOW_S = 10.0
 QUANTILES = [1.0, 0.99, 0.5, 0.001]
@@ -32,7 +30,7 @@ def one_in_flight(latency_ns: int, count: int = 1) -> Delivery:
 
 def record(channel: Latencies, latency_ns: int, count: int, now_s: float = 0.0) -> None:
     delivery = one_in_flight(latency_ns, count)
-    channel.finished(delivery.ids, [delivery] * count, now_s)
+    channel.record_finished(delivery.ids, [delivery] * count, now_s)
 
 
 def recorder(now_ns: int = WALL_NS) -> Latencies:
@@ -152,13 +150,13 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
     ids = message_ids(0, 7)
     stamps = [(WALL_NS - 10 ** (place // 2)).to_bytes(8, signed=True) for place in range(7)]
     bodies = batch(0, 7).bodies
-    mixed = Batch(bodies, ListColumn(ids), WALL_NS - 1, stamps=ListColumn(stamps))
+    mixed = MessageBatch(bodies, ListColumn(ids), WALL_NS - 1, stamps=ListColumn(stamps))
     delivery = Delivery(Segment(mixed, 1, 6), 0.0, 60.0)
     channel = recorder()
     other = one_in_flight(3, 2)
     found = [None, *[delivery] * len(finished), other, other, None]
     named = [b"x" * 16, *[delivery.ids[place] for place in finished], *other.ids, b"y" * 16]
-    channel.finished(named, found, 0.0)
+    channel.record_finished(named, found, 0.0)
     latencies = [3, 3, *[10 ** ((place + 1) // 2) for place in finished]]
     wanted = [place / len(latencies) for place in range(1, len(latencies) + 1)]
     assert quantiles([channel], wanted, 0.0) == (len(latencies), exact(latencies, wanted))
@@ -167,10 +165,10 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
 def test_a_channel_records_what_is_finished() -> None:
     """Each message once, from its publishing on however often it was requeued; nothing else."""
     now_ns = WALL_NS + 1000
-    channel = Channel("c", 100, MemoryBackend(), Random(1))
+    channel = ChannelState("c", 100, MemoryBackend(), Random(1))
     channel.latencies = Latencies(WINDOW_S, lambda: now_ns, 0.0)
-    consumer = Consumer(lambda delivery: True)
-    channel.add_consumer(consumer)
+    consumer = Subscription(lambda delivery: True)
+    channel.add_subscription(consumer)
     channel.set_ready(consumer, 10, 0.0)
     one = batch(0, 3)
     channel.put(Segment(one, 0, 3), 0.0, WALL_NS)

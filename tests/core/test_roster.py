@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.core.roster import Roster
+from trionsq.core.containers import Roster
 
 acts = st.lists(st.tuples(st.sampled_from(["add", "discard", "walk", "walk", "new"]),
                           st.integers(0, 12)), max_size=60)  # fmt: skip

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
-from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.store import Store, free
+from trionsq.core.queue import BackendBusy, BackendError, Store, free
 
 
 def stored(store: Store) -> list[bytes]:
     """The ids in memory, then those in the backend; takes them out."""
     ids: list[bytes] = []
     while store.memory:
-        ids += store.memory.take(2**63, 2**63).ids()
+        ids += store.memory.pop_segment(2**63, 2**63).ids()
     while (read := store.backend.read(2**63, 2**63)) is not None:
         ids += read.ids()
     return ids
@@ -47,16 +46,6 @@ def test_a_refused_segment_leaves_nothing_behind(waiting: int) -> None:
     assert (store.depth, store.backend.depth) == (waiting, 0)
 
 
-def test_what_is_carried_holds_its_place() -> None:
-    """Messages on their way count as depth, and against the limit."""
-    store = Store(5, MemoryBackend())
-    store.carried = 4
-    assert (store.depth, store.room) == (4, 1)
-    kept = store.admit(segment(0, 2))
-    assert kept is not None
-    assert (kept.count, store.backend.depth) == (1, 1)
-
-
 def test_what_was_there_before_is_never_refused() -> None:
     """Requeued messages go to the backend if memory is full, and over the limit if that fails."""
     backend = MemoryBackend()
@@ -75,13 +64,12 @@ def test_what_was_there_before_is_never_refused() -> None:
 
 
 def test_empty_drops_both_parts() -> None:
-    """And says how many messages that were; what is carried is the caller's."""
+    """And says how many messages that were."""
     store = Store(2, MemoryBackend())
     store.memory.append(segment(0, 2))
-    store.carried = 1
     assert store.admit(segment(2, 4)) is None
-    memory, backend_dropped = store.empty()
-    assert (len(memory), backend_dropped, store.depth) == (2, 4, 1)
+    memory = store.empty()
+    assert (len(memory), store.dropped, store.depth) == (2, {"emptied": 6}, 0)
     assert run_out(free(memory)) == 1
     assert len(memory) == 0
 

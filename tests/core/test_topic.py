@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.helpers import MemoryBackend, run_out, wall_ns
-from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
-from trionsq.core.topic import Topic
+from trionsq.core.queue import BackendBusy, BackendError
+from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import ListBodies
 
 MEM = 5
 
 
-def new_topic(mem: int = MEM) -> tuple[Topic, MemoryBackend]:
+def new_topic(mem: int = MEM) -> tuple[TopicState, MemoryBackend]:
     backend = MemoryBackend()
-    return Topic("t", mem, backend, IdSource(1)), backend
+    return TopicState("t", mem, backend, IdSource(1)), backend
 
 
-def new_channel(name: str = "c", mem: int = MEM) -> tuple[Channel, MemoryBackend]:
+def new_channel(name: str = "c", mem: int = MEM) -> tuple[ChannelState, MemoryBackend]:
     backend = MemoryBackend()
-    return Channel(name, mem, backend, Random(1)), backend
+    return ChannelState(name, mem, backend, Random(1)), backend
 
 
 def bodies(*texts: bytes) -> ListBodies:
     return ListBodies(list(texts))
 
 
-def pump_all(topic: Topic) -> int:
+def pump_all(topic: TopicState) -> int:
     """Until nothing moves any more; how many messages every channel has got by that."""
     before = topic.fanned_out_count
     while topic.pump(1.0, wall_ns(1.0)):
@@ -43,15 +43,15 @@ def pump_all(topic: Topic) -> int:
     return topic.fanned_out_count - before
 
 
-def drain(channel: Channel) -> list[bytes]:
+def drain(channel: ChannelState) -> list[bytes]:
     """The bodies of all that waits in a channel, memory first; takes them out."""
     found: list[bytes] = []
     store = channel.store
     while store.memory:
-        one = store.memory.take(2**63, 2**63)
-        found += one.batch.bodies.cut(one.first, one.last)
+        one = store.memory.pop_segment(2**63, 2**63)
+        found += one.batch.bodies.slice(one.first, one.last)
     while (one_read := store.backend.read(2**63, 2**63)) is not None:
-        found += one_read.batch.bodies.cut(one_read.first, one_read.last)
+        found += one_read.batch.bodies.slice(one_read.first, one_read.last)
     return found
 
 
@@ -77,7 +77,7 @@ def test_copies_share_id_and_timestamp() -> None:
         topic.add_channel(channel)
     topic.publish(bodies(b"x"), wall_ns(3))
     pump_all(topic)
-    one, other = (channel.store.memory.take(9, 99) for channel in channels)
+    one, other = (channel.store.memory.pop_segment(9, 99) for channel in channels)
     assert one.ids() == other.ids()
     assert one.batch.timestamp_ns == other.batch.timestamp_ns == wall_ns(3)
     assert (one.attempts, other.attempts) == (0, 0)
@@ -112,7 +112,7 @@ def test_a_deferred_publish_is_deferred_by_each_channel() -> None:
     topic.add_channel(channel)
     topic.publish(bodies(b"a"), wall_ns(0), defer_ms=500)
     topic.pump(10.0, wall_ns(10.0))
-    assert (channel.deferred_count, channel.depth, channel.alarm_s) == (1, 0, 10.5)
+    assert (channel.deferred_count, channel.depth, channel.wake_at_s) == (1, 0, 10.5)
     channel.scan(10.499, wall_ns(10.499))
     assert channel.deferred_count == 1
     channel.scan(10.5, wall_ns(10.5))
@@ -125,19 +125,10 @@ def test_the_task_hears_of_messages_that_went_to_the_backend(mem: int) -> None:
     topic, backend = new_topic(mem)
     channel, _ = new_channel(mem=99)
     topic.add_channel(channel)
-    carried: list[Segment] = []
-
-    def carry(segment: Segment) -> bool:
-        carried.append(segment)
-        return True
-
     woken: list[bool] = []
-    topic.carry = carry
     topic.wake = lambda: woken.append(True)
     topic.publish(bodies(b"a", b"b", b"c"), wall_ns(0))
-    assert (len(carried) + len(woken), topic.depth, backend.depth) == (1, 3, 3 - mem)
-    for segment in carried:
-        topic.arrived(segment)
+    assert (len(woken), topic.depth, backend.depth) == (1, 3, 3 - mem)
     assert (pump_all(topic), topic.depth) == (3, 0)
     assert drain(channel) == [b"a", b"b", b"c"]
 
@@ -156,7 +147,9 @@ def test_a_stream_through_memory_does_not_hold_up_the_backend() -> None:
     assert backend.depth == 0
 
 
-def stuck_topic(*names: str) -> tuple[Topic, dict[str, Channel], dict[str, MemoryBackend]]:
+def stuck_topic(
+    *names: str,
+) -> tuple[TopicState, dict[str, ChannelState], dict[str, MemoryBackend]]:
     """A topic whose last channel has no room for the message that was pumped."""
     topic, _ = new_topic()
     channels, backends = {}, {}
@@ -299,7 +292,7 @@ def test_a_fan_out_waits_for_a_channel_that_is_behind() -> None:
 
 
 def numbers_in(segments: Iterable[Segment]) -> list[int]:
-    return [int(body) for one in segments for body in one.batch.bodies.cut(one.first, one.last)]
+    return [int(body) for one in segments for body in one.batch.bodies.slice(one.first, one.last)]
 
 
 class TopicMachine(RuleBasedStateMachine):
@@ -323,14 +316,6 @@ class TopicMachine(RuleBasedStateMachine):
         self.put_back = False
         self.was_saved = False
         self.published_before = 0
-        self.carrying: list[Segment] = []
-        self.carries = False
-        self.topic.carry = self._carry
-
-    def _carry(self, segment: Segment) -> bool:
-        if self.carries:
-            self.carrying.append(segment)
-        return self.carries
 
     @rule(count=st.integers(1, 7))
     def publish(self, count: int) -> None:
@@ -342,17 +327,6 @@ class TopicMachine(RuleBasedStateMachine):
             return
         self.published += count
         self.waiting += numbers
-
-    @rule(carries=st.booleans())
-    def let_carry(self, carries: bool) -> None:
-        self.carries = carries
-
-    @precondition(lambda self: self.carrying)
-    @rule()
-    def arrive(self) -> None:
-        for segment in self.carrying:
-            self.topic.arrived(segment)
-        self.carrying.clear()
 
     @rule()
     def pump(self) -> None:
@@ -373,7 +347,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert may_pump or not count
         if self.lacking and self.stuck:
             assert self.topic.error is not None or self.topic.paused
-        elif may_pump and set(self.waiting) - self.carried():
+        elif may_pump and self.waiting:
             assert count
         if not self.lacking:
             self.stuck = []
@@ -386,11 +360,8 @@ class TopicMachine(RuleBasedStateMachine):
         return moved
 
     def held(self) -> set[int]:
-        parts = [self.topic.store.memory._segments, self.backend.segments, self.carrying]
+        parts = [self.topic.store.memory._segments, self.backend.segments]
         return {number for part in parts for number in numbers_in(part)}
-
-    def carried(self) -> set[int]:
-        return set(numbers_in(self.carrying))
 
     def got(self, name: str) -> list[int]:
         memory = self.topic.channels[name].store.memory
@@ -441,10 +412,9 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        carried = self.carried()
-        self.dropped += len(self.waiting) - len(carried)
+        self.dropped += len(self.waiting)
         self.dropped += 0 if self.some_got_it else len(self.stuck)
-        self.waiting = [number for number in self.waiting if number in carried]
+        self.waiting.clear()
         self.stuck, self.lacking = [], set()
         run_out(self.topic.empty())
 
@@ -452,7 +422,6 @@ class TopicMachine(RuleBasedStateMachine):
     @rule(takes=st.integers(0, 2))
     def save_and_restart(self, takes: int) -> None:
         """All goes to disk, to the channels what they lack, also if that takes two attempts."""
-        self.arrive()
         self.backend.takes = takes
         try:
             self.topic.save()
@@ -469,8 +438,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.stuck, self.lacking = [], set()
         assert self.topic.held == 0
         channels = self.topic.channels.values()
-        self.topic = Topic("t", 4, self.backend, IdSource(1))
-        self.topic.carry = self._carry
+        self.topic = TopicState("t", 4, self.backend, IdSource(1))
         for channel in channels:
             self.topic.add_channel(channel)
         self.was_saved = True

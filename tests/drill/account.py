@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trionsq.wire.client import Message
+from trionsq.wire.client import MessageFrame
 
 EARLY_S = 0.02
 """A message this much before its due time is not called early: clocks and milliseconds."""
@@ -73,7 +73,7 @@ class Account:
         if self.is_signalled:
             self.counts["acked_after_signal"] += len(bodies)
 
-    def receive(self, channel: tuple[str, str], message: Message) -> bool:
+    def receive(self, channel: tuple[str, str], message: MessageFrame) -> bool:
         """A consumer of the channel got the message; False if it is none of the topic's."""
         topic, body = channel[0], message.body
         if self.topic_of.get(body) != topic:

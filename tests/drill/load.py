@@ -17,7 +17,7 @@ from tests.drill.connection import ConnectionEndedError, HttpConnection, NsqConn
 from tests.drill.plan import ConsumerPlan, PublisherPlan
 from tests.processes import NsqdProcess
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, Message, Response
+from trionsq.wire.client import ErrorFrame, MessageFrame, Response
 
 PIPELINED_MESSAGES = 50
 MPUB_MESSAGES_MAX = 60
@@ -162,7 +162,7 @@ class Consumer:
         taken = _Taken({}, {})
         lines: list[bytes] = []
         for frame in await connection.frames():
-            if isinstance(frame, Message):
+            if isinstance(frame, MessageFrame):
                 self._account.receive(self._channel, frame)
                 lines += self._decide(frame, taken)
             elif isinstance(frame, ErrorFrame):
@@ -171,7 +171,7 @@ class Consumer:
             self._unsure.append(taken)
             await connection.send(b"".join([*lines, commands.finish(NOBODYS_ID)]))
 
-    def _decide(self, message: Message, taken: _Taken) -> list[bytes]:
+    def _decide(self, message: MessageFrame, taken: _Taken) -> list[bytes]:
         plan, drawn = self._plan, self._rng.random()
         if drawn < plan.hold_share and self._held < plan.ready_count // 2:
             self._held += 1

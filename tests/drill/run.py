@@ -23,7 +23,7 @@ from tests.drill.plan import Plan
 from tests.golden.diskqueue import QUEUE_FILES, queue_of_file, read_meta
 from tests.processes import NsqdProcess, running_nsqd
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, Message
+from trionsq.wire.client import ErrorFrame, MessageFrame
 
 EXIT_LIMIT_S = 30.0
 LAST_WORDS_LIMIT_S = 5.0
@@ -169,7 +169,7 @@ async def _finish_all(
         while True:
             lines: list[bytes] = []
             for frame in await connection.frames():
-                if isinstance(frame, Message):
+                if isinstance(frame, MessageFrame):
                     if not account.receive(channel, frame):
                         # Not even its id may be one, so that it could not be finished.
                         raise StrangeMessageError(f"{channel} got {frame}")

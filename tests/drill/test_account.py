@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.drill.account import Account, judge
-from trionsq.wire.client import Message
+from trionsq.wire.client import MessageFrame
 
 CHANNEL = ("topic", "channel")
 OTHER = ("topic", "other")
@@ -36,9 +36,9 @@ def account(clock: Clock) -> Account:
     return account
 
 
-def message(body: bytes = b"body", attempts: int = 1) -> Message:
+def message(body: bytes = b"body", attempts: int = 1) -> MessageFrame:
     """A message with this body."""
-    return Message(0, attempts, b"0" * 16, body)
+    return MessageFrame(0, attempts, b"0" * 16, body)
 
 
 def faults(account: Account, *, is_clean: bool = True, keeps_delays: bool = True) -> list[str]:
@@ -47,7 +47,7 @@ def faults(account: Account, *, is_clean: bool = True, keeps_delays: bool = True
     return [fault.partition(", such as")[0] for fault in found]
 
 
-def come_back(account: Account, *messages: Message) -> None:
+def come_back(account: Account, *messages: MessageFrame) -> None:
     """Restart, and let both channels get the messages."""
     account.restarted()
     for one in messages:

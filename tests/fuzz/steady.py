@@ -12,7 +12,7 @@ from tests.drill.connection import NsqConnection
 from trionsq.broker.broker import Broker
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
-from trionsq.wire.client import Frame, Message, Response
+from trionsq.wire.client import Frame, MessageFrame, Response
 
 TOPIC = "steady"
 CHANNEL = "steady"
@@ -83,7 +83,7 @@ class SteadyPair:
             await self._producer.send(commands.publish(TOPIC, body))
             assert await self._producer.frame() == Response(b"OK")
             message = await self._consumer.frame()
-            assert isinstance(message, Message), message
+            assert isinstance(message, MessageFrame), message
             assert message.body == body
             await self._consumer.send(commands.finish(message.message_id))
         self.rounds += 1

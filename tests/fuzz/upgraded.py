@@ -5,11 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from tests.fuzz.mutate import mutated
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import Layer
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
+from trionsq.transports.transport import Layer
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["upgraded"]
 

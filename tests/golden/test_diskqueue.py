@@ -28,8 +28,9 @@ from tests.golden.diskqueue import (
 )
 from tests.golden.needs import not_built
 from tests.processes import NsqdProcess, running_nsqd
+from tests.soak import smoke
 from trionsq.wire import commands
-from trionsq.wire.client import Message, Response
+from trionsq.wire.client import MessageFrame, Response
 
 CASE_LIMIT_S = 120.0
 SILENCE_S = 0.2
@@ -41,6 +42,15 @@ BAD_FILES_VARY = frozenset({"rolled_files_partly_read"})
 needs_disk = pytest.mark.skipif("disk" in not_built(), reason=not_built().get("disk", ""))
 each_folder = pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.name) for case in folder_cases()]
+)
+
+a_few_folders = pytest.mark.parametrize(
+    "case",
+    smoke(
+        {case.name: case for case in folder_cases()},
+        "metadata_paused_and_ephemeral",
+        "rolled_files_partly_read",
+    ),
 )
 
 
@@ -71,7 +81,7 @@ async def test_folder_is_taken_over(case: FolderCase, tmp_path: Path) -> None:
 
 
 @needs_disk
-@each_folder
+@a_few_folders
 async def test_the_way_back_is_open(case: FolderCase, tmp_path: Path) -> None:
     """nsqd that opened the folder and stopped leaves every record where another finds it."""
     folder = shutil.copytree(case.data, tmp_path / "data")
@@ -103,7 +113,7 @@ async def test_what_goes_in_lies_in_the_files(tmp_path: Path) -> None:
                     await publisher.send(commands.publish("mixed", body))
                     assert await publisher.frames() == [Response(b"OK")]
                 (in_flight,) = await consumer.frames()
-                assert isinstance(in_flight, Message)
+                assert isinstance(in_flight, MessageFrame)
                 await stop(nsqd)
     stored = read_queue(tmp_path, "mixed:work", DEFAULT_MAX_MSG_SIZE)
     stored += read_queue(tmp_path, "mixed", DEFAULT_MAX_MSG_SIZE)
@@ -131,7 +141,7 @@ async def consumed(nsqd: NsqdProcess, delivery: Delivery) -> tuple[Stored, ...]:
 async def finish_next(connection: NsqConnection) -> list[Stored]:
     """Finish the messages that come next; anything but messages fails the test."""
     frames = await connection.frames()
-    messages = [frame for frame in frames if isinstance(frame, Message)]
+    messages = [frame for frame in frames if isinstance(frame, MessageFrame)]
     assert messages == frames
     await connection.send(b"".join(commands.finish(message.message_id) for message in messages))
     return [Stored(*message) for message in messages]

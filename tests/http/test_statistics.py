@@ -16,8 +16,8 @@ from trio.testing import MockClock
 from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
-from trionsq.core.consumer import Consumer
-from trionsq.http.stats_text import StatsText
+from trionsq.core.subscription import Subscription
+from trionsq.http.stats import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies
@@ -128,7 +128,7 @@ async def test_a_snapshot_does_not_touch_what_it_counts(broker: Broker) -> None:
 
 async def test_info_tells_ports_and_limits(broker: Broker) -> None:
     """In nsqd's order, durations in nanoseconds."""
-    broker.tcp_port, broker.http_port = 4150, -1
+    broker.ports.tcp, broker.ports.http = 4150, -1
     document = info(broker)
     assert list(document) == [
         "version",
@@ -196,8 +196,8 @@ async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> No
             await trio.sleep(1.5)
         channel = broker.topic("t").channel("c")
         broker.topic("t").channel("d")
-        consumer = Consumer(lambda delivery: True)
-        channel.core.add_consumer(consumer)
+        consumer = Subscription(lambda delivery: True)
+        channel.core.add_subscription(consumer)
         channel.core.set_ready(consumer, 10, broker.clock.now_s())
         await trio.testing.wait_all_tasks_blocked()
         channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())

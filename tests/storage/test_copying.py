@@ -66,7 +66,7 @@ def test_a_file_whose_sync_failed_is_written_anew_piece_by_piece(
 ) -> None:
     """However long it is: no read is of more than 1 MiB, and no message is lost."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=1 << 30, body_nbytes_max=1 << 20, sync_every=1 << 30)
+    folder = folder_on(disk, max_file_bytes=1 << 30, max_body_bytes=1 << 20, sync_every=1 << 30)
     queue = DiskQueue(QUEUE, folder)
     wanted = messages(0, 50, (100_000,))
     put(queue, wanted[:1])
@@ -82,10 +82,10 @@ def test_a_file_whose_sync_failed_is_written_anew_piece_by_piece(
     disk.fail(errno.EIO, only={"sync"}, name=records_name(0))
     folder.sync_all()
     assert disk.faults["sync"] == 1
-    folder.try_again()
+    folder.retry()
     assert folder.fault is None
     assert sum(sizes) > 4 * 1024 * 1024
     assert max(sizes) <= 1024 * 1024
     after = disk.after_power_loss()
-    queue = queue_on(after, file_nbytes_max=1 << 30, body_nbytes_max=1 << 20)
+    queue = queue_on(after, max_file_bytes=1 << 30, max_body_bytes=1 << 20)
     assert drain(queue) == wanted

@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import InlineBackground
@@ -19,14 +18,14 @@ COUNT = 40
 
 def open_queue(disk: SimulatedDisk) -> DiskQueue:
     """The queue t, whose files hold a few messages each."""
-    return DiskQueue("t", DataFolder(disk, InlineBackground(), file_nbytes_max=300))
+    return DiskQueue("t", DataFolder(disk, InlineBackground(), max_file_bytes=300))
 
 
 def append(queue: DiskQueue, numbers: range) -> None:
     """Messages published one after the other, of different lengths."""
     for number in numbers:
         bodies = ListBodies([b"x" * (number % 7 + 1)])
-        batch = Batch(bodies, ListColumn([b"%016d" % number]), 1000 + number)
+        batch = MessageBatch(bodies, ListColumn([b"%016d" % number]), 1000 + number)
         queue.append(Segment(batch, 0, 1))
 
 

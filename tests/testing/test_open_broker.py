@@ -11,7 +11,7 @@ import trio
 
 from trionsq import httpget
 from trionsq.client import Consumer, Producer
-from trionsq.storage.lock import DataPathError
+from trionsq.storage.folder import DataPathError
 from trionsq.testing import OpenBroker, broker_in_thread, open_broker
 
 pytest_plugins = ["pytester"]

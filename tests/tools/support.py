@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 import trio
 
+from tests.soak import smoke
 from trionsq import httpget
 from trionsq.client import Config, Consumer
 from trionsq.testing import OpenBroker
 
 LIMIT_S = 60.0
+SIGNALS = smoke({"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}, "SIGTERM")
+"""Those that end a tool in order."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import trio
 from tests.processes import running_nsqlookupd
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     channel_stats,
     drain,
@@ -83,7 +84,7 @@ async def test_by_default_a_channel_of_its_own() -> None:
         os.close(writing)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> None:
     """Stopped while nobody reads its output, it gives back at once what it has not written."""
     messages = [b"%0100d" % number for number in range(3000)]

@@ -15,7 +15,8 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from tests.tools.support import run_here
+from tests.soak import smoke
+from tests.tools.support import SIGNALS, run_here
 from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 from trionsq.tools.nsq_to_file import TopicTask
@@ -142,7 +143,7 @@ def test_refusals(
         assert ended.out == b"nsq_to_file v1.3.0\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_syncs_finishes_and_closes(tmp_path: Path, signum: int) -> None:
     """Messages too few for a sync are in the file and finished when the tool ends, with 0."""
     async with open_broker() as nsqd:
@@ -158,7 +159,16 @@ async def test_a_signal_syncs_finishes_and_closes(tmp_path: Path, signum: int) -
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--gzip", "--rotate-size=5000", "--work-dir={work}", "--max-in-flight=50"]]
+    "flags",
+    smoke(
+        {
+            "plain": [],
+            "all at once": [
+                *("--gzip", "--rotate-size=5000", "--work-dir={work}", "--max-in-flight=50")
+            ],
+        },
+        "all at once",
+    ),
 )
 async def test_nothing_is_lost_when_stopped_in_mid_work(tmp_path: Path, flags: list[str]) -> None:
     """Stopped and started again and again under load: each message is in a file, and once."""

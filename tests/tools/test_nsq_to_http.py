@@ -17,9 +17,11 @@ import trio
 import trustme
 
 from tests.processes import free_address, split_address
+from tests.soak import smoke
 from tests.tools.http_receiver import Answer, Received, receiver
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     channel_stats,
     command,
@@ -160,7 +162,7 @@ async def test_cookies_are_not_kept() -> None:
         assert not any("cookie" in one.headers for one in server.received)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> None:
     """What is under way is waited for and finished; all else is given back, exit code 0."""
     release = trio.Event()
@@ -284,7 +286,10 @@ async def test_redirections() -> None:
             assert nsqd.broker.topics["t"].channels["nsq_to_http"].core.requeue_count == 1
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy", "all", "other"])
+MODES = ("round-robin", "hostpool", "epsilon-greedy", "all", "other")
+
+
+@pytest.mark.parametrize("mode", smoke({mode: mode for mode in MODES}, "hostpool", "all"))
 async def test_modes(mode: str) -> None:
     """Each message goes to one of the addresses, and every address gets some; else to all."""
     async with receiver() as one, receiver() as two:

@@ -12,8 +12,10 @@ import pytest
 import trio
 
 from tests.processes import free_address, running_nsqlookupd
+from tests.soak import smoke
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     channel_stats,
     command,
@@ -110,7 +112,10 @@ async def test_destination_topic_and_several_topics() -> None:
             assert sorted(await bodies(there, "both", "c", COUNT)) == MESSAGES
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy", "other"])
+MODES = ("round-robin", "hostpool", "epsilon-greedy", "other")
+
+
+@pytest.mark.parametrize("mode", smoke({mode: mode for mode in MODES}, "hostpool"))
 async def test_modes(mode: str) -> None:
     """Each message goes to one of the destinations, and each of them gets some."""
     async with open_broker() as source, open_broker() as one, open_broker() as two:
@@ -126,7 +131,7 @@ async def test_modes(mode: str) -> None:
             assert len(first) == len(second)
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
+@pytest.mark.parametrize("mode", smoke({mode: mode for mode in MODES[:3]}, "hostpool"))
 async def test_one_dead_destination(mode: str) -> None:
     """Messages that a dead destination did not get come to the other one."""
     async with open_broker() as source, open_broker() as there:
@@ -137,7 +142,7 @@ async def test_one_dead_destination(mode: str) -> None:
         assert count(there) == COUNT
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> None:
     """What is under way is confirmed and finished, the rest given back: each message is once."""
     messages = [b"%06d" % number for number in range(60_000)]

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.secured import SECRET, Papers, auth_server, make_papers
+from tests.soak import smoke
 from tests.tools.support import LIMIT_S, run, running, until
 from trionsq.testing import OpenBroker, open_broker
 
@@ -45,7 +46,7 @@ def opts(flag: str, papers: Papers, *more: str) -> list[str]:
     return [f"--{flag}={option}" for option in (*options, secret, *more)]
 
 
-@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+@pytest.mark.parametrize("compression", smoke({"snappy": "snappy", "deflate": "deflate"}, "snappy"))
 async def test_lines_through_two_locked_nsqds(
     compression: str, papers: Papers, tmp_path: Path
 ) -> None:
@@ -139,7 +140,7 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", smoke({tool: tool for tool in TOOLS}, "nsq_tail"))
 async def test_who_is_not_let_in(tool: str, papers: Papers) -> None:
     """It ends with 1 and one line that says with whom and why; the secret is not in it."""
     flag, *rest = TOOLS[tool]

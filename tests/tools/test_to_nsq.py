@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     command,
     drain,
@@ -33,7 +34,7 @@ def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
     """However the input is cut, the records are those between delimiters; empty ones are none."""
     records = RecordSplitter(b"\n")
     found = [record for piece in pieces for record in records.feed(piece)]
-    if rest := records.take_rest():
+    if rest := records.pop_rest():
         found.append(rest)
     assert found == [record for record in b"".join(pieces).split(b"\n") if record]
 
@@ -116,7 +117,7 @@ async def _published(nsqd: OpenBroker) -> int:
 
 
 @pytest.mark.parametrize(("rate", "least"), [("0", 2000), ("50", 3)])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(
     rate: str, least: int, signum: signal.Signals
 ) -> None:

@@ -18,9 +18,9 @@ from tests.transports.ends import (
     server_context,
     shaken,
 )
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
+from trionsq.transports.compression import DeflateLayer
 from trionsq.transports.tls import Engine, SslEngine, TlsLayer
+from trionsq.transports.transport import LayeredTransport
 
 CAPACITY_NBYTES = 2**20
 # A TLS record: 16 KiB of text, its header and what makes it tamper-proof.
@@ -156,7 +156,7 @@ async def test_the_end_of_a_layer_wakes_too(stack: str) -> None:
     """A peer may end its stream and keep the connection; snappy has no end of its own."""
     one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
     one.send_nowait(b"last")
-    one._inner.send_nowait(one._layer.finish())
+    one._inner.send_nowait(one._layer.end_stream())
     assert other.receive_nowait(100) == b"last"
     with trio.fail_after(30):
         await other.wait_readable()
@@ -166,7 +166,7 @@ async def test_the_end_of_a_layer_wakes_too(stack: str) -> None:
 async def test_what_was_read_before_comes_first() -> None:
     """It wakes whoever waits, though nothing more arrives from below."""
     inner, _ = memory_pair(CAPACITY_NBYTES)
-    upgraded = UpgradedTransport(inner, DeflateLayer(6), DeflateLayer(6).encode(b"early"))
+    upgraded = LayeredTransport(inner, DeflateLayer(6), DeflateLayer(6).encode(b"early"))
     with trio.fail_after(30):
         await upgraded.wait_readable()
     assert upgraded.receive_nowait(100) == b"early"
@@ -199,11 +199,11 @@ class Watched:
         self.handshake, self.read, self.write = engine.handshake, engine.read, engine.write
         self.shutdown, self.info = engine.shutdown, engine.info
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         self.fed.append(len(data))
-        self._engine.feed(data)
+        self._engine.put_received(data)
 
-    def take(self) -> bytes:
-        data = self._engine.take()
+    def take_unsent(self) -> bytes:
+        data = self._engine.take_unsent()
         self.taken.append(len(data))
         return data

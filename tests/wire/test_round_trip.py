@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.wire.reference import Command, Outcome, parse
 from trionsq.wire import commands
-from trionsq.wire.server import CommandLimits
+from trionsq.wire.lines import CommandLimits
 
 LIMITS = CommandLimits(max_req_timeout_ms=commands.DELAY_MS_MAX)
 names = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trionsq.wire.states import COMMANDS, TRANSITIONS, State, document, mermaid
+from trionsq.wire.states import COMMANDS, TRANSITIONS, ConnectionState, document, mermaid
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol-states.md"
-INIT, SUBSCRIBED, CLOSING = State.INIT, State.SUBSCRIBED, State.CLOSING
+INIT, SUBSCRIBED, CLOSING = (
+    ConnectionState.INIT,
+    ConnectionState.SUBSCRIBED,
+    ConnectionState.CLOSING,
+)
 
 ALLOWED_IN = {
     b"IDENTIFY": {INIT},
@@ -35,7 +39,9 @@ def test_commands_are_those_of_the_protocol() -> None:
 @pytest.mark.parametrize("command", sorted(ALLOWED_IN))
 def test_command_is_allowed_in_its_states_only(command: bytes) -> None:
     """Each command has a transition exactly in the states that the protocol allows it in."""
-    assert {state for state in State if (state, command) in TRANSITIONS} == ALLOWED_IN[command]
+    assert {state for state in ConnectionState if (state, command) in TRANSITIONS} == ALLOWED_IN[
+        command
+    ]
 
 
 def test_only_sub_and_cls_change_the_state() -> None:
@@ -46,7 +52,7 @@ def test_only_sub_and_cls_change_the_state() -> None:
 
 def test_numbers_are_those_of_stats() -> None:
     """The states have the numbers that /stats shows."""
-    assert [int(state) for state in State] == [0, 3, 4]
+    assert [int(state) for state in ConnectionState] == [0, 3, 4]
 
 
 def test_diagram_shows_every_transition() -> None:
@@ -58,7 +64,7 @@ def test_diagram_shows_every_transition() -> None:
         arrow, _, commands = line.strip().partition(": ")
         before, after = arrow.split(" --> ")
         for command in commands.split(", "):
-            drawn.add((State[before], command.encode(), State[after]))
+            drawn.add((ConnectionState[before], command.encode(), ConnectionState[after]))
     assert drawn == {(*key, after) for key, after in TRANSITIONS.items()}
 
 

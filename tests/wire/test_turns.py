@@ -1,8 +1,9 @@
 """A parser that pauses, so that one client's commands do not take the time of all others."""
 
 from trionsq.wire.events import Touch
-from trionsq.wire.server import MAGIC_V2, CommandLimits, ServerParser
-from trionsq.wire.states import State
+from trionsq.wire.lines import CommandLimits
+from trionsq.wire.server import ServerParser
+from trionsq.wire.states import MAGIC_V2, ConnectionState
 
 LIMITS = CommandLimits(max_msg_size=100, max_body_size=1000)
 TOUCH = b"TOUCH 0123456789abcdef\n"
@@ -12,7 +13,7 @@ def _subscribed(data: bytes) -> ServerParser:
     parser = ServerParser(LIMITS)
     parser.receive(MAGIC_V2 + b"SUB t c\n" + data)
     assert parser.next_event() is not None
-    assert parser.state is State.SUBSCRIBED
+    assert parser.state is ConnectionState.SUBSCRIBED
     return parser
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from trionsq import httpget
+from trionsq.broker.options import NsqdOptions
 from trionsq.durations import SECOND_NS
 from trionsq.wire.auth import (
     ANSWER_NBYTES_MAX,
@@ -29,9 +30,6 @@ from trionsq.wire.auth import (
     read_grant,
 )
 
-if TYPE_CHECKING:
-    from trionsq.broker.options import NsqdOptions
-
 __all__ = ["AuthServers", "ClientAuth"]
 
 T = TypeVar("T")
@@ -40,10 +38,10 @@ log = logging.getLogger("trionsq")
 
 # Clients that are asked for at a time. After a restart thousands come at once, and an auth server
 # that is slow must not be given them all.
-_ASKED_AT_ONCE: Final = 48
+_MAX_REQUESTS: Final = 48
 # A longer answer is read in a thread. The worst of this size has 400 different patterns of 20 us
 # each to compile: 8 ms in which nobody is served.
-_INLINE_NBYTES_MAX: Final = 2 * 1024
+_MAX_INLINE_BYTES: Final = 2 * 1024
 _OK: Final = 200
 _FORBIDDEN: Final = 403
 _ACCEPT: Final = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -95,8 +93,8 @@ class AuthServers:
 
     Attributes:
         dial: connects to them.
-        asking: clients that are asked for at this moment.
-        waiting: clients that wait for their turn.
+        active_requests: clients that are asked for at this moment.
+        waiting_requests: clients that wait for their turn.
     """
 
     def __init__(self, options: NsqdOptions, random: Random) -> None:
@@ -113,22 +111,23 @@ class AuthServers:
             options.http_client_request_timeout_ns / SECOND_NS
         )
         self._random = random
-        self._turns = trio.Semaphore(_ASKED_AT_ONCE)
+        self._turns = trio.Semaphore(_MAX_REQUESTS)
         # One at a time: threads take each other's turns, and the event loop's.
         self._reading = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
-        return f"<AuthServers {len(self._urls)} asking={self.asking} waiting={self.waiting}>"
+        requests = f"active={self.active_requests} waiting={self.waiting_requests}"
+        return f"<AuthServers {len(self._urls)} {requests}>"
 
     @property
-    def asking(self) -> int:
-        return _ASKED_AT_ONCE - self._turns.value
+    def active_requests(self) -> int:
+        return _MAX_REQUESTS - self._turns.value
 
     @property
-    def waiting(self) -> int:
+    def waiting_requests(self) -> int:
         return self._turns.statistics().tasks_waiting
 
-    async def ask(self, question: Question) -> Grant | None:
+    async def request_grant(self, question: Question) -> Grant | None:
         """Ask one server after the other, from a random one on, until one grants something.
 
         Takes --http-client-request-timeout at most for its turn, and as long again for each server
@@ -140,18 +139,20 @@ class AuthServers:
         with trio.move_on_after(self._request_timeout_s) as waiting:
             await self._turns.acquire()
         if waiting.cancelled_caught:
-            log.error("AUTH: %d clients are being asked for, too many others wait", self.asking)
+            log.error(
+                "AUTH: %d clients are being asked for, too many others wait", self.active_requests
+            )
             return None
         try:
-            return await self._ask_in_turn(question)
+            return await self._try_servers(question)
         finally:
             self._turns.release()
 
-    async def _ask_in_turn(self, question: Question) -> Grant | None:
+    async def _try_servers(self, question: Question) -> Grant | None:
         first = self._random.randrange(len(self._urls))
         for url in self._urls[first:] + self._urls[:first]:
             try:
-                return await self._ask_one(url, question)
+                return await self._request_from(url, question)
             except httpget.AnswerError:
                 reason = "no HTTP answer"  # the error's text may quote what the server said
             except (httpget.GetError, ValueError, OSError) as error:
@@ -159,24 +160,26 @@ class AuthServers:
             log.error("AUTH: asking %s failed: %s", httpget.shown_url(url), reason)
         return None
 
-    async def _ask_one(self, url: str, question: Question) -> Grant:
-        said = await self._send(url, question)
-        if said.status == _FORBIDDEN:
-            https_url = await self._read(partial(https_retry_url, url), said.body)
+    async def _request_from(self, url: str, question: Question) -> Grant:
+        answer = await self._send(url, question)
+        if answer.status == _FORBIDDEN:
+            https_url = await self._read(partial(https_retry_url, url), answer.body)
             if https_url is not None:
-                said = await self._send(https_url, question)
-        if said.status != _OK:
-            raise ValueError(f"status {said.status}")
-        return await self._read(read_grant, said.body)
+                answer = await self._send(https_url, question)
+        if answer.status != _OK:
+            raise ValueError(f"status {answer.status}")
+        return await self._read(read_grant, answer.body)
 
     async def _read(self, read: Callable[[bytes], T], body: bytes) -> T:
         """What ``read`` makes of an answer. Once it has begun it can't be cancelled."""
-        if len(body) <= _INLINE_NBYTES_MAX:
+        if len(body) <= _MAX_INLINE_BYTES:
             return read(body)
-        found = await trio.to_thread.run_sync(_value_or_refusal, read, body, limiter=self._reading)
-        if isinstance(found, _Refusal):
-            raise ValueError(found.reason)
-        return found
+        content = await trio.to_thread.run_sync(
+            _value_or_refusal, read, body, limiter=self._reading
+        )
+        if isinstance(content, _Refusal):
+            raise ValueError(content.reason)
+        return content
 
     async def _send(self, url: str, question: Question) -> httpget.Answer:
         limits = (self._connect_timeout_s, self._request_timeout_s, ANSWER_NBYTES_MAX)

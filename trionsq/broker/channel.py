@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.inbox import SegmentInbox
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.roster import Roster
+from trionsq.broker.client import Client
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
+from trionsq.broker.inbox import WakeUp
+from trionsq.core.channel import ChannelState
+from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
-    from trionsq.broker.topic import Topic
-
-__all__ = ["Channel"]
+__all__ = ["Channel", "ChannelOwner"]
 
 # Connections that a turn closes: each has two tasks, which then have their last turn.
 _CLOSE_MAX: Final = 32
+
+
+class ChannelOwner(Protocol):
+    """A topic, as its channels see it."""
+
+    name: str
+    channels: dict[str, Channel]
+
+    @property
+    def is_ephemeral(self) -> bool: ...
+    def delete_channel(self, name: str) -> Chore: ...
 
 
 class Channel:
@@ -37,9 +45,12 @@ class Channel:
         core: its state.
         clients: the subscribed clients.
         exiting: it is being deleted; no client may subscribe any more.
+        wake: makes the task look whether it can deliver something.
     """
 
-    def __init__(self, topic: Topic, core: ChannelCore, clock: Clock, chores: Chores) -> None:
+    def __init__(
+        self, topic: ChannelOwner, core: ChannelState, clock: Clock, chores: Chores
+    ) -> None:
         self.name = core.name
         self.topic = topic
         self.core = core
@@ -48,9 +59,8 @@ class Channel:
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
-        self._inbox = SegmentInbox(core)
-        core.carry = self._inbox.carry
-        core.wake = self._inbox.wake
+        self._wake_up = WakeUp()
+        self.wake = core.wake = self._wake_up.wake
 
     def __repr__(self) -> str:
         return f"<Channel {self.topic.name}:{self.name} {self.core!r}>"
@@ -70,20 +80,24 @@ class Channel:
             await defects.keep_running("channel", what, pump, stops_messages=True)
 
     async def _pump(self, defects: Defects, what: str) -> None:
-        core, inbox = self.core, self._inbox
+        core, wake_up = self.core, self._wake_up
         while True:
-            # Before it waits: `carry` may have absorbed all that would wake a new task.
-            inbox.absorb()
+            wake_up.clear()
             core.dispatch(self._clock.now_s())
             if defects.stopped:
                 defects.runs(what)
-            await inbox.wait()
+            await wake_up.wait()
 
     @property
     def will_make_room(self) -> bool:
         """Whether the task is about to hand messages to clients."""
         core = self.core
-        return core.store.carried > 0 and bool(core.waiting) and not core.paused
+        return (
+            self._wake_up.is_pending
+            and core.store.memory.depth > 0
+            and bool(core.waiting)
+            and not core.paused
+        )
 
     def add_client(self, client: Client, max_consumers: int) -> None:
         """Begin a subscription.
@@ -100,48 +114,37 @@ class Channel:
                 f"exceeds limit of {max_consumers}",
             )
         self.clients.add(client)
-        self.core.add_consumer(client.consumer)
+        self.core.add_subscription(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:
         """End a subscription; an ephemeral channel goes with its last client."""
         self.clients.discard(client)
-        self.core.remove_consumer(
-            client.consumer, client.unwritten(), requeue_now, self._clock.now_s()
+        self.core.remove_subscription(
+            client.consumer, client.pump.pop_unwritten(), requeue_now, self._clock.now_s()
         )
         if self.is_ephemeral and not self.clients and not self.exiting:
             self.topic.delete_channel(self.name)
 
     def pause(self) -> None:
-        self._inbox.absorb()  # what comes from now on queues behind it
         self.core.pause()
 
     def unpause(self) -> None:
         self.core.unpause(self._clock.now_s())
 
     def empty(self) -> Chore:
-        """Drop all messages: waiting, in flight, deferred, and those handed over just now.
+        """Drop all messages: waiting, in flight and deferred.
 
         No message of before is delivered when the chore is done, which it mostly is at once.
         """
-        return self._chores.add(self._empty())
+        return self._chores.start(self.core.empty())
 
-    def _empty(self) -> Iterator[None]:
-        self._inbox.absorb()
-        self.core.drop_carried(self._inbox.void())
-        return self.core.empty()
-
-    def wake(self) -> None:
-        """Make the task look whether there is something to deliver."""
-        self._inbox.wake()
-
-    def end(self) -> None:
-        """The task has ended: nobody subscribes any more, all messages are in the queue."""
+    def mark_exiting(self) -> None:
+        """The task has ended: nobody subscribes any more."""
         self.exiting = True
-        self._inbox.absorb()
 
     def check(self) -> str | None:
         """What is wrong with its account of its messages, None if nothing is. Cheap."""
-        return self.core.check() or self._inbox.check()
+        return self.core.check()
 
     def close(self) -> Chore:
         """End the task and the connections of all clients; what waits is dropped.
@@ -151,9 +154,9 @@ class Channel:
         self.exiting = True
         self.cancel_scope.cancel()
         self.core.close()
-        emptying = self._empty()
+        emptying = self.core.empty()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._close_clients(), emptying))
+        return self._chores.start(chain(self._close_clients(), emptying))
 
     def _close_clients(self) -> Iterator[None]:
         for number, client in enumerate(self.clients.walk(), 1):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import trio
 
-if TYPE_CHECKING:
-    from trionsq.broker.client import Client
-    from trionsq.broker.topic import Topic
+from trionsq.broker.output import Output
+from trionsq.broker.topic import Topic
 
 __all__ = ["Checks"]
 
@@ -27,6 +26,13 @@ _CHECKS_MAX: Final = 100
 _SHOWN_MAX: Final = 100
 
 
+class CheckedClient(Protocol):
+    """A client connection, as `Checks` sees it."""
+
+    peer: str
+    output: Output
+
+
 class Checks:
     """The invariants of all topics and channels, and of what is written to each client.
 
@@ -36,7 +42,7 @@ class Checks:
         checks_count: how many were looked at since the start.
     """
 
-    def __init__(self, topics: Mapping[str, Topic], clients: Iterable[Client]) -> None:
+    def __init__(self, topics: Mapping[str, Topic], clients: Iterable[CheckedClient]) -> None:
         self.broken: dict[str, str] = {}
         self.broken_count = 0
         self.checks_count = 0

@@ -31,7 +31,7 @@ class Chore:
         self.is_done = False
         self._done: trio.Event | None = None
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Do no more of it."""
         self.is_done = True
         if self._done is not None:
@@ -57,13 +57,13 @@ class Chores:
     def __len__(self) -> int:
         return len(self._chores)
 
-    def add(self, steps: Iterator[None]) -> Chore:
+    def start(self, steps: Iterator[None]) -> Chore:
         """Begin with the first step here and now; most chores have no second one."""
         chore = Chore(steps)
         self._step(chore)
         return chore
 
-    def add_later(self, steps: Iterator[None]) -> Chore:
+    def start_later(self, steps: Iterator[None]) -> Chore:
         """Begin in a turn to come: for what a client can ask for often."""
         chore = Chore(steps)
         self._queue(chore)
@@ -71,7 +71,7 @@ class Chores:
 
     def _queue(self, chore: Chore) -> None:
         if self._has_ended:
-            chore.end()
+            chore.stop()
             return
         self._chores.append(chore)
         self._wake.set()
@@ -81,10 +81,10 @@ class Chores:
         try:
             next(chore.steps)
         except StopIteration:
-            chore.end()
+            chore.stop()
         except Exception as error:
             self._defects.note("chore", "NSQ: a piece of long work", error)
-            chore.end()
+            chore.stop()
         else:
             self._queue(chore)
 
@@ -102,5 +102,5 @@ class Chores:
         finally:
             self._has_ended = True
             for chore in self._chores:
-                chore.end()
+                chore.stop()
             self._chores.clear()

@@ -15,6 +15,8 @@ from typing import Final
 
 import trio
 
+from trionsq.logtext import printable
+
 __all__ = ["PARTS", "Defects"]
 
 log = logging.getLogger("trionsq")
@@ -44,8 +46,6 @@ _PAUSE_MIN_S: Final = 0.1
 _PAUSE_MAX_S: Final = 30.0
 # Whatever has run for so long has got over its defect: the next pause is the shortest again.
 _SOUND_S: Final = 60.0
-# Characters of an exception's text in /ping and /debug.
-_SHOWN_MAX: Final = 200
 
 
 class Defects:
@@ -135,5 +135,4 @@ class Defects:
 
 
 def _shown(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"[:_SHOWN_MAX]
-    return text if text.isprintable() else ascii(text)
+    return printable(f"{type(error).__name__}: {error}")

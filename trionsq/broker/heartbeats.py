@@ -1,8 +1,8 @@
 """When a client gets its heartbeat, and when it has been silent, or stuck, for too long.
 
 A heartbeat goes out at most a twentieth of the interval late. A client is looked at a few times in
-each of its intervals, so silence is noticed up to a sixth of the interval late (or `LOOK_S`, if
-that is longer). Time is an argument. Spec: tcp-protocol, section 14.
+each of its intervals, so silence is noticed up to a sixth of the interval late (or
+`CHECK_INTERVAL_S`, if that is longer). Time is an argument. Spec: tcp-protocol, section 14.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Generic, TypeVar
 
-__all__ = ["LOOK_S", "Finding", "Heartbeats", "TimingWheel"]
+__all__ = ["CHECK_INTERVAL_S", "Finding", "Heartbeats", "TimingWheel"]
 
 T = TypeVar("T", bound=Hashable)
 
-LOOK_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 """Between two looks at a client is at least this much time, but for a heartbeat that is due."""
 
 # Looks at a client in each heartbeat interval. More would notice silence sooner, and cost more for
 # thousands of idle connections.
-_LOOKS: Final = 6
+_CHECKS_PER_INTERVAL: Final = 6
 # Of a second. A heartbeat interval is 1 s or longer, and a tick 3 % of that.
 _TICKS: Final = 32
 # A time is rounded up by no more than this part of the interval; the event loop has the rest of
 # the twentieth.
 _ROUNDED_PART: Final = 0.04
-# From this interval on it is rounded up by LOOK_S at most.
-_LONG_S: Final = LOOK_S / _ROUNDED_PART
-_STEP_MAX: Final = int(LOOK_S * _TICKS)
+# From this interval on it is rounded up by CHECK_INTERVAL_S at most.
+_LONG_S: Final = CHECK_INTERVAL_S / _ROUNDED_PART
+_MAX_STEP: Final = int(CHECK_INTERVAL_S * _TICKS)
 
 
 class Finding(Enum):
@@ -46,31 +46,31 @@ class Heartbeats:
     """The times of one client, all monotonic and in seconds.
 
     Attributes:
-        next_look_s: when `look` is to be called.
+        next_check_s: when `check` is to be called.
     """
 
-    __slots__ = ("_commands_seen", "_last_command_s", "_next_s", "next_look_s")
+    __slots__ = ("_commands_seen", "_last_command_s", "_next_s", "next_check_s")
 
     def __init__(self, now_s: float) -> None:
         self._commands_seen = 0
         self._last_command_s = now_s
-        self._next_s = self.next_look_s = now_s
+        self._next_s = self.next_check_s = now_s
 
     def restart(self, interval_s: float, now_s: float) -> None:
         """Count the interval from now on."""
         self._next_s = now_s + interval_s
-        self.next_look_s = now_s + LOOK_S
+        self.next_check_s = now_s + CHECK_INTERVAL_S
 
     def stop(self) -> None:
         """Nothing is to be looked at, until `restart`."""
-        self.next_look_s = inf
+        self.next_check_s = inf
 
     @property
     def is_stopped(self) -> bool:
         """Whether `stop` was called, and `restart` was not since."""
-        return self.next_look_s == inf
+        return self.next_check_s == inf
 
-    def look(
+    def check(
         self,
         interval_s: float,
         now_s: float,
@@ -99,10 +99,10 @@ class Heartbeats:
         elif now_s >= self._next_s:
             finding = Finding.DUE
             self._next_s = max(now_s, self._next_s + interval_s)
-        self.next_look_s = min(
+        self.next_check_s = min(
             self._next_s,
             self._last_command_s + 2 * interval_s,
-            now_s + max(interval_s / _LOOKS, LOOK_S),
+            now_s + max(interval_s / _CHECKS_PER_INTERVAL, CHECK_INTERVAL_S),
         )
         return finding
 
@@ -130,13 +130,13 @@ class TimingWheel(Generic[T]):
         return self._ticks[0] / _TICKS if self._ticks else inf
 
     def schedule(self, item: T, at_s: float, interval_s: float) -> None:
-        """Have ``item`` come out of `due` at ``at_s``, and at no time that was set before.
+        """Have ``item`` come out of `pop_due` at ``at_s``, and at no time that was set before.
 
-        It may come as much later as a heartbeat interval of ``interval_s`` allows, `LOOK_S` at
-        most.
+        It may come as much later as a heartbeat interval of ``interval_s`` allows,
+        `CHECK_INTERVAL_S` at most.
         """
         if interval_s >= _LONG_S:
-            step = _STEP_MAX
+            step = _MAX_STEP
         else:
             step = max(1, int(interval_s * _ROUNDED_PART * _TICKS))
         tick = ceil(at_s * _TICKS / step) * step
@@ -156,15 +156,15 @@ class TimingWheel(Generic[T]):
         if tick is not None:
             del self._items[tick][item]
 
-    def due(self, now_s: float, count_max: int) -> list[T]:
-        """Take up to ``count_max`` items whose time has come; an empty list if there are none."""
-        found: list[T] = []
-        while self._ticks and self._ticks[0] <= now_s * _TICKS and len(found) < count_max:
+    def pop_due(self, now_s: float, max_count: int) -> list[T]:
+        """Take up to ``max_count`` items whose time has come; an empty list if there are none."""
+        items_due: list[T] = []
+        while self._ticks and self._ticks[0] <= now_s * _TICKS and len(items_due) < max_count:
             items = self._items[self._ticks[0]]
-            while items and len(found) < count_max:
+            while items and len(items_due) < max_count:
                 item = items.popitem()[0]
                 del self._tick_of[item]
-                found.append(item)
+                items_due.append(item)
             if not items:
                 del self._items[heappop(self._ticks)]
-        return found
+        return items_due

@@ -1,24 +1,18 @@
 """Memory channels as the broker uses them: bounded, tried without waiting, emptied in one go.
 
-A trio memory channel raises when there is nothing to take, and nothing to take is the usual case
-at the end of each turn. So both inboxes count what is in theirs and ask only if there is something.
+A trio memory channel raises when it is empty, and empty is the usual case at the end of each turn.
+So both classes know whether theirs holds something, and ask it only then.
 """
 
 from __future__ import annotations
 
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
-from trionsq.core.batch import Segment
-from trionsq.core.store import Store
-
-__all__ = ["Inbox", "SegmentInbox"]
+__all__ = ["Inbox", "WakeUp"]
 
 T = TypeVar("T")
-
-# A second one would not wake the task any more than the first.
-_SEGMENTS_MAX: Final = 1
 
 
 class Inbox(Generic[T]):
@@ -43,7 +37,7 @@ class Inbox(Generic[T]):
         self._count += 1
         return True
 
-    def take(self) -> T | None:
+    def pop_item(self) -> T | None:
         """The next item in the channel, None if there is none."""
         if not self._count:
             return None
@@ -61,64 +55,35 @@ class Inbox(Generic[T]):
         return item
 
 
-class _Core(Protocol):
-    """A topic or a channel of `trionsq.core`."""
+class WakeUp:
+    """A bare wake-up for the task of a topic or channel; at most one is pending.
 
-    store: Store
+    The queue is the truth: whoever adds messages to it wakes the task, and the task looks at all
+    of the queue. So a wake-up carries nothing, and a second one would add nothing.
 
-    def arrived(self, segment: Segment) -> None: ...
+    Attributes:
+        is_pending: whether the task was woken and has not looked at its queue since.
+    """
 
+    __slots__ = ("_receive", "_send", "is_pending")
 
-class SegmentInbox:
-    """Segments on their way to the task of a topic or channel; `core` counts them as carried."""
-
-    __slots__ = ("_core", "_generation", "_inbox")
-
-    def __init__(self, core: _Core) -> None:
-        self._core = core
-        # Counts the times it was emptied: what was handed over before is void.
-        self._generation = 0
-        # A None instead of a segment is a mere wake-up.
-        self._inbox = Inbox[tuple[int, Segment | None]](_SEGMENTS_MAX)
-
-    def carry(self, segment: Segment) -> bool:
-        """Hand a segment to the task if it sleeps; False if it is awake: it looks at the queue."""
-        if not self._inbox:
-            return self._inbox.offer((self._generation, segment))
-        # Keeps the order: what is on its way goes to the queue before this segment.
-        self.absorb()
-        return False
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[None](1)
+        self.is_pending = False
 
     def wake(self) -> None:
         """Make the task look at its queue."""
-        if not self._inbox:
-            self._inbox.offer((self._generation, None))
+        if not self.is_pending:
+            self.is_pending = True
+            self._send.send_nowait(None)
 
-    def absorb(self) -> None:
-        """Move what is in the channel to the queue."""
-        while (item := self._inbox.take()) is not None:
-            generation, segment = item
-            if segment is not None and generation == self._generation:
-                self._core.arrived(segment)
+    def clear(self) -> None:
+        """Drop a pending wake-up: the task, which calls this, looks at its queue now."""
+        if self.is_pending:
+            self._receive.receive_nowait()
+            self.is_pending = False
 
     async def wait(self) -> None:
-        """Wait until there is something; afterwards it is in the queue."""
-        generation, segment = await self._inbox.receive()
-        if segment is not None and generation == self._generation:
-            # The task waited, so the queue was empty when it was handed this: it comes before all
-            # that has been absorbed meanwhile.
-            self._core.store.carried -= segment.count
-            self._core.store.memory.put_back(segment)
-
-    def check(self) -> str | None:
-        """What is wrong with what is carried, None if nothing is. Cheap."""
-        if self._core.store.carried and not self._inbox:
-            return f"{self._core.store.carried} messages are carried by nobody"
-        return None
-
-    def void(self) -> int:
-        """Drop what is on its way and not in the queue after `absorb`; the number of messages."""
-        self._generation += 1
-        dropped = self._core.store.carried
-        self._core.store.carried = 0
-        return dropped
+        """Wait for a wake-up. A cancellation leaves a pending one pending."""
+        await self._receive.receive()
+        self.is_pending = False

@@ -9,6 +9,7 @@ import hashlib
 import re
 import socket
 import zlib
+from collections.abc import Callable
 
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
@@ -258,6 +259,41 @@ class NsqdOptions(DaemonOptions):
         DEBUG_FROM,
         "who may ask for the /debug pages: loopback (this machine), any or none",
     )
+
+
+class LiveOptions:
+    """The options of a running nsqd: some of them can be changed.
+
+    Attributes:
+        current: replaced as a whole by each change.
+        observers: called with the new options after each change, in this order.
+    """
+
+    def __init__(self, options: NsqdOptions) -> None:
+        self.current = options
+        self.observers: list[Callable[[NsqdOptions], None]] = []
+
+    def change_log_level(self, level: str) -> None:
+        """Log from ``level`` on: debug, info, warn, error or fatal."""
+        self._replace(dataclasses.replace(self.current, log_level=level))
+
+    def change_lookupds(self, addresses: tuple[str, ...] | None) -> None:
+        """Announce topics and channels to other nsqlookupds; None shows as null in /config."""
+        self._replace(dataclasses.replace(self.current, lookupd_tcp_address=addresses))
+
+    def _replace(self, options: NsqdOptions) -> None:
+        self.current = options
+        for observer in self.observers:
+            observer(options)
+
+
+@dataclasses.dataclass(slots=True)
+class ListeningPorts:
+    """Where a running nsqd listens: -1 for a unix socket, 0 for none."""
+
+    tcp: int = 0
+    http: int = 0
+    https: int = 0
 
 
 _NOT_NEGATIVE = frozenset(

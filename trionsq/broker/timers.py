@@ -9,10 +9,10 @@ import trio
 
 from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
-from trionsq.broker.heartbeats import LOOK_S, TimingWheel
+from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
-from trionsq.core.channel import SCAN_MAX, Channel
-from trionsq.core.timerqueue import NEVER, TimerQueue
+from trionsq.core.channel import MAX_SCAN, ChannelState
+from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
 
 __all__ = [
@@ -40,20 +40,20 @@ class ScanQueue:
     """Which channel wants to be scanned when. Idle channels cost nothing."""
 
     def __init__(self) -> None:
-        self._alarms: TimerQueue[Channel] = TimerQueue()
+        self._alarms: TimerQueue[ChannelState] = TimerQueue()
 
     def __len__(self) -> int:
         """Channels that want to be scanned: each is there once."""
         return len(self._alarms)
 
-    def set(self, channel: Channel, at_s: float) -> None:
+    def set(self, channel: ChannelState, at_s: float) -> None:
         """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
         if at_s == NEVER:
             self._alarms.discard(channel)
         else:
             self._alarms.set(channel, at_s)
 
-    def pop_due(self, now_s: float) -> Channel | None:
+    def pop_due(self, now_s: float) -> ChannelState | None:
         """Take the next channel if its time has come, else None."""
         return self._alarms.pop_due(now_s)
 
@@ -64,7 +64,7 @@ async def run_queue_scan(
     """Scan the channels that are due, for ever.
 
     Other tasks get their turn after --queue-scan-selection-count channels, or as many as have
-    `SCAN_MAX` messages to be looked at. A channel that has more waits for its next turn. A channel
+    `MAX_SCAN` messages to be looked at. A channel that has more waits for its next turn. A channel
     whose scan fails is scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
@@ -73,7 +73,7 @@ async def run_queue_scan(
         while True:
             now_s, now_ns = clock.now_s(), clock.now_ns()
             channels = looks = 0
-            while channels < selection and looks < SCAN_MAX:
+            while channels < selection and looks < MAX_SCAN:
                 channel = queue.pop_due(now_s)
                 if channel is None:
                     break
@@ -81,8 +81,8 @@ async def run_queue_scan(
                     looks += channel.scan(now_s, now_ns)
                 except Exception as error:
                     defects.note("scan", f"CHANNEL({channel.name}): scan", error)
-                    channel.alarm_s = now_s + _SCAN_RETRY_S
-                    queue.set(channel, channel.alarm_s)
+                    channel.wake_at_s = now_s + _SCAN_RETRY_S
+                    queue.set(channel, channel.wake_at_s)
                 channels += 1
             if not channels:
                 break
@@ -94,7 +94,7 @@ class Looked(Hashable, Protocol):
 
     peer: str
 
-    def look_after(self, now_s: float) -> None: ...
+    def check_heartbeat(self, now_s: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -105,17 +105,17 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
     """
     while True:
         now_s = clock.now_s()
-        while clients := looks.due(now_s, _LOOKS_MAX):
+        while clients := looks.pop_due(now_s, _LOOKS_MAX):
             for client in clients:
                 try:
-                    client.look_after(now_s)
+                    client.check_heartbeat(now_s)
                 except Exception as error:
                     defects.note("heartbeat", f"client({client.peer}): heartbeat", error)
                     client.close()
             await trio.lowlevel.checkpoint()
             now_s = clock.now_s()
-        # Whatever is scheduled meanwhile is due in LOOK_S at the earliest.
-        await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
+        # Whatever is scheduled meanwhile is due in CHECK_INTERVAL_S at the earliest.
+        await trio.sleep_until(min(looks.next_s, now_s + CHECK_INTERVAL_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
@@ -130,5 +130,5 @@ async def run_disk_retries(folder: DataFolder) -> None:
     """Let disk queues that failed see whether they can go on, for ever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
-        for _ in folder.try_again_in_steps():
+        for _ in folder.retry_in_steps():
             await trio.lowlevel.checkpoint()

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.inbox import SegmentInbox
-from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.topic import Topic as TopicCore
+from trionsq.broker.clock import Clock
+from trionsq.broker.defects import Defects
+from trionsq.broker.inbox import WakeUp
+from trionsq.core.queue import BackendBusy, BackendError
+from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from trionsq.broker.clock import Clock
-    from trionsq.broker.defects import Defects
 
 __all__ = ["PublishRefused", "Topic"]
 
@@ -51,12 +49,12 @@ class Topic:
 
     def __init__(
         self,
-        core: TopicCore,
+        core: TopicState,
         clock: Clock,
         chores: Chores,
         new_channel: Callable[[Topic, str], Channel],
         deleted: Callable[[Topic], Chore],
-        channel_gone: Callable[[Channel], None],
+        channel_gone: Callable[[Topic, Channel], None],
     ) -> None:
         """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
         self.name = core.name
@@ -72,11 +70,10 @@ class Topic:
         # While it is found out which channels there are elsewhere; and for whom that is waited.
         self._preparing: trio.Event | None = None
         self._creator_waits: trio.Event | None = None
-        self._inbox = SegmentInbox(core)
+        self._wake_up = WakeUp()
         self._may_go_on = trio.Event()
         self._seekers: trio.Semaphore | None = None
-        core.carry = self._inbox.carry
-        core.wake = self._inbox.wake
+        core.wake = self._wake_up.wake
         core.store.backend.caught_up = self._go_on
 
     def __repr__(self) -> str:
@@ -115,10 +112,9 @@ class Topic:
             await defects.keep_running("topic", what, pump, stops_messages=True)
 
     async def _pump(self, defects: Defects, what: str) -> None:
-        core, clock, inbox = self.core, self._clock, self._inbox
+        core, clock, wake_up = self.core, self._clock, self._wake_up
         while True:
-            # Before it waits: `carry` may have absorbed all that would wake a new task.
-            inbox.absorb()
+            wake_up.clear()
             segments = cost = 0
             while done := core.pump(clock.now_s(), clock.now_ns()):
                 segments += 1
@@ -126,10 +122,10 @@ class Topic:
                 if segments == _SEGMENTS_MAX or cost >= _COST_MAX:
                     await trio.lowlevel.checkpoint()
                     segments = cost = 0
-                    inbox.absorb()
+                    wake_up.clear()
             if defects.stopped:
                 defects.runs(what)
-            await inbox.wait()
+            await wake_up.wait()
 
     async def _make_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
         assert self._preparing is not None
@@ -168,7 +164,7 @@ class Topic:
         if core.error is not None and not core.paused:
             stuck_at = core.stuck_at
             return stuck_at is not None and self.channels[stuck_at.name].will_make_room
-        return core.can_pump and core.store.in_memory > 0
+        return core.can_pump and core.store.memory.depth > 0
 
     def should_wait(self, count: int) -> bool:
         """Whether ``count`` messages had better be published after `wait_for_room`.
@@ -203,7 +199,7 @@ class Topic:
         self._may_go_on.set()
         self._may_go_on = trio.Event()
         self.core.retry()
-        self._inbox.wake()
+        self._wake_up.wake()
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, made if need be. The name is valid."""
@@ -213,7 +209,7 @@ class Topic:
             channel.core.made_room = self._made_room
             channel.core.store.backend.caught_up = partial(self._channel_caught_up, channel)
             self.core.add_channel(channel.core)
-            self._inbox.wake()
+            self._wake_up.wake()
         return channel
 
     def _channel_caught_up(self, channel: Channel) -> None:
@@ -237,39 +233,32 @@ class Topic:
             self._deleted(self)
         else:
             self._go_on()
-        self._channel_gone(channel)
+        self._channel_gone(self, channel)
         return chore
 
     def pause(self) -> None:
-        self._inbox.absorb()  # what is published from now on queues behind it
         self.core.paused = True
 
     def unpause(self) -> None:
         self.core.paused = False
-        self._inbox.wake()
+        self._wake_up.wake()
 
     def empty(self) -> Chore:
         """Drop what waits at the topic, not at its channels."""
-        chore = self._chores.add(self._empty())
+        chore = self._chores.start(self.core.empty())
         self._go_on()
         return chore
 
-    def _empty(self) -> Iterator[None]:
-        self._inbox.absorb()
-        self.core.drop_carried(self._inbox.void())
-        return self.core.empty()
-
     def check(self) -> str | None:
         """What is wrong with its account of its messages, None if nothing is. Cheap."""
-        return self.core.check() or self._inbox.check()
+        return self.core.check()
 
-    def end(self) -> None:
-        """The task has ended: nothing is published any more, all messages are in the queues."""
+    def mark_exiting(self) -> None:
+        """The task has ended: nothing is published any more."""
         self.exiting = True
         self._go_on()
-        self._inbox.absorb()
         for channel in self.channels.values():
-            channel.end()
+            channel.mark_exiting()
 
     def close(self) -> Chore:
         """End the task, and delete all channels; what waits is dropped.
@@ -278,10 +267,10 @@ class Topic:
         """
         self.exiting = True
         self.cancel_scope.cancel()
-        emptying = self._empty()
+        emptying = self.core.empty()
         self._go_on()
         self.core.store.backend.delete()
-        return self._chores.add(chain(self._delete_channels(), emptying))
+        return self._chores.start(chain(self._delete_channels(), emptying))
 
     def _delete_channels(self) -> Iterator[None]:
         closing: list[Chore] = []

@@ -17,15 +17,23 @@ from typing import Final, Generic, NoReturn, TypeVar
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
+from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import DEFAULT_MAX_RDY, Handshake
+from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import FRAME_SIZE_BYTES_MAX, ErrorFrame, Frame, FrameError, Message
-from trionsq.wire.columns import ColumnDecoder, Columns
+from trionsq.wire.client import (
+    MAX_FRAME_BYTES,
+    ColumnDecoder,
+    Columns,
+    ErrorFrame,
+    Frame,
+    FrameError,
+    MessageFrame,
+)
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.frames import MESSAGE_META_SIZE_BYTES
+from trionsq.wire.frames import MESSAGE_META_BYTES
 
 __all__ = ["Connection", "Reply"]
 
@@ -145,7 +153,7 @@ class Connection:
                 `AuthError` if one of these steps failed.
             ValueError: not an address.
         """
-        host, port = split_address(address)
+        host, port = parse_address(address)
         transport: Transport | None = None
         with trio.move_on_after(config.dial_timeout_s):
             try:
@@ -156,9 +164,9 @@ class Connection:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
         if config.tcp_user_timeout_s and isinstance(transport, SocketTransport):
             transport.set_user_timeout(config.tcp_user_timeout_s)
-        max_frame_bytes = FRAME_SIZE_BYTES_MAX
+        max_frame_bytes = MAX_FRAME_BYTES
         if config.max_msg_size:
-            max_frame_bytes = config.max_msg_size + MESSAGE_META_SIZE_BYTES + 4
+            max_frame_bytes = config.max_msg_size + MESSAGE_META_BYTES + 4
         decoder = ColumnDecoder(max_frame_bytes)
         handshake = Handshake(address, transport, config, decoder)
         try:
@@ -331,7 +339,7 @@ class Connection:
                     return
                 self._last_read_s = trio.current_time()
                 decoder.feed(data)
-                columns = decoder.take_columns()
+                columns = decoder.pop_columns()
                 if columns.ids:
                     self.on_messages(columns)
                 for number, frame in enumerate(decoder, 1):
@@ -344,7 +352,7 @@ class Connection:
     def _take(self, frame: Frame) -> None:
         if isinstance(frame, ErrorFrame):
             self._take_error(frame)
-        elif not isinstance(frame, Message):
+        elif not isinstance(frame, MessageFrame):
             if frame.is_heartbeat:
                 self.put(commands.nop())
             elif self._replies:

@@ -20,7 +20,7 @@ import trio
 from trionsq import httpget
 from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
+from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import AlreadyConnectedError, ClientError, DiscoveryError, StoppedError
 from trionsq.client.flow import FlowControl
@@ -40,6 +40,7 @@ from trionsq.client.subscribed_connection import (
     SubscribedConnection,
     wait_until_connected,
 )
+from trionsq.hostport import parse_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -396,5 +397,5 @@ class Consumer:
 
 
 def _checked(address: str) -> str:
-    split_address(address)
+    parse_address(address)
     return address

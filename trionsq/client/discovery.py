@@ -19,6 +19,7 @@ import trio
 from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
+from trionsq.hostport import format_address
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
 
@@ -281,4 +282,4 @@ def _address(producer: _Producer) -> str:
     host, port = producer.broadcast_address, producer.tcp_port
     if not host:
         raise DiscoveryError(f"invalid answer: an nsqd without an address, port {port}")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(host, port)

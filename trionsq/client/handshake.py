@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from trionsq.client.config import Config, reason_of
-from trionsq.client.dial import split_address
 from trionsq.client.errors import (
     AuthError,
     AuthRequiredError,
@@ -24,14 +23,12 @@ from trionsq.client.errors import (
     IdentifyError,
     UpgradeError,
 )
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.hostport import parse_address
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, FrameError, Message, Response
-from trionsq.wire.columns import ColumnDecoder
+from trionsq.wire.client import ColumnDecoder, ErrorFrame, FrameError, MessageFrame, Response
 
 __all__ = ["DEFAULT_MAX_RDY", "Handshake"]
 
@@ -136,14 +133,14 @@ class Handshake:
             await self._start_tls()
         if self.features.get("deflate"):
             layer = DeflateLayer(self._config.deflate_level)
-            self.transport = UpgradedTransport(self.transport, layer)
+            self.transport = LayeredTransport(self.transport, layer)
             await self._expect_ok("deflate", self._read_answer)
         if self.features.get("snappy"):
-            self.transport = UpgradedTransport(self.transport, SnappyLayer())
+            self.transport = LayeredTransport(self.transport, SnappyLayer())
             await self._expect_ok("snappy", self._read_answer)
 
     async def _start_tls(self) -> None:
-        host, _ = split_address(self.address)
+        host, _ = parse_address(self.address)
         try:
             context = self._config.ssl_context()
             engine = SslEngine(context, server_side=False, server_hostname=host)
@@ -211,10 +208,10 @@ class Handshake:
                 return answer
 
     def _decoded_answer(self) -> _Answer | None:
-        if self._decoder.take_columns().ids:
+        if self._decoder.pop_columns().ids:
             raise FrameError("nsqd sent a message before SUB")
         for frame in self._decoder:
-            if not isinstance(frame, Message) and not _is_heartbeat(frame):
+            if not isinstance(frame, MessageFrame) and not _is_heartbeat(frame):
                 return frame
         return None
 

@@ -20,7 +20,7 @@ import trio
 
 from trionsq.client.backoff import Outcome
 from trionsq.client.errors import StoppedError
-from trionsq.wire.columns import Columns
+from trionsq.wire.client import Columns
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
 __all__ += ["Handler", "Message", "MessageIterator", "handle_messages"]

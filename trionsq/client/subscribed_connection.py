@@ -24,8 +24,7 @@ from trionsq.client.errors import ClientError, ConnectError, ProtocolError, Stop
 from trionsq.client.flow import FlowControl, Share
 from trionsq.client.message import Batch
 from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame
-from trionsq.wire.columns import Columns
+from trionsq.wire.client import Columns, ErrorFrame
 
 __all__ = ["DEFAULT_MSG_TIMEOUT_S", "ConnectionOwner", "ReconnectLoop", "SubscribedConnection"]
 __all__ += ["wait_until_connected"]

@@ -7,14 +7,34 @@ channel gets the same object, so nothing is made for a single message before it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
+from typing import Protocol
 
-from trionsq.core.column import Column, ListColumn
 from trionsq.wire.bodies import Bodies, ListBodies
 
-__all__ = ["Batch", "Segment", "joined"]
+__all__ = ["Column", "ListColumn", "MessageBatch", "Segment", "join_segments", "sampled"]
 
 
-class Batch:
+class Column(Protocol):
+    """Values of one size, one for each message of a batch."""
+
+    def slice(self, first: int, last: int) -> list[bytes]:
+        """The values ``first`` to ``last`` (exclusive)."""
+
+
+class ListColumn:
+    """Values that are objects of their own."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = values
+
+    def slice(self, first: int, last: int) -> list[bytes]:
+        return self._values[first:last]
+
+
+class MessageBatch:
     """Messages published together. Immutable.
 
     Attributes:
@@ -44,22 +64,22 @@ class Batch:
         self.stamps = stamps
 
     def __repr__(self) -> str:
-        return f"<Batch of {self.count}, {self.bodies.nbytes} bytes>"
+        return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"
 
-    def extract(self, indexes: list[int], ids: list[bytes]) -> Batch:
+    def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
         """A batch of its own with copies of some messages, which pins nothing of this one."""
-        bodies = ListBodies([self.bodies.one(index) for index in indexes])
+        bodies = ListBodies([self.bodies.body_at(index) for index in indexes])
         if self.stamps is None:
-            return Batch(bodies, ListColumn(ids), self.timestamp_ns)
+            return MessageBatch(bodies, ListColumn(ids), self.timestamp_ns)
         stamps = [self.stamp(index) for index in indexes]
         first_ns = int.from_bytes(stamps[0], signed=True)
-        return Batch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+        return MessageBatch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
 
     def stamp(self, index: int) -> bytes:
         """The time of publishing of one message, 8 bytes as `stamps` has them."""
         if self.stamps is None:
             return self.timestamp_ns.to_bytes(8, signed=True)
-        return self.stamps.cut(index, index + 1)[0]
+        return self.stamps.slice(index, index + 1)[0]
 
 
 class Segment:
@@ -74,7 +94,7 @@ class Segment:
 
     __slots__ = ("attempts", "batch", "first", "last")
 
-    def __init__(self, batch: Batch, first: int, last: int, attempts: int = 0) -> None:
+    def __init__(self, batch: MessageBatch, first: int, last: int, attempts: int = 0) -> None:
         self.batch = batch
         self.first = first
         self.last = last
@@ -96,13 +116,26 @@ class Segment:
 
     def ids(self) -> list[bytes]:
         """The ids of the messages, 16 bytes each."""
-        return self.batch.ids.cut(self.first, self.last)
+        return self.batch.ids.slice(self.first, self.last)
 
 
-def joined(singles: Sequence[Segment]) -> Batch:
+def join_segments(singles: Sequence[Segment]) -> MessageBatch:
     """Segments of one message each, as one batch."""
-    bodies = [one.batch.bodies.one(one.first) for one in singles]
+    bodies = [one.batch.bodies.body_at(one.first) for one in singles]
     ids = [one.ids()[0] for one in singles]
     stamps = [one.batch.stamp(one.first) for one in singles]
     first_ns = int.from_bytes(stamps[0], signed=True)
-    return Batch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+    return MessageBatch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+
+
+def sampled(segment: Segment, rate: int, random: Random) -> Segment | None:
+    """The part of ``segment`` that sampling at ``rate`` percent keeps; None if it keeps nothing."""
+    # The original keeps a message if a number of 0..99 is not above the rate.
+    kept = [index for index in range(segment.first, segment.last) if random.randrange(100) <= rate]
+    if not kept:
+        return None
+    if len(kept) == segment.count:
+        return segment
+    ids = segment.ids()
+    kept_ids = [ids[index - segment.first] for index in kept]
+    return Segment(segment.batch.extract(kept, kept_ids), 0, len(kept), segment.attempts)

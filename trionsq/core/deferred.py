@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Final
 
-from trionsq.core.batch import Segment, joined
+from trionsq.core.batch import Segment, join_segments
 from trionsq.core.peek import in_order
 
 __all__ = ["Deferred"]
@@ -44,7 +44,7 @@ class Deferred:
         """When the next one is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def add(self, segment: Segment, due_ns: int) -> None:
+    def add_segment(self, segment: Segment, due_ns: int) -> None:
         """Keep all messages of a segment until then."""
         for place, id_ in enumerate(segment.ids()):
             alone = segment.batch.extract([segment.first + place], [id_])
@@ -59,7 +59,7 @@ class Deferred:
     def _push(self, due_ns: int, one: Segment) -> None:
         heappush(self._heap, (due_ns, next(self._order), one))
 
-    def due(self, now_ns: int) -> Iterator[Segment]:
+    def pop_due(self, now_ns: int) -> Iterator[Segment]:
         """Take those that are due, one by one, as they are asked for."""
         heap = self._heap
         while heap and heap[0][0] <= now_ns:
@@ -89,7 +89,7 @@ class Deferred:
                 next_ones = heap[: -_SAVE_MAX - 1 : -1]
                 attempts, alike = next(groupby(next_ones, _attempts))
                 taken = list(alike)
-                batch = joined([segment for _, _, segment in taken])
+                batch = join_segments([segment for _, _, segment in taken])
                 append(Segment(batch, 0, len(taken), attempts), [due_ns for due_ns, _, _ in taken])
                 del heap[-len(taken) :]
         finally:

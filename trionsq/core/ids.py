@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trionsq.wire import strides
+from trionsq.wire.bodies import slice_fields
 
 __all__ = ["SEQUENCES", "IdSource", "RangeIds"]
 
@@ -32,7 +32,7 @@ class RangeIds:
     def __init__(self, ranges: list[IdRange]) -> None:
         self._ranges = ranges
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         ids: list[bytes] = []
         for prefix, start, end in self._ranges:
             if first < end - start:
@@ -40,7 +40,7 @@ class RangeIds:
                 if len(suffixes) == 1:
                     ids.append(prefix + suffixes[0])
                 else:
-                    ids += strides.cut(prefix + prefix.join(suffixes), 0, 16, 0, 0, len(suffixes))
+                    ids += slice_fields(prefix + prefix.join(suffixes), 0, 16, 0, 0, len(suffixes))
                 if last <= end - start:
                     break
                 first = end - start
@@ -70,7 +70,7 @@ class IdSource:
         """The time whose ids, and those of all times before, may have been given out."""
         return (self._tick + _TICK_EPOCH + 1) << _TICK_SHIFT
 
-    def take(self, count: int, now_ns: int) -> RangeIds:
+    def next_ids(self, count: int, now_ns: int) -> RangeIds:
         """The next ``count`` ids at wall clock time ``now_ns``."""
         tick = (now_ns >> _TICK_SHIFT) - _TICK_EPOCH
         if tick > self._tick:

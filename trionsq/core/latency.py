@@ -16,8 +16,8 @@ from itertools import groupby
 from math import ceil
 from typing import Final
 
-from trionsq.core.column import Column
-from trionsq.core.delivery import Delivery
+from trionsq.core.batch import Column
+from trionsq.core.subscription import Delivery
 
 __all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "MergedLatencies", "quantiles"]
 
@@ -98,7 +98,7 @@ class Latencies:
             self._halves = [self._halves[1], _Half()]
         self._turn_s += halves * self._half_s
 
-    def finished(
+    def record_finished(
         self, ids: Sequence[bytes], deliveries: Sequence[Delivery | None], now_s: float
     ) -> None:
         """Record a run of FINs: the ids, and the delivery that each was in flight by, if any."""
@@ -133,8 +133,8 @@ def _stamps(stamps: Column, delivery: Delivery, ids: Sequence[bytes]) -> list[by
     place = delivery.ids.index(ids[0])
     if delivery.ids[place : place + len(ids)] == ids:  # as consumers mostly finish them
         first = delivery.first + place
-        return stamps.cut(first, first + len(ids))
-    of_id = dict(zip(delivery.ids, stamps.cut(delivery.first, delivery.last), strict=True))
+        return stamps.slice(first, first + len(ids))
+    of_id = dict(zip(delivery.ids, stamps.slice(delivery.first, delivery.last), strict=True))
     return [of_id[id_] for id_ in ids]
 
 
@@ -155,7 +155,7 @@ class MergedLatencies:
         # Messages by their latency.
         self._merged: Counter[int] = Counter()
 
-    def add(self, channel: Latencies, now_s: float) -> None:
+    def add_channel(self, channel: Latencies, now_s: float) -> None:
         """Add the latencies of one channel."""
         for half in channel.halves(now_s):
             self.count += half.count
@@ -182,7 +182,7 @@ def quantiles(
     """The number of messages finished in the window, and the quantiles of their latencies in ns."""
     merged = MergedLatencies()
     for channel in channels:
-        merged.add(channel, now_s)
+        merged.add_channel(channel, now_s)
     return merged.count, merged.quantiles_ns(wanted)
 
 

@@ -95,27 +95,27 @@ class Page:
             return None
         return body_nbytes
 
-    def add(self, message: Peeked) -> None:
+    def add_message(self, message: Peeked) -> None:
         """Show a message whose body `fits` has measured."""
         self.messages.append(message)
         self._nbytes_left -= len(message.body)
         if len(self.messages) == self._count_max:
             self.is_full = True
 
-    def offer(self, segment: Segment, index: int, due_ns: int | None = None) -> bool:
+    def offer_message(self, segment: Segment, index: int, due_ns: int | None = None) -> bool:
         """Show a message of memory; False if the page is full."""
         batch = segment.batch
         if self.is_full:
             self.more = True
             return False
-        body = batch.bodies.one(index)
+        body = batch.bodies.body_at(index)
         shown = self.fits(len(body))
         if shown is None:
             return False
-        (id_,) = batch.ids.cut(index, index + 1)
+        (id_,) = batch.ids.slice(index, index + 1)
         timestamp_ns = int.from_bytes(batch.stamp(index), "big", signed=True)
         attempts = segment.attempts & _ATTEMPTS_MASK
-        self.add(Peeked(id_, timestamp_ns, attempts, body[:shown], len(body), due_ns))
+        self.add_message(Peeked(id_, timestamp_ns, attempts, body[:shown], len(body), due_ns))
         return True
 
 
@@ -149,7 +149,7 @@ def show_segments(segments: Iterable[Segment], skip: int, page: Page) -> int:
         batch = segment.batch
         due_ns = batch.timestamp_ns + batch.defer_ms * 1_000_000 if batch.defer_ms else None
         for index in range(segment.first + skip, segment.last):
-            if not page.offer(segment, index, due_ns):
+            if not page.offer_message(segment, index, due_ns):
                 return 0
         skip = 0
     return skip

@@ -1,13 +1,102 @@
-"""The memory queue of a topic or a channel: segments in order, depth in messages."""
+"""The queue of a topic or channel: memory up to a limit, and a backend for what is over.
+
+The backends live in `trionsq.storage`; a topic and each channel has one of its own.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.peek import BackendView
 
-__all__ = ["MessageQueue"]
+__all__ = [
+    "Backend",
+    "BackendBusy",
+    "BackendError",
+    "Droppable",
+    "MessageQueue",
+    "Store",
+    "free",
+]
+
+# What is moved to the backend at once when all of memory is.
+_MAX_SAVE_MESSAGES: Final = 10_000
+_MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
+# What is let go of in one turn: 2,000 objects of the usual size are a millisecond, and the kernel
+# takes about as long for so many bytes.
+_MAX_FREE_COUNT: Final = 2_000
+_MAX_FREE_BYTES: Final = 16 * 1024 * 1024
+
+
+class BackendError(Exception):
+    """The backend did not take the messages. None of them was stored; the text says why."""
+
+
+class BackendBusy(BackendError):
+    """Too much waits to be made durable. No fault: when it is, the messages will be taken."""
+
+
+class Backend(Protocol):
+    """A FIFO of messages outside of memory, in batches. All calls are synchronous.
+
+    Attributes:
+        depth: messages that were appended and not yet read; above 0 as long as `read` may give
+            one.
+        behind: whether too much waits to be made durable. To be asked before `append`, which
+            itself does not refuse for that.
+        caught_up: is called when `behind` has ended.
+    """
+
+    caught_up: Callable[[], None]
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def behind(self) -> bool: ...
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        """Take all messages of ``segment`` or none.
+
+        ``due_ns`` is for deferred messages: when each is due, in nanoseconds since the epoch. Such
+        a message comes back alone, in a batch whose timestamp_ns and defer_ms add up to that time.
+
+        Raises:
+            BackendError: nothing was stored.
+        """
+
+    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+        """The next messages, at least one and within both limits; None if it can give none now.
+
+        How much it reads at once is for the backend to decide, whatever the limits allow.
+        """
+
+    def peek(self) -> BackendView | None:
+        """What is stored now, to be looked at; None if that is nothing."""
+
+    def oldest_ns(self) -> int | None:
+        """When the message was published that is read next, nanoseconds since the epoch.
+
+        None if there is none or that is not known. Cheap: nothing is read for it twice.
+        """
+
+    def check(self) -> str | None:
+        """What is wrong with its own account of itself, None if nothing is. Cheap."""
+
+    def empty(self) -> int:
+        """Drop everything; the number of messages dropped."""
+
+    def delete(self) -> None:
+        """Drop everything and leave nothing behind."""
+
+    def close(self) -> None:
+        """Make durable what was appended, and let go of all resources.
+
+        Raises:
+            BackendError: it is not durable.
+        """
 
 
 class MessageQueue:
@@ -40,7 +129,7 @@ class MessageQueue:
         self._segments.appendleft(segment)
         self.depth += segment.last - segment.first
 
-    def take(self, count_max: int, nbytes_max: int) -> Segment:
+    def pop_segment(self, count_max: int, nbytes_max: int) -> Segment:
         """Take from the head: messages of one segment, at least one, within both limits.
 
         Raises:
@@ -66,7 +155,7 @@ class MessageQueue:
         if bodies.size:
             return min(count, max(1, nbytes_max // bodies.size))
         nbytes = fit = 0
-        for body in bodies.cut(head.first, head.first + count):
+        for body in bodies.slice(head.first, head.first + count):
             nbytes += len(body)
             if nbytes > nbytes_max:
                 break
@@ -87,3 +176,159 @@ class MessageQueue:
             nbytes += one.batch.bodies.nbytes
             dropped += 1
         return dropped
+
+
+class Droppable(Protocol):
+    """A holder of messages from which some can be dropped at a time."""
+
+    def __len__(self) -> int: ...
+    def drop(self, count_max: int, nbytes_max: int) -> int: ...
+
+
+def free(holder: Droppable) -> Iterator[None]:
+    """Let go of all that ``holder`` has; yields where a turn ends."""
+    while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
+        yield
+
+
+class Store:
+    """The queue of a topic or channel.
+
+    Attributes:
+        limit: messages that memory may hold (--mem-queue-size).
+        memory: the memory queue.
+        backend: the overflow.
+        backend_in_count: messages appended to the backend.
+        backend_out_count: messages read from the backend.
+        dropped: messages given up on purpose, by reason. The backend counts its own here as well.
+        dropped_count: messages given up on purpose, but for those that the backend dropped.
+    """
+
+    __slots__ = ("backend", "backend_in_count", "backend_out_count", "dropped", "dropped_count",
+                 "limit", "memory")  # fmt: skip
+
+    def __init__(self, limit: int, backend: Backend) -> None:
+        self.limit = limit
+        self.memory = MessageQueue()
+        self.backend = backend
+        self.backend_in_count = 0
+        self.backend_out_count = 0
+        self.dropped: Counter[str] = Counter()
+        self.dropped_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Store {self.memory} backend={self.backend.depth}>"
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait, in memory and in the backend."""
+        return self.memory.depth + self.backend.depth
+
+    @property
+    def room(self) -> int:
+        """Messages that memory has room for."""
+        return self.limit - self.memory.depth
+
+    def oldest_ns(self) -> int | None:
+        """When the older was published of the two that are next, in memory and in the backend.
+
+        Nanoseconds since the epoch; None if nothing waits, or it is not known.
+        """
+        head = next(self.memory.peek(), None)
+        stored_ns = self.backend.oldest_ns() if self.backend.depth else None
+        if head is None or stored_ns is None:
+            return stored_ns if head is None else head.first_ns
+        return min(head.first_ns, stored_ns)
+
+    def admit(self, segment: Segment) -> Segment | None:
+        """Make sure of a place for all messages of ``segment``, or of none.
+
+        Returns the part that the caller is to append to `memory`, None if the backend took it all.
+
+        Raises:
+            BackendBusy: memory is full and the backend is behind; nothing changed.
+            BackendError: memory is full and the backend refused; nothing changed.
+        """
+        room = self.limit - self.memory.depth
+        count = segment.last - segment.first
+        if count <= room:
+            return segment
+        if self.backend.behind:
+            raise BackendBusy("waiting for the disk")
+        if room <= 0:
+            self.overflow(segment)
+            return None
+        middle = segment.first + room
+        self.overflow(Segment(segment.batch, middle, segment.last, segment.attempts))
+        return Segment(segment.batch, segment.first, middle, segment.attempts)
+
+    def overflow(self, segment: Segment) -> None:
+        """Append to the backend, with the delay that the batch was published with.
+
+        Raises:
+            BackendError: nothing was stored.
+        """
+        batch = segment.batch
+        due_ns: list[int] | None = None
+        if batch.defer_ms:
+            due_ns = [batch.timestamp_ns + batch.defer_ms * 1_000_000] * segment.count
+        self.append_to_backend(segment, due_ns)
+
+    def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        """As `Backend.append`, and counted."""
+        count = segment.last - segment.first
+        self.backend.append(segment, due_ns)
+        self.backend_in_count += count
+
+    def read_backend(self, count_max: int, nbytes_max: int) -> Segment | None:
+        """As `Backend.read`, and counted."""
+        segment = self.backend.read(count_max, nbytes_max)
+        if segment is not None:
+            self.backend_out_count += segment.last - segment.first
+        return segment
+
+    def restore(self, segment: Segment) -> None:
+        """Put messages at the tail that were in the queue before: they are never refused."""
+        if segment.count > self.room:
+            try:
+                self.append_to_backend(segment)
+            except BackendError:
+                # Over the limit by no more than what was in flight or deferred.
+                self.memory.append(segment)
+            except Exception:
+                self.memory.append(segment)  # a defect loses no message
+                raise
+        else:
+            self.memory.append(segment)
+
+    def save_memory(self) -> None:
+        """Move the memory queue to the backend.
+
+        Raises:
+            BackendError: the rest is still in memory.
+        """
+        while self.memory.depth:
+            segment = self.memory.pop_segment(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
+            try:
+                self.overflow(segment)
+            except Exception:  # a defect loses no message either
+                self.memory.put_back(segment)
+                raise
+
+    def drop(self, reason: str, count: int) -> None:
+        """Count messages that are given up on purpose."""
+        self.dropped[reason] += count
+        self.dropped_count += count
+
+    def empty(self) -> MessageQueue:
+        """Drop everything. Returns the old memory queue, which the caller lets go of by `free`."""
+        memory, self.memory = self.memory, MessageQueue()
+        self.drop("emptied", memory.depth)
+        self.dropped["emptied"] += self.backend.empty()
+        return memory
+
+    def check(self) -> str | None:
+        """What is wrong with the store's account of itself, None if nothing is."""
+        if self.memory.depth < 0:
+            return f"negative depth: {self.memory.depth} messages in memory"
+        return self.backend.check()

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import Final
 from weakref import ref
 
-from trionsq.core.backend import Backend, BackendError
-from trionsq.core.batch import Batch, Segment
-from trionsq.core.channel import Channel
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.channel import ChannelState
+from trionsq.core.containers import Roster
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import Backend, BackendError, Store, free
 from trionsq.core.recovered import Recovered
-from trionsq.core.roster import Roster
-from trionsq.core.store import Store, free
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["Topic"]
+__all__ = ["TopicState"]
 
 # No limit of its own: a batch moves whole, whatever was published together.
 _ANY: Final = 2**63
-# What one `pump` may cost, in units of what `Channel.put` says it costs: half a millisecond.
+# What one `pump` may cost, in units of what `ChannelState.put` says it costs: half a millisecond.
 _PUMP_MAX: Final = 512
 # Of large batches so many bytes count as one unit more for each channel: they may go to disk.
 _PUMP_NBYTES: Final = 16 * 1024
@@ -42,51 +41,45 @@ class _FanOut:
 
     __slots__ = ("behind", "next", "segment", "some_got_it")
 
-    def __init__(self, segment: Segment, channels: Iterator[Channel]) -> None:
+    def __init__(self, segment: Segment, channels: Iterator[ChannelState]) -> None:
         self.segment = segment
         self.next = next(channels, None)
         self.behind = channels
         self.some_got_it = False
 
 
-class Topic:
+class TopicState:
     """One topic.
 
     Attributes:
-        carry: takes a segment to the topic's task, False if it can't; the task calls `arrived`.
         wake: makes the topic's task call `pump` in a turn to come.
         channels: by name.
         message_count, message_bytes: published since the start.
         fanned_out_count: messages that every channel has got, since the start.
         ids: of its messages.
         error: why the last fan-out could not go on, None if nothing is stuck.
-        dropped: messages given up on purpose, by reason.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name
         self.store = Store(mem_queue_size, backend)
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, ChannelState] = {}
         self.paused = False
         self.message_count = 0
         self.message_bytes = 0
-        self.dropped: Counter[str] = Counter()
         self.error: BackendError | None = None
-        self.carry: Callable[[Segment], bool] = lambda segment: False
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
         self.fanned_out_count = 0
         # The channels in the order in which they were made.
-        self._roster: Roster[Channel] = Roster()
+        self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
-        # Dropped, but for what the backend dropped.
-        self._dropped_here = 0
         self._backend_next = False
         # What channels must know that an unclean end left twice; theirs, as long as they need it.
         self._recovered: ref[Recovered] | None = None
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name} depth={self.depth} channels={len(self.channels)}>"
+        return f"<TopicState {self.name} depth={self.depth} channels={len(self.channels)}>"
 
     @property
     def depth(self) -> int:
@@ -94,9 +87,14 @@ class Topic:
         return self.store.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     @property
+    def dropped(self) -> Counter[str]:
+        """Messages given up on purpose, by reason."""
+        return self.store.dropped
+
+    @property
     def held(self) -> int:
         """Messages in memory that no channel, or not yet every channel, has got."""
-        return self.store.in_memory + (self._fan_out.segment.count if self._fan_out else 0)
+        return self.store.memory.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     def oldest_ns(self) -> int | None:
         """As `Store.oldest_ns`, with what not every channel has got yet."""
@@ -112,7 +110,7 @@ class Topic:
         return bool(self.channels) and not self.paused and self.error is None
 
     @property
-    def stuck_at(self) -> Channel | None:
+    def stuck_at(self) -> ChannelState | None:
         """The channel that had no room for what the topic hands on."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
@@ -122,23 +120,14 @@ class Topic:
         Raises:
             BackendError: there is no room for them.
         """
-        batch = Batch(bodies, self.ids.take(bodies.count, now_ns), now_ns, defer_ms)
+        batch = MessageBatch(bodies, self.ids.next_ids(bodies.count, now_ns), now_ns, defer_ms)
         kept = self.store.admit(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
-        if kept is None:
-            if self.can_pump:
-                # The backend has all of it.
-                self.wake()
-        elif self.can_pump and self.carry(kept):
-            self.store.carried += kept.count
-        else:
+        if kept is not None:
             self.store.memory.append(kept)
-
-    def arrived(self, segment: Segment) -> None:
-        """Queue what was carried; `pump` is the caller's next step."""
-        self.store.carried -= segment.count
-        self.store.memory.append(segment)
+        if self.can_pump:
+            self.wake()
 
     def pump(self, now_s: float, now_ns: int) -> int:
         """Hand a segment to the channels: to so many as one turn can serve, then to the next ones.
@@ -146,7 +135,7 @@ class Topic:
         If a channel has no room, the segment stays with it and with the channels behind it,
         `error` says why, and the topic does not pump until `retry`.
 
-        Returns what it cost, in units of `Channel.put`; 0 if there was nothing that could be done.
+        Returns the cost, in units of `ChannelState.put`; 0 if nothing could be done.
         """
         if not self.can_pump:
             return 0
@@ -177,14 +166,14 @@ class Topic:
         if not store.memory.depth:
             return None
         self._backend_next = True
-        return store.memory.take(_ANY, _ANY)
+        return store.memory.pop_segment(_ANY, _ANY)
 
     def _note_recovered(self, segment: Segment) -> None:
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is None:
             self._recovered = None  # no channel needs it any more
         else:
-            recovered.note(segment)
+            recovered.note_segment(segment)
 
     def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
         segment = fan_out.segment
@@ -217,18 +206,18 @@ class Topic:
         self.error = None
         return stuck
 
-    def walk_channels(self) -> Iterator[Channel]:
+    def walk_channels(self) -> Iterator[ChannelState]:
         """Yield the channels of now, but for those that are deleted before their turn comes."""
         return self._roster.walk()
 
-    def add_channel(self, channel: Channel) -> None:
+    def add_channel(self, channel: ChannelState) -> None:
         """Begin to fan out to a channel: it gets what is pumped from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
-        if channel.is_recovering is not None:
+        if channel.store.is_recovering is not None:
             recovered = self._recovered() if self._recovered is not None else None
-            channel.recovered = Recovered() if recovered is None else recovered
-            self._recovered = ref(channel.recovered)
+            channel.store.recovered = Recovered() if recovered is None else recovered
+            self._recovered = ref(channel.store.recovered)
 
     def remove_channel(self, name: str) -> None:
         """End the fan-out to a channel. What no other channel got goes back to the queue."""
@@ -264,14 +253,12 @@ class Topic:
         self.store.save_memory()
 
     def empty(self) -> Iterator[None]:
-        """Drop what waits at the topic. What is being carried is the caller's part.
+        """Drop what waits at the topic.
 
         It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
         of the memory.
         """
-        memory, backend_dropped = self.store.empty()
-        self._drop("emptied", memory.depth)
-        self.dropped["emptied"] += backend_dropped
+        memory = self.store.empty()
         recovered = self._recovered() if self._recovered is not None else None
         if recovered is not None:
             recovered.clear()
@@ -280,17 +267,9 @@ class Topic:
             if fan_out.some_got_it:
                 self._end_fan_out(fan_out)
             else:
-                self._drop("emptied", fan_out.segment.count)
+                self.store.drop("emptied", fan_out.segment.count)
             self.retry()
         return free(memory)
-
-    def drop_carried(self, count: int) -> None:
-        """Messages that were being carried are dropped, as `empty` does it."""
-        self._drop("emptied", count)
-
-    def _drop(self, reason: str, count: int) -> None:
-        self.dropped[reason] += count
-        self._dropped_here += count
 
     def check(self) -> str | None:
         """What is wrong with the topic's account of its messages, None if nothing is.
@@ -299,7 +278,7 @@ class Topic:
         """
         store = self.store
         came = self.message_count + store.backend_out_count
-        went = self.fanned_out_count + self._dropped_here + store.backend_in_count
+        went = self.fanned_out_count + store.dropped_count + store.backend_in_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"
         if len(self._roster) != len(self.channels):

@@ -12,9 +12,9 @@ from typing import Final
 
 import trio
 
-from trionsq.hostport import split_address
+from trionsq.hostport import format_address, split_address
 
-__all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
+__all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets", "peer_address"]
 
 log = logging.getLogger("trionsq")
 
@@ -68,7 +68,18 @@ def bound_address(sock: socket.socket) -> tuple[str, int]:
     if sock.family == socket.AF_UNIX:
         return str(sock.getsockname()), -1
     host, port = sock.getsockname()[:2]
-    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), port
+    return format_address(host, port), port
+
+
+def peer_address(accepted: socket.socket) -> str:
+    """The remote address of a connection, for the name of its task; ``@`` for a unix socket."""
+    if accepted.family == socket.AF_UNIX:
+        return "@"
+    try:
+        host, port = accepted.getpeername()[:2]
+    except OSError:
+        return "(closed)"
+    return format_address(host, port)
 
 
 async def accept_forever(
@@ -93,7 +104,7 @@ async def accept_forever(
                 continue
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
-                    log.debug("TCP: a connection was gone before it was accepted: %s", error)
+                    log.debug("TCP: a connection closed before it was accepted: %s", error)
                     continue
                 log.error("TCP: accept failed, trying again: %s", error)
                 await trio.sleep(_PAUSE_S)

@@ -7,13 +7,13 @@ from typing import Final
 
 import trio
 
-__all__ = ["ECHO_S", "another"]
+__all__ = ["ECHO_S", "wait_second_signal"]
 
 ECHO_S: Final = 0.5
 """A signal that comes so soon after the first is the same one, in seconds."""
 
 
-async def another(signals: AsyncIterator[int]) -> None:
+async def wait_second_signal(signals: AsyncIterator[int]) -> None:
     """Wait for a further signal that was meant; to be called when the first has just come.
 
     Ctrl-C goes to all processes of a terminal, and programs that run others (make, package

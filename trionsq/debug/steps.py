@@ -13,27 +13,55 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from time import perf_counter_ns, thread_time_ns
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 from trio.lowlevel import Task
-
-from trionsq.debug.places import Place, place_of
 
 __all__ = ["COLLECTING", "GarbagePauses", "SlowStep", "StepWatch"]
 
 # A step is looked at from so long on, so often; the benchmark's limit for a step is 20 ms.
 _LOOK_AFTER_NS: Final = 2_000_000
 _LOOK_EACH_S: Final = 0.002
-_SLOWEST_MAX: Final = 10
+_MAX_SLOWEST: Final = 10
 _NOBODY: Final = "trio: timers and I/O"
 COLLECTING: Final = "garbage collection"
 """What ran in a step of which most was that."""
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        module: dotted name.
+        line: number in its file.
+        function: qualified name inside the module.
+        file: path.
+    """
+
+    module: str
+    line: int
+    function: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.function}"
+
+    @property
+    def is_of_trio(self) -> bool:
+        """Whether it is trio's own code."""
+        return self.module.partition(".")[0] in ("trio", "outcome")
+
+
+def place_of(frame: FrameType, line: int | None = None) -> Place:
+    """The place where ``frame`` is, at ``line`` if that is known better."""
+    code = frame.f_code
+    module = str(frame.f_globals.get("__name__", "?"))
+    return Place(module, line or frame.f_lineno or 0, code.co_qualname, code.co_filename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +127,8 @@ class StepWatch(trio.abc.Instrument):
         garbage: pauses by generation.
     """
 
-    def __init__(
-        self, name: Callable[[Task], str | None] = lambda task: None, own: Task | None = None
-    ) -> None:
-        """``name`` may have a better name for a task than trio; ``own`` is not watched."""
-        self._name = name
+    def __init__(self, own: Task | None = None) -> None:
+        """``own`` is not watched."""
         self._own = own
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -180,7 +205,7 @@ class StepWatch(trio.abc.Instrument):
         if task is self._own:
             return  # it would be among the longest of a loop that has little to do
         duration_ms = duration_ns / 1e6
-        if len(self._slowest) == _SLOWEST_MAX and duration_ms <= self._slowest[0][0]:
+        if len(self._slowest) == _MAX_SLOWEST and duration_ms <= self._slowest[0][0]:
             return
         cpu_ms = (self._ended_cpu_ns - seen.began_cpu_ns) / 1e6
         self._keep(self._step(task, seen, duration_ms, min(cpu_ms, duration_ms)))
@@ -188,7 +213,6 @@ class StepWatch(trio.abc.Instrument):
     def _step(self, task: Task, seen: _Seen, duration_ms: float, cpu_ms: float) -> SlowStep:
         places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
         own = [place for place in places if not place.is_of_trio]
-        name = self._name(task) if places else None
         garbage_ms = seen.garbage_ns / 1e6
         ran = Counter(seen.ran).most_common(1)[0][0] if seen.ran else None
         if garbage_ms > duration_ms / 2:
@@ -199,11 +223,11 @@ class StepWatch(trio.abc.Instrument):
             if queued_ns is not None and seen.began_queued_ns is not None:
                 queued_ms = min(duration_ms, (queued_ns - seen.began_queued_ns) / 1e6)
         after = own[-1] if own else None
-        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, name or task.name, after, ran)
+        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, task.name, after, ran)
 
     def _keep(self, step: SlowStep) -> None:
         entry = (step.duration_ms, self.steps, step)
-        if len(self._slowest) < _SLOWEST_MAX:
+        if len(self._slowest) < _MAX_SLOWEST:
             heappush(self._slowest, entry)
         else:
             heappushpop(self._slowest, entry)

@@ -18,26 +18,26 @@ from trionsq.core.latency import quantiles
 from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
     Family,
-    Figures,
-    HistogramFigures,
+    HistogramMetrics,
     Labels,
+    MetricSet,
     MetricsPage,
     Table,
     build_info,
     counter,
-    gate_figures,
+    gate_metrics,
     gauge,
 )
 
 __all__ = ["metrics_page"]
 
 # Topics and channels that are looked at before other tasks get their turn: about a millisecond.
-_LOOKS_MAX: Final = 100
+_MAX_LOOKS: Final = 100
 # Quantiles of a busy channel cost as much as so many looks.
 _QUANTILE_LOOKS: Final = 10
 
 # Clients whose output is added up before other tasks get their turn.
-_CLIENTS_MAX: Final = 1_000
+_MAX_CLIENTS: Final = 1_000
 
 _OLDEST: Final = "Age of the older of the next messages in memory and on disk, 0 if none waits."
 _TOPIC: Final = (
@@ -98,7 +98,7 @@ def metrics_page(broker: Broker, gate: Gate) -> MetricsPage:
     return MetricsPage(lambda: _gather(broker, gate))
 
 
-async def _gather(broker: Broker, gate: Gate) -> Sequence[Figures]:
+async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
@@ -114,17 +114,17 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[Figures]:
             channels.rows.append((both, _channel(channel, now_ns)))
             _add_dropped(channels_dropped, both, channel.core.dropped)
             looks += 1 + _add_latencies(latencies, both, broker, channel)
-            if looks >= _LOOKS_MAX:
+            if looks >= _MAX_LOOKS:
                 looks = 0
                 await trio.lowlevel.checkpoint()
                 now_ns = broker.clock.now_ns()
-        if looks >= _LOOKS_MAX:
+        if looks >= _MAX_LOOKS:
             looks = 0
             await trio.lowlevel.checkpoint()
     return [
         build_info("nsqd"),
-        *_process(broker, await _queued_output_nbytes(broker)),
-        *gate_figures("nsqd", gate),
+        *_process(broker, await _queued_output_bytes(broker)),
+        *gate_metrics("nsqd", gate),
         topics,
         topics_dropped,
         channels,
@@ -188,22 +188,22 @@ def _add_latencies(table: Table, labels: Labels, broker: Broker, channel: Channe
     return _QUANTILE_LOOKS
 
 
-async def _queued_output_nbytes(broker: Broker) -> int:
+async def _queued_output_bytes(broker: Broker) -> int:
     """Bytes for clients that their sockets have not taken, added up some clients at a time."""
     queued = 0
     for place, client in enumerate(list(broker.clients), 1):
         queued += client.output.pending
-        if place % _CLIENTS_MAX == 0:
+        if place % _MAX_CLIENTS == 0:
             await trio.lowlevel.checkpoint()
     return queued
 
 
-def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
+def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
     admission = broker.admission
     values = [
         admission.connections,
         broker.client_failures,
-        queued_output_nbytes,
+        queued_output_bytes,
         len(broker.topics),
         broker.checks.broken_count,
         len(broker.folder.faults),
@@ -212,19 +212,19 @@ def _process(broker: Broker, queued_output_nbytes: int) -> list[Figures]:
     servers = broker.auth_servers
     asked: list[tuple[Labels, Sequence[float | None]]] = []
     if servers is not None:
-        asked.append(({}, [servers.asking, servers.waiting]))
+        asked.append(({}, [servers.active_requests, servers.waiting_requests]))
     return [
         Table(_PROCESS, [({}, values)]),
         _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
         _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
         Table(_AUTH, asked),
-        _one(_LOOKUPD, [({"lookupd": peer.shown}, [peer.is_connected]) for peer in peers]),
-        HistogramFigures.of(
+        _one(_LOOKUPD, [({"lookupd": peer.label}, [peer.is_connected]) for peer in peers]),
+        HistogramMetrics.of(
             "nsqd_fsync_duration_seconds",
             "Duration of an fsync of a disk queue's file.",
             broker.folder.fsync_s,
         ),
-        HistogramFigures.of(
+        HistogramMetrics.of(
             "nsqd_event_loop_lag_seconds",
             "How much later than it wanted a task woke up, sampled twice a second.",
             broker.loop_lag_s,

@@ -21,38 +21,36 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
-from trionsq.core.channel import Channel as ChannelCore
-from trionsq.core.consumer import Consumer
+from trionsq.core.channel import ChannelState
 from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, show_segments
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Subscription
 from trionsq.http.admin import Administration
-from trionsq.web.answers import json_pieces
-from trionsq.web.errors import HttpError
-from trionsq.web.query import Query, query, valid_topic_name
-from trionsq.web.text import json_bytes
-from trionsq.web.turns import Pieces
+from trionsq.web.protocol import HttpError, Query, json_bytes, valid_topic_name
+from trionsq.web.request import query
+from trionsq.web.responses import Pieces, json_pieces
 
 __all__ = ["Peeking"]
 
 State = Literal["queued", "in_flight", "deferred"]
 
-_LIMIT_DEFAULT: Final = 10
-_LIMIT_MAX: Final = 1000
+_DEFAULT_LIMIT: Final = 10
+_MAX_LIMIT: Final = 1000
 # As many as a queue on disk can hold, and then some.
-_OFFSET_MAX: Final = 2**40
-_NBYTES_DEFAULT: Final = 1024 * 1024
-_NBYTES_MAX: Final = 4 * 1024 * 1024
+_MAX_OFFSET: Final = 2**40
+_DEFAULT_PAGE_BYTES: Final = 1024 * 1024
+_MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 # So many in-flight messages are passed at most.
-_PASSED_MAX: Final = 20_000
+_MAX_SKIPPED: Final = 20_000
 # So many deferred ones: they are in a heap, and to walk it in order costs two microseconds each.
-_DEFERRED_PASSED_MAX: Final = 2_000
+_MAX_SKIPPED_DEFERRED: Final = 2_000
 # Consumers and topics go on meanwhile: when files are gone, the look begins anew so often.
 _ATTEMPTS: Final = 5
 # Bytes of bodies that are written down, and consumers or clients that are looked at, before other
 # tasks get their turn.
-_NBYTES_A_TURN: Final = 256 * 1024
-_CONSUMERS_A_TURN: Final = 1_000
-_THREADS_MAX: Final = 2
+_TURN_BYTES: Final = 256 * 1024
+_TURN_CONSUMERS: Final = 1_000
+_MAX_THREADS: Final = 2
 _Decoder: Final = codecs.getincrementaldecoder("utf-8")
 _STATES: Final[dict[bytes, State]] = {
     b"queued": "queued",
@@ -73,10 +71,10 @@ class _Window:
     state: State
     offset: int
     limit: int
-    nbytes: int
+    max_bytes: int
 
     def page(self) -> Page:
-        return Page(self.limit, self.nbytes)
+        return Page(self.limit, self.max_bytes)
 
 
 class Counts(TypedDict):
@@ -97,7 +95,7 @@ class ClientName(TypedDict):
     remote_address: str
 
 
-class Message(TypedDict):
+class PeekedMessage(TypedDict):
     """A message; ``timestamp`` and ``due`` in nanoseconds since the epoch.
 
     ``due``: of a deferred one. ``client`` and ``deadline_in_seconds``: of one in flight; no client
@@ -121,7 +119,8 @@ class Message(TypedDict):
 class _Core(Protocol):
     """A topic or a channel of `trionsq.core`."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def peek(self) -> Iterator[Segment]: ...
 
@@ -141,9 +140,9 @@ def _window(values: Query, states: Collection[State]) -> _Window:
         raise HttpError(400, "INVALID_ARG_STATE")
     return _Window(
         state=state,
-        offset=_number(values, b"offset", 0, 0, _OFFSET_MAX),
-        limit=_number(values, b"limit", _LIMIT_DEFAULT, 1, _LIMIT_MAX),
-        nbytes=_number(values, b"max_bytes", _NBYTES_DEFAULT, 1, _NBYTES_MAX),
+        offset=_number(values, b"offset", 0, 0, _MAX_OFFSET),
+        limit=_number(values, b"limit", _DEFAULT_LIMIT, 1, _MAX_LIMIT),
+        max_bytes=_number(values, b"max_bytes", _DEFAULT_PAGE_BYTES, 1, _MAX_PAGE_BYTES),
     )
 
 
@@ -153,7 +152,7 @@ class Peeking:
     def __init__(self, broker: Broker, admin: Administration) -> None:
         self._clock = broker.clock
         self._admin = admin
-        self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
 
     async def topic(self) -> Response:
         """GET /topic/peek: what waits at the topic, not at its channels."""
@@ -194,7 +193,7 @@ class Peeking:
 
     async def _queued(
         self, find: Callable[[], _Core], window: _Window
-    ) -> tuple[list[Message], Page]:
+    ) -> tuple[list[PeekedMessage], Page]:
         """``find`` is called anew for each attempt: it may be gone meanwhile."""
         for _ in range(_ATTEMPTS):
             core = find()
@@ -211,7 +210,7 @@ class Peeking:
                 page.trouble = str(stale)
         return await self._shown(page, in_memory), page
 
-    async def _shown(self, page: Page, in_memory: int) -> list[Message]:
+    async def _shown(self, page: Page, in_memory: int) -> list[PeekedMessage]:
         """The messages of a page, of which the first so many are in memory."""
         now_ns = self._clock.now_ns()
         messages = []
@@ -231,16 +230,16 @@ class Peeking:
                 view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
             )
 
-    async def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        if offset > _DEFERRED_PASSED_MAX:
+    async def _deferred(self, channel: Channel, offset: int, page: Page) -> list[PeekedMessage]:
+        if offset > _MAX_SKIPPED_DEFERRED:
             raise HttpError(400, "OFFSET_TOO_FAR")
         for due_ns, segment in islice(channel.core.deferred, offset, None):
-            if not page.offer(segment, segment.first, due_ns):
+            if not page.offer_message(segment, segment.first, due_ns):
                 break
         return await self._shown(page, len(page.messages))
 
-    async def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        if offset > _PASSED_MAX:
+    async def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[PeekedMessage]:
+        if offset > _MAX_SKIPPED:
             raise HttpError(400, "OFFSET_TOO_FAR")
         owners = await _offer_in_flight(channel.core, offset, page)
         clients = await _clients_of(channel, {consumer for consumer, _ in owners})
@@ -255,24 +254,24 @@ class Peeking:
 class _Turns:
     """Counts bytes, and gives other tasks their turn when there were enough."""
 
-    __slots__ = ("_nbytes",)
+    __slots__ = ("_spent_bytes",)
 
     def __init__(self) -> None:
-        self._nbytes = 0
+        self._spent_bytes = 0
 
-    async def spend(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        if self._nbytes >= _NBYTES_A_TURN:
-            self._nbytes = 0
+    async def spend(self, size_bytes: int) -> None:
+        self._spent_bytes += size_bytes
+        if self._spent_bytes >= _TURN_BYTES:
+            self._spent_bytes = 0
             await trio.lowlevel.checkpoint()
 
 
 async def _offer_in_flight(
-    core: ChannelCore, skip: int, page: Page
-) -> list[tuple[Consumer, float]]:
+    core: ChannelState, skip: int, page: Page
+) -> list[tuple[Subscription, float]]:
     """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
-    owners: list[tuple[Consumer, float]] = []
-    for looked_at, consumer in enumerate(list(core.holders), 1):
+    owners: list[tuple[Subscription, float]] = []
+    for looked_at, consumer in enumerate(list(core.in_flight.walk_holders()), 1):
         in_flight = consumer.in_flight
         if skip >= len(in_flight):
             skip -= len(in_flight)
@@ -280,21 +279,21 @@ async def _offer_in_flight(
             for id_, delivery in islice(in_flight.items(), skip, None):
                 place = delivery.first + delivery.ids.index(id_)
                 one = Segment(delivery.batch, place, place + 1, delivery.attempts)
-                if not page.offer(one, place):
+                if not page.offer_message(one, place):
                     return owners
                 owners.append((consumer, delivery.deadline_s))
             skip = 0
-        if looked_at % _CONSUMERS_A_TURN == 0:
+        if looked_at % _TURN_CONSUMERS == 0:
             await trio.lowlevel.checkpoint()
     return owners
 
 
-async def _clients_of(channel: Channel, consumers: set[Consumer]) -> dict[Consumer, Client]:
+async def _clients_of(channel: Channel, consumers: set[Subscription]) -> dict[Subscription, Client]:
     found = {}
     for looked_at, client in enumerate(list(channel.clients), 1):
         if client.consumer in consumers:
             found[client.consumer] = client
-        if looked_at % _CONSUMERS_A_TURN == 0:
+        if looked_at % _TURN_CONSUMERS == 0:
             await trio.lowlevel.checkpoint()
     return found
 
@@ -309,14 +308,14 @@ def _client(client: Client | None) -> ClientName | None:
     }
 
 
-def _message(message: Peeked, where: str, now_ns: int) -> Message:
+def _message(message: Peeked, where: str, now_ns: int) -> PeekedMessage:
     is_cut = len(message.body) < message.body_nbytes
     try:
         # Of a body that was cut, half a character at the end does not make it binary.
         encoding, body = "utf-8", _Decoder().decode(message.body, final=not is_cut)
     except UnicodeDecodeError:
         encoding, body = "base64", base64.b64encode(message.body).decode("ascii")
-    shown: Message = {
+    shown: PeekedMessage = {
         "id": message.id.decode("ascii", "backslashreplace"),
         "timestamp": message.timestamp_ns,
         "attempts": message.attempts,
@@ -344,7 +343,7 @@ def _rest(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
     }
 
 
-async def _answer(document: Mapping[str, object], messages: list[Message]) -> Response:
+async def _answer(document: Mapping[str, object], messages: list[PeekedMessage]) -> Response:
     """``document`` with the messages in their list, which is empty in it."""
     pieces, turns = Pieces(), _Turns()
     # No string in JSON can have this in it.

@@ -1,6 +1,6 @@
 """HTTP on a socket that is already listening.
 
-Each connection begins on the short way; what that does not know goes to hypercorn and the
+Each connection begins on the fast path; what that does not know goes to hypercorn and the
 application, with the bytes already read.
 """
 
@@ -14,16 +14,14 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.upgrade import HANDSHAKE_S
-from trionsq.http.short import ShortConnection
-from trionsq.http.short_way import ShortWay, WaitLimits
+from trionsq.http.fast_connection import FastConnection
+from trionsq.http.fast_path import FastPath, WaitLimits
 from trionsq.transports.certificates import ServerTls
-from trionsq.transports.tls import start_tls
+from trionsq.transports.tls import HANDSHAKE_S, start_tls
 from trionsq.transports.transport import SocketTransport, Transport
-from trionsq.web import limits, pace
+from trionsq.web import limits
 from trionsq.web.gate import Gate
-from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted
-from trionsq.web.serve import WebServer, serve_web
+from trionsq.web.serve import NO_MOUNTS, Mounts, WebServer, mounted, serve_web
 
 __all__ = ["HttpServer", "gate_of", "serve_http"]
 
@@ -32,7 +30,7 @@ async def serve_http(
     broker: Broker,
     sock: socket.socket,
     *,
-    short_way: bool = True,
+    fast_path: bool = True,
     load_later: bool = False,
     tls: ServerTls | None = None,
     mounts: Mounts = NO_MOUNTS,
@@ -42,13 +40,13 @@ async def serve_http(
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
     On cancellation idle connections end at once, the others after their answer or a second.
-    Without ``short_way`` the framework answers all. With ``load_later`` it is imported in a thread
-    while the short way serves already; requests for the framework wait. With ``tls`` it is HTTPS;
+    Without ``fast_path`` the framework answers all. With ``load_later`` it is imported in a thread
+    while the fast path serves already; requests for the framework wait. With ``tls`` it is HTTPS;
     without, and with --tls-required, requests are refused. Requests below the paths of ``mounts``
     are theirs. All listeners of a broker share a ``gate``.
     """
     server = HttpServer(
-        broker, short_way=short_way, load_later=load_later, tls=tls, mounts=mounts, gate=gate
+        broker, fast_path=fast_path, load_later=load_later, tls=tls, mounts=mounts, gate=gate
     )
     await serve_web(server, sock, task_status)
 
@@ -65,7 +63,7 @@ class HttpServer(WebServer):
         self,
         broker: Broker,
         *,
-        short_way: bool = True,
+        fast_path: bool = True,
         load_later: bool = False,
         tls: ServerTls | None = None,
         mounts: Mounts = NO_MOUNTS,
@@ -73,8 +71,8 @@ class HttpServer(WebServer):
     ) -> None:
         gate = gate_of(broker.options) if gate is None else gate
         is_open = tls is not None or broker.options.tls_required != "true"
-        way = ShortWay(broker, _wait_limits(), gate.sites) if short_way and is_open else None
-        super().__init__(None, None if way is None else _Front(way), gate)
+        path = FastPath(broker, _wait_limits(), gate.sites) if fast_path and is_open else None
+        super().__init__(None, None if path is None else _Front(path), gate)
         self._broker = broker
         self._mounts = mounts if is_open else NO_MOUNTS
         self._is_open = is_open
@@ -103,22 +101,22 @@ class HttpServer(WebServer):
             return transport
         upgraded: Transport | None = None
         with trio.move_on_after(HANDSHAKE_S):
-            upgraded = await start_tls(transport, self._tls.engine(self._clock.now_s()))
+            upgraded = await start_tls(transport, self._tls.new_engine(self._clock.now_s()))
         if upgraded is None:
             raise TimeoutError("TLS handshake timed out")
         return upgraded
 
 
 class _Front:
-    """See `trionsq.web.serve.Front`: the short way."""
+    """See `trionsq.web.serve.Front`: the fast path."""
 
-    def __init__(self, way: ShortWay) -> None:
-        self._way = way
-        self.watch = way.watch
-        self.end = way.end
+    def __init__(self, fast_path: FastPath) -> None:
+        self._fast_path = fast_path
+        self.watch_connections = fast_path.watch_connections
+        self.end_connections = fast_path.end_connections
 
-    async def serve(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
-        return await ShortConnection(self._way, transport, checks_hosts=to_loopback).run()
+    async def serve_connection(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
+        return await FastConnection(self._fast_path, transport, checks_hosts=to_loopback).run()
 
 
 def _import_framework() -> None:
@@ -130,7 +128,7 @@ def _wait_limits() -> WaitLimits:
     return WaitLimits(
         request_s=limits.KEEP_ALIVE_S,
         body_s=limits.STALL_S,
-        body_pace=pace.PACE,
+        body_pace=limits.PACE,
         peer_s=limits.WRITE_STALL_S,
         linger_s=limits.LINGER_S,
     )

@@ -23,7 +23,7 @@ from admin.options import OptionsError as AdminOptionsError
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.http.app import create_app
-from trionsq.web.mounts import Mounts
+from trionsq.web.serve import Mounts
 
 __all__ = ["PATH", "Mount", "running_mount"]
 

@@ -75,9 +75,9 @@ async def open_broker(
         try:
             broker: Broker = await tasks.start(_serve, valid, stop, stopped)
             yield OpenBroker(
-                f"127.0.0.1:{broker.tcp_port}",
-                f"127.0.0.1:{broker.http_port}",
-                f"127.0.0.1:{broker.https_port}" if broker.https_port else "",
+                f"127.0.0.1:{broker.ports.tcp}",
+                f"127.0.0.1:{broker.ports.http}",
+                f"127.0.0.1:{broker.ports.https}" if broker.ports.https else "",
                 Path(folder),
                 broker,
             )

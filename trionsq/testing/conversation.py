@@ -11,8 +11,8 @@ import trio
 from trionsq.broker.broker import Broker
 from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
-from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, Message, Response
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
 
@@ -104,18 +104,18 @@ class Conversation:
             raise UnexpectedFrame(f"{frame} instead of an error")
         return str(frame.as_error())
 
-    async def message(self) -> Message:
+    async def message(self) -> MessageFrame:
         """The message that comes next.
 
         Raises:
             UnexpectedFrame: it was another frame.
         """
         frame = await self.frame()
-        if not isinstance(frame, Message):
+        if not isinstance(frame, MessageFrame):
             raise UnexpectedFrame(f"{frame} instead of a message")
         return frame
 
-    async def messages(self, count: int) -> list[Message]:
+    async def messages(self, count: int) -> list[MessageFrame]:
         """The next messages."""
         return [await self.message() for _ in range(count)]
 
@@ -146,7 +146,7 @@ class Conversation:
                 while data := await self.stream.receive_some():
                     await self._decode(data)
             except trio.BrokenResourceError:
-                self._frames.extend(self._decoder.take())
+                self._frames.extend(self._decoder.pop_frames())
             left = list(self._frames)
             self._frames.clear()
             return left

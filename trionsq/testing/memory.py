@@ -13,7 +13,7 @@ from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.disk import Disk
-from trionsq.storage.background import Background
+from trionsq.storage.folder import Background
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 

@@ -18,6 +18,7 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.client import ClientError, Config, ConfigError, ProtocolError
 from trionsq.daemon import flags
+from trionsq.logtext import first_error
 from trionsq.options import BOOL, INT, STRINGS, option
 
 __all__ = [
@@ -236,9 +237,7 @@ def run_tool(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     except* KeyboardInterrupt:
         code = 130
     if failure is not None:
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        die(str(failure))
+        die(str(first_error(failure)))
     return code
 
 

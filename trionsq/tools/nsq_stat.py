@@ -16,6 +16,7 @@ from urllib.parse import quote
 import trio
 
 from trionsq import durations, httpget
+from trionsq.hostport import format_address
 from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ToolError,
@@ -215,8 +216,7 @@ class _Polling:
 
 
 def _http_address(producer: Mapping[str, Any]) -> str:
-    host, port = str(producer["broadcast_address"]), int(producer["http_port"])
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(str(producer["broadcast_address"]), int(producer["http_port"]))
 
 
 def _print(text: str) -> None:

@@ -19,7 +19,7 @@ import trio
 
 from trionsq.client import Batch, ClientError, Config, Consumer, Producer, ProtocolError
 from trionsq.client.connection import Reply
-from trionsq.client.dial import split_address
+from trionsq.hostport import parse_address
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
@@ -97,7 +97,7 @@ def _refusal(options: NsqToNsqOptions) -> str:
         return "--destination-nsqd-tcp-address required"
     for address in options.destination_nsqd_tcp_address:
         try:
-            split_address(address)
+            parse_address(address)
         except ValueError as error:
             return f"--destination-nsqd-tcp-address: {error}"
     if options.max_in_flight <= 0:

@@ -87,12 +87,12 @@ class RecordSplitter:
                 raise ToolError(f"a record of more than {_RECORD_NBYTES_MAX} bytes")
         if not others:
             return []
-        records = [self.take_rest(), *others[:-1]]
+        records = [self.pop_rest(), *others[:-1]]
         if others[-1]:
             self._rest, self._rest_nbytes = [others[-1]], len(others[-1])
         return [record for record in records if record]
 
-    def take_rest(self) -> bytes:
+    def pop_rest(self) -> bytes:
         """Return what has begun, as if it had ended; empty if nothing has."""
         rest = b"".join(self._rest)
         self._rest, self._rest_nbytes = [], 0
@@ -156,7 +156,7 @@ class _Publishing:
                 await self._publish(self._records.feed(data), producers, begun)
             if self._is_stopping:
                 await self._publish(await self._end_of_record(), producers, begun)
-            if rest := self._records.take_rest():
+            if rest := self._records.pop_rest():
                 await self._publish([rest], producers, begun)
 
     async def _read(self) -> bytes:

@@ -17,7 +17,7 @@ from trionsq.transports.tls import Engine, TlsInfo
 
 __all__ = ["AnyCertificateEngine", "engine_maker"]
 
-_TAKE_NBYTES: Final = 256 * 1024
+_BIO_READ_BYTES: Final = 256 * 1024
 _COMMON_NAME: Final = NameOID.COMMON_NAME
 _VERSIONS: Final = {
     ssl.TLSVersion.TLSv1_1: SSL.TLS1_1_VERSION,
@@ -64,9 +64,9 @@ class AnyCertificateEngine:
         with _errors():
             self._connection.do_handshake()
 
-    def read(self, nbytes_max: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         with _errors():
-            return self._connection.recv(nbytes_max)
+            return self._connection.recv(max_bytes)
 
     def write(self, data: memoryview) -> int:
         with _errors():
@@ -76,15 +76,15 @@ class AnyCertificateEngine:
         with _errors():
             self._connection.shutdown()
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         while data:
             data = data[self._connection.bio_write(data) :]
 
-    def take(self) -> bytes:
+    def take_unsent(self) -> bytes:
         parts: list[bytes] = []
         with contextlib.suppress(SSL.WantReadError):
             while True:
-                parts.append(self._connection.bio_read(_TAKE_NBYTES))
+                parts.append(self._connection.bio_read(_BIO_READ_BYTES))
         return b"".join(parts)
 
     def info(self) -> TlsInfo:

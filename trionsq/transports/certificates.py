@@ -22,7 +22,7 @@ __all__ = ["ServerTls", "TlsConfigError", "TlsFiles"]
 
 log = logging.getLogger("trionsq")
 
-_LOOK_S: Final = 1.0
+_CHECK_INTERVAL_S: Final = 1.0
 # Below 1.2 the library is told, but its security level usually refuses all the same.
 _VERSIONS: Final = {
     "tls1.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
@@ -65,33 +65,33 @@ class ServerTls:
             TlsConfigError: they can't be used.
         """
         self._files = files
-        self._stamp = self._stamp_now()
-        self._make = _engine_maker(files)
-        self._looked_s: float | None = None
+        self._stamp = self._current_stamp()
+        self._make_engine = _engine_maker(files)
+        self._checked_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<ServerTls {self._files.cert}>"
 
-    def engine(self, now_s: float) -> Engine:
+    def new_engine(self, now_s: float) -> Engine:
         """The engine for a connection that came at ``now_s``, monotonic, in seconds."""
-        if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            self._look()
-        return self._make()
+        if self._checked_s is None or now_s - self._checked_s >= _CHECK_INTERVAL_S:
+            self._checked_s = now_s
+            self._reload_if_changed()
+        return self._make_engine()
 
-    def _look(self) -> None:
-        stamp = self._stamp_now()
+    def _reload_if_changed(self) -> None:
+        stamp = self._current_stamp()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._make = _engine_maker(self._files)
+            self._make_engine = _engine_maker(self._files)
         except TlsConfigError as error:
             log.error("TLS: the files changed and can't be used, the old ones stay: %s", error)
         else:
             log.info("TLS: certificate %s loaded anew", self._files.cert)
 
-    def _stamp_now(self) -> _Stamp:
+    def _current_stamp(self) -> _Stamp:
         files = self._files
         return tuple(_stamp_of(path) for path in (files.cert, files.key, files.root_ca_file))
 

@@ -6,19 +6,34 @@ Spec: tcp-protocol, section 8 (upgrade order); nsqd-http, section 5 (TLS fields 
 from __future__ import annotations
 
 import contextlib
+import functools
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from trionsq.transports.layered import BrokenStreamError, UpgradedTransport
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import BrokenStreamError, LayeredTransport, Transport
 
-__all__ = ["Engine", "SslEngine", "TlsInfo", "TlsLayer", "reason_of", "start_tls", "weakness_of"]
+__all__ = [
+    "HANDSHAKE_S",
+    "Engine",
+    "SslEngine",
+    "TlsInfo",
+    "TlsLayer",
+    "reason_of",
+    "start_tls",
+    "suite_name",
+    "version_name",
+    "weakness_of",
+]
 
-_RECEIVE_NBYTES: Final = 64 * 1024
-_RECORD_NBYTES_MAX: Final = 16 * 1024
+HANDSHAKE_S: Final = 5.0
+"""A TLS handshake may take this long, with clients of TCP and of HTTPS."""
+
+_READ_BYTES: Final = 64 * 1024
+_MAX_RECORD_BYTES: Final = 16 * 1024
 # A handshake that needs more is none.
-_HANDSHAKE_NBYTES_MAX: Final = 1024 * 1024
+_MAX_HANDSHAKE_BYTES: Final = 1024 * 1024
 _SHORT: Final = "OpenSSL refuses {} as too weak: RSA keys need 2048 bits or more, ECDSA keys P-256"
 _SHORT_KEY: Final = _SHORT.format("the certificate's key")
 _SHORT_CA_KEY: Final = _SHORT.format("the key of an issuer's certificate")
@@ -32,6 +47,24 @@ _WEAK: Final = {
     "CA_MD_TOO_WEAK": _OLD_SIGNATURE,
 }
 _WEAK_CODES: Final = {66: _SHORT_KEY, 67: _SHORT_CA_KEY, 68: _OLD_SIGNATURE}
+
+# By the numbers that TLS has for them. nsqd knows these and no others.
+_SUITE_NAMES: Final = {
+    0x0005: "TLS_RSA_WITH_RC4_128_SHA",
+    0x000A: "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    0x002F: "TLS_RSA_WITH_AES_128_CBC_SHA",
+    0x0035: "TLS_RSA_WITH_AES_256_CBC_SHA",
+    0xC007: "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    0xC011: "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    0xC012: "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+}
+_VERSION_NAMES: Final = {"TLSv1": "TLS1.0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +90,15 @@ class Engine(Protocol):
     """
 
     def handshake(self) -> None: ...
-    def read(self, nbytes_max: int) -> bytes: ...
+    def read(self, max_bytes: int) -> bytes: ...
     def write(self, data: memoryview) -> int: ...
     def shutdown(self) -> None: ...
     def info(self) -> TlsInfo: ...
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         """Take what was received."""
 
-    def take(self) -> bytes:
+    def take_unsent(self) -> bytes:
         """Take what is to be sent."""
 
 
@@ -85,8 +118,8 @@ class SslEngine:
     def handshake(self) -> None:
         self._object.do_handshake()
 
-    def read(self, nbytes_max: int) -> bytes:
-        return self._object.read(nbytes_max)
+    def read(self, max_bytes: int) -> bytes:
+        return self._object.read(max_bytes)
 
     def write(self, data: memoryview) -> int:
         return self._object.write(data)
@@ -94,10 +127,10 @@ class SslEngine:
     def shutdown(self) -> None:
         self._object.unwrap()
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         self._incoming.write(data)
 
-    def take(self) -> bytes:
+    def take_unsent(self) -> bytes:
         return self._outgoing.read()
 
     def info(self) -> TlsInfo:
@@ -118,7 +151,7 @@ def _common_name(certificate: dict[str, Any]) -> str:
 
 
 class TlsLayer:
-    """See `trionsq.transports.layered.Layer`: what follows a handshake."""
+    """See `trionsq.transports.transport.Layer`: what follows a handshake."""
 
     __slots__ = ("_engine", "at_end", "has_more")
 
@@ -136,12 +169,12 @@ class TlsLayer:
         view = memoryview(data)
         parts: list[bytes] = []
         while view:
-            view = view[engine.write(view[:_RECORD_NBYTES_MAX]) :]
+            view = view[engine.write(view[:_MAX_RECORD_BYTES]) :]
             # Piece by piece: OpenSSL keeps buffers of the size that they once had.
-            parts.append(engine.take())
+            parts.append(engine.take_unsent())
         return b"".join(parts)
 
-    def decode(self, data: bytes, nbytes_max: int) -> bytes:
+    def decode(self, data: bytes, max_bytes: int) -> bytes:
         engine = self._engine
         records: list[bytes] = []
         fed = 0
@@ -149,18 +182,18 @@ class TlsLayer:
         while True:
             if fed < len(data):
                 # As much as it can turn into text, again so that its buffer stays small.
-                piece = data[fed : fed + _RECORD_NBYTES_MAX] if nbytes_max > 0 else data[fed:]
-                engine.feed(piece)
+                piece = data[fed : fed + _MAX_RECORD_BYTES] if max_bytes > 0 else data[fed:]
+                engine.put_received(piece)
                 fed += len(piece)
             try:
-                while nbytes_max > 0:
+                while max_bytes > 0:
                     # No more than a record has: a buffer of that size is made for each.
-                    record = engine.read(min(nbytes_max, _RECORD_NBYTES_MAX))
+                    record = engine.read(min(max_bytes, _MAX_RECORD_BYTES))
                     if not record:
                         self.at_end = True
                         break
                     records.append(record)
-                    nbytes_max -= len(record)
+                    max_bytes -= len(record)
                 else:
                     self.has_more = True
             except ssl.SSLWantReadError:
@@ -172,14 +205,14 @@ class TlsLayer:
             if self.at_end or fed == len(data):
                 return b"".join(records)
 
-    def answer(self) -> bytes:
-        return self._engine.take()
+    def take_reply(self) -> bytes:
+        return self._engine.take_unsent()
 
-    def finish(self) -> bytes:
+    def end_stream(self) -> bytes:
         # It wants to read the peer's end, for which nobody waits.
         with contextlib.suppress(ssl.SSLError):
             self._engine.shutdown()
-        return self._engine.take()
+        return self._engine.take_unsent()
 
 
 def weakness_of(error: OSError) -> str | None:
@@ -200,7 +233,7 @@ def reason_of(error: OSError) -> str:
     return reason.lower().replace("_", " ") if reason else str(error)
 
 
-async def start_tls(transport: Transport, engine: Engine) -> UpgradedTransport:
+async def start_tls(transport: Transport, engine: Engine) -> LayeredTransport:
     """Shake hands over ``transport``, and return the transport to go on with.
 
     All that was sent on ``transport`` before must have been taken. The caller bounds the time, and
@@ -215,19 +248,19 @@ async def start_tls(transport: Transport, engine: Engine) -> UpgradedTransport:
         try:
             engine.handshake()
         except ssl.SSLWantReadError:
-            await _send(transport, engine.take())
+            await _send(transport, engine.take_unsent())
         except ssl.SSLError:
             with contextlib.suppress(OSError):
-                transport.send_nowait(engine.take())
+                transport.send_nowait(engine.take_unsent())
             raise
         else:
-            await _send(transport, engine.take())
-            return UpgradedTransport(transport, TlsLayer(engine))
+            await _send(transport, engine.take_unsent())
+            return LayeredTransport(transport, TlsLayer(engine))
         data = await _receive(transport)
         received += len(data)
-        if received > _HANDSHAKE_NBYTES_MAX:
+        if received > _MAX_HANDSHAKE_BYTES:
             raise ConnectionAbortedError("the TLS handshake does not end")
-        engine.feed(data)
+        engine.put_received(data)
 
 
 async def _send(transport: Transport, data: bytes) -> None:
@@ -241,8 +274,26 @@ async def _send(transport: Transport, data: bytes) -> None:
 async def _receive(transport: Transport) -> bytes:
     while True:
         await transport.wait_readable()
-        data = transport.receive_nowait(_RECEIVE_NBYTES)
+        data = transport.receive_nowait(_READ_BYTES)
         if data:
             return data
         if data is not None:
             raise ConnectionResetError("the peer closed the connection in the TLS handshake")
+
+
+def suite_name(openssl_name: str) -> str:
+    """The name of a suite; ``Unknown 4865`` for those that nsqd has no name for."""
+    number = _suite_numbers().get(openssl_name, 0)
+    return _SUITE_NAMES.get(number) or f"Unknown {number}"
+
+
+def version_name(openssl_name: str) -> str:
+    """``TLS1.2`` for ``TLSv1.2``."""
+    return _VERSION_NAMES.get(openssl_name) or openssl_name.replace("TLSv", "TLS")
+
+
+@functools.cache
+def _suite_numbers() -> Mapping[str, int]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    return {cipher["name"]: cipher["id"] & 0xFFFF for cipher in context.get_ciphers()}

@@ -14,9 +14,8 @@ from typing import Final, Protocol
 
 import trio
 
-from trionsq.web.addresses import is_loopback
-from trionsq.web.sites import SiteGuard
-from trionsq.web.text import json_bytes
+from trionsq.web.protocol import json_bytes
+from trionsq.web.sites import SiteGuard, is_loopback
 
 __all__ = ["ConnectionLimit", "Gate", "GateOptions"]
 
@@ -27,7 +26,7 @@ _FLAG: Final = "--max-http-connections"
 _RESERVE: Final = 16
 # A log line for each refusal would be one more thing that a flood of connections costs.
 _LOG_INTERVAL_S: Final = 1.0
-_UNREAD_NBYTES_MAX: Final = 64 * 1024
+_MAX_UNREAD_BYTES: Final = 64 * 1024
 _BODY: Final = json_bytes({"message": f"TOO_MANY_CONNECTIONS, see {_FLAG}"})
 _ANSWER: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: %d\r\n"
@@ -92,7 +91,7 @@ class ConnectionLimit:
                 accepted.send(_ANSWER)
                 accepted.shutdown(socket.SHUT_WR)
                 # To close a socket with unread input would reset it, and the answer would be lost.
-                accepted.recv(_UNREAD_NBYTES_MAX)
+                accepted.recv(_MAX_UNREAD_BYTES)
         accepted.close()
 
     def _log(self) -> None:

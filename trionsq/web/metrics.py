@@ -24,8 +24,8 @@ from trionsq.histogram import Histogram
 from trionsq.web.app import Endpoint
 from trionsq.web.gate import Gate
 
-__all__ = ["Family", "HistogramFigures", "Labels", "MetricsPage", "Table", "build_info", "counter",
-           "gate_figures", "gauge"]  # fmt: skip
+__all__ = ["Family", "HistogramMetrics", "Labels", "MetricsPage", "Table", "build_info", "counter",
+           "gate_metrics", "gauge"]  # fmt: skip
 
 Labels = Mapping[str, str]
 
@@ -34,7 +34,7 @@ _TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _CACHED_S: Final = 1.0
 
 
-class Figures(Protocol):
+class MetricSet(Protocol):
     """What a daemon gathered."""
 
     def metrics(self) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramFigures:
+class HistogramMetrics:
     """What a histogram held when it was asked, without labels."""
 
     name: str
@@ -96,7 +96,7 @@ class HistogramFigures:
     total: float
 
     @classmethod
-    def of(cls, name: str, tells: str, histogram: Histogram) -> HistogramFigures:
+    def of(cls, name: str, tells: str, histogram: Histogram) -> HistogramMetrics:
         """What ``histogram`` holds now."""
         return cls(name, tells, histogram.bounds, histogram.cumulative, histogram.total)
 
@@ -123,20 +123,20 @@ class _BuildInfo:
         yield InfoMetricFamily(f"{self.name}_build", "What runs.", said)
 
 
-def build_info(daemon: str) -> Figures:
+def build_info(daemon: str) -> MetricSet:
     """``<daemon>_build_info``: versions of this package, of the NSQ that it is like, of Python."""
     return _BuildInfo(daemon)
 
 
-def _gc_pauses() -> Figures:
-    return HistogramFigures.of(
+def _gc_pauses() -> MetricSet:
+    return HistogramMetrics.of(
         "python_gc_duration_seconds",
         "Duration of a garbage collection, during which the process stands still.",
         gcpolicy.pauses_s,
     )
 
 
-def gate_figures(daemon: str, gate: Gate) -> list[Figures]:
+def gate_metrics(daemon: str, gate: Gate) -> list[MetricSet]:
     """The HTTP connections of a daemon, and what was refused."""
     limit = gate.connections
     connections: list[tuple[Labels, Sequence[float | None]]] = [({}, [limit.open, limit.refused])]
@@ -170,7 +170,7 @@ def gate_figures(daemon: str, gate: Gate) -> list[Figures]:
 class _Gathered:
     """A collector, as prometheus-client wants it."""
 
-    def __init__(self, figures: Iterable[Figures]) -> None:
+    def __init__(self, figures: Iterable[MetricSet]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
@@ -181,7 +181,7 @@ class _Gathered:
 class MetricsPage:
     """GET /metrics of one daemon."""
 
-    def __init__(self, gather: Callable[[], Awaitable[Sequence[Figures]]]) -> None:
+    def __init__(self, gather: Callable[[], Awaitable[Sequence[MetricSet]]]) -> None:
         """``gather`` is to give other tasks their turn now and then."""
         self._gather = gather
         self._process = ProcessCollector(registry=None)

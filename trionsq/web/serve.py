@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import trio
 
-from trionsq.daemon.listener import accept_forever
+from trionsq.daemon.listener import accept_forever, peer_address
+from trionsq.logtext import first_error
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
@@ -17,25 +19,50 @@ from trionsq.web.sites import ends_at_loopback
 
 if TYPE_CHECKING:
     # They take long to import, and the first requests need not wait for that.
-    from hypercorn.typing import ASGIFramework
+    from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from trionsq.web.framework import Framework
 
-__all__ = ["Front", "WebServer", "serve_web"]
+__all__ = ["NO_MOUNTS", "Front", "Mounts", "WebServer", "mounted", "serve_web"]
 
 log = logging.getLogger("trionsq")
+
+
+Mounts: TypeAlias = "Mapping[str, ASGIFramework]"
+"""By the path that all of theirs begin with: ``/some``, which stands for ``/some/...`` too."""
+
+NO_MOUNTS: Final[Mounts] = MappingProxyType({})
+
+
+def mounted(app: ASGIFramework, mounts: Mounts) -> ASGIFramework:
+    """``app``, but requests below the paths of ``mounts`` are theirs, with the whole path."""
+    if not mounts:
+        return app
+
+    async def dispatch(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await _chosen(app, mounts, scope)(scope, receive, send)
+
+    return dispatch
+
+
+def _chosen(app: ASGIFramework, mounts: Mounts, scope: Scope) -> ASGIFramework:
+    if scope["type"] == "http":
+        for prefix, other in mounts.items():
+            if scope["path"] == prefix or scope["path"].startswith(f"{prefix}/"):
+                return other
+    return app
 
 
 class Front(Protocol):
     """What may answer a connection's requests before the framework sees them."""
 
-    async def watch(self) -> None:
+    async def watch_connections(self) -> None:
         """Runs as long as there are connections."""
 
-    def end(self) -> None:
+    def end_connections(self) -> None:
         """End idle connections now, the others after their answer."""
 
-    async def serve(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
+    async def serve_connection(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
         """Serve what is asked for; ``to_loopback``: on a loopback address.
 
         Returns:
@@ -84,22 +111,22 @@ class WebServer:
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
                 if self._front is not None:
-                    nursery.start_soon(self._front.watch)
+                    nursery.start_soon(self._front.watch_connections, name="http time-outs")
                 if self._framework is None:
-                    nursery.start_soon(self.prepare)
+                    nursery.start_soon(self.prepare, name="start of the http server")
                 async with trio.open_nursery() as connections:
                     task_status.started(connections)
                     await self._ending.wait()
                     scope.deadline = trio.current_time() + limits.GRACE_S
                 nursery.cancel_scope.cancel()
 
-    async def end(self) -> None:
+    async def end_connections(self) -> None:
         """Begin the end of `hold_connections`."""
         self._ending.set()
         if self._framework is not None:
-            await self._framework.end()
+            await self._framework.end_connections()
         if self._front is not None:
-            self._front.end()
+            self._front.end_connections()
 
     async def open(self, accepted: socket.socket) -> Transport:
         """The transport of a connection; here its bytes as they are.
@@ -113,7 +140,8 @@ class WebServer:
         """Serve a connection in a task of its own, or close it if there are too many."""
         limit = self._gate.connections
         if limit.admit(accepted, is_plain=self.is_plain):
-            connections.start_soon(self.serve, accepted, limit.leave)
+            name = f"http client {peer_address(accepted)}"
+            connections.start_soon(self.serve, accepted, limit.leave, name=name)
 
     async def serve(
         self, accepted: socket.socket, ended: Callable[[], None] = lambda: None
@@ -126,10 +154,10 @@ class WebServer:
                 await self._loaded.wait()
                 assert self._framework is not None
                 if self._ending.is_set():
-                    await self._framework.end()
+                    await self._framework.end_connections()
                 await self._framework.serve(transport, accepted, unread)
         except* OSError as errors:
-            log.debug("HTTP: connection lost: %s", errors.exceptions[0])
+            log.debug("HTTP: connection lost: %s", first_error(errors))
         except* Exception:
             # A defect of ours or of a library.
             log.exception("HTTP: connection failed")
@@ -143,7 +171,7 @@ class WebServer:
     ) -> bytes | None:
         if self._front is None:
             return b""
-        return await self._front.serve(transport, to_loopback=ends_at_loopback(accepted))
+        return await self._front.serve_connection(transport, to_loopback=ends_at_loopback(accepted))
 
 
 async def serve_web(
@@ -156,7 +184,7 @@ async def serve_web(
     On cancellation idle connections end at once, the others after their answer or a second.
     """
     async with trio.open_nursery() as nursery:
-        connections = await nursery.start(server.hold_connections)
+        connections = await nursery.start(server.hold_connections, name="http clients")
         try:
             await accept_forever(
                 sock,
@@ -164,4 +192,4 @@ async def serve_web(
                 task_status,
             )
         finally:
-            await server.end()
+            await server.end_connections()

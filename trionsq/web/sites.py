@@ -16,18 +16,17 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
-from trionsq.web.addresses import is_loopback
-
-__all__ = ["Headers", "SiteGuard", "ends_at_loopback"]
+__all__ = ["Headers", "SiteGuard", "ends_at_loopback", "is_loopback"]
 
 Headers = Iterable[tuple[bytes, bytes]]
 """Of a request, names in lower case."""
 
 _ANY: Final = "*"
 _SAFE: Final = frozenset({"GET", "HEAD"})
-_SHOWN_MAX: Final = 200
+_MAX_SHOWN: Final = 200
 # Our application keeps the Host header under the second name; see `trionsq.web.app`.
 _HOST: Final = (":authority", "host")
 _PORT: Final = re.compile(r":[0-9]*\Z")
@@ -88,12 +87,12 @@ class SiteGuard:
         host = next((said[name] for name in _HOST if name in said), "")
         if to_loopback and not self.knows_host(host) and not _is_forwarded_for_a_program(said):
             self.refused_by["host"] += 1
-            return _OTHER_HOST.format(_name_of(host)[:_SHOWN_MAX])
+            return _OTHER_HOST.format(_name_of(host)[:_MAX_SHOWN])
         is_looked_at = self._checks_writes or method in _SAFE
         if is_looked_at and _is_from_elsewhere(method, said, host):
             self.refused_by["origin"] += 1
             origin = said.get("origin", "null")
-            return _FROM_ELSEWHERE if origin == "null" else _FROM_ORIGIN.format(origin[:_SHOWN_MAX])
+            return _FROM_ELSEWHERE if origin == "null" else _FROM_ORIGIN.format(origin[:_MAX_SHOWN])
         return None
 
     def knows_host(self, host: str) -> bool:
@@ -129,6 +128,17 @@ class SiteGuard:
         return bool(self._origins) and (
             _ANY in self._origins or (origin is not None and _plain_origin(origin) in self._origins)
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, also as IPv6 writes IPv4 ones."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
 
 
 def ends_at_loopback(accepted: socket.socket) -> bool:

@@ -10,12 +10,14 @@ Spec: tcp-protocol, section 9.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
+
+from trionsq.hostport import format_address
+from trionsq.wire import gojson
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
@@ -48,7 +50,6 @@ _SEARCHES_MAX: Final = 16_384
 _VERDICTS_MAX: Final = 1024
 _TTL_MAX_S: Final = 2**63 - 1
 _PORT_MAX: Final = 65_535
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Go writes these so, lest the JSON be taken for HTML or JavaScript.
 _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -114,14 +115,13 @@ def https_retry_url(url: str, body: bytes) -> str | None:
     """
     try:
         parts = urlsplit(url)
-        said = _members(_decode(body))
+        said = _document(body)
     except ValueError:
         return None
     port = said.get("https_port")
     if parts.scheme != "http" or type(port) is not int or not 0 < port <= _PORT_MAX:
         return None
-    host = parts.hostname or ""
-    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    netloc = format_address(parts.hostname or "", port)
     return parts._replace(scheme="https", netloc=netloc).geturl()
 
 
@@ -201,11 +201,11 @@ def read_grant(body: bytes) -> Grant:
     Raises:
         ValueError: it is invalid; the text quotes nothing of it.
     """
-    members = _members(_decode(body))
+    members = _document(body)
     ttl_s = members.get("ttl", 0)
     if type(ttl_s) is not int or not 0 < ttl_s <= _TTL_MAX_S:
         raise ValueError("ttl is no whole number of seconds above 0")
-    entries = [_entry(entry) for entry in _list(members, "authorizations")]
+    entries = [_entry(entry) for entry in _array(members, "authorizations")]
     # Compiled one after the other up to the limit, too many would cost as much as the most allowed.
     distinct = {text for entry in entries for text in (entry.topic, *entry.channels)}
     if len(distinct) > _PATTERNS_MAX:
@@ -215,8 +215,8 @@ def read_grant(body: bytes) -> Grant:
     patterns = _Patterns()
     authorizations = [_authorization(entry, patterns) for entry in entries]
     return Grant(
-        _text(members.get("identity"), "identity"),
-        _text(members.get("identity_url"), "identity_url"),
+        _string(members, "identity"),
+        _string(members, "identity_url"),
         ttl_s,
         authorizations,
     )
@@ -331,11 +331,31 @@ class _Entry(NamedTuple):
 
 
 def _entry(value: object) -> _Entry:
-    members = _members(value)
-    permissions = _texts(members, "permissions")
+    members = gojson.read_object(value, "authorization")
+    permissions = _strings(members, "permissions")
     if not {"subscribe", "publish"}.issuperset(permissions):
         raise ValueError("a permission is neither subscribe nor publish")
-    return _Entry(_text(members.get("topic"), "topic"), _texts(members, "channels"), permissions)
+    return _Entry(_string(members, "topic"), _strings(members, "channels"), permissions)
+
+
+def _document(body: bytes) -> gojson.JsonObject:
+    try:
+        document = gojson.decode(body)
+    except ValueError:
+        raise ValueError("not JSON") from None
+    return gojson.read_object(document, "document")
+
+
+def _string(members: gojson.JsonObject, name: str) -> str:
+    return gojson.read_string(members.get(name), name)
+
+
+def _array(members: gojson.JsonObject, name: str) -> list[object]:
+    return gojson.read_array(members.get(name), name)
+
+
+def _strings(members: gojson.JsonObject, name: str) -> list[str]:
+    return [gojson.read_string(value, name) for value in _array(members, name)]
 
 
 def _authorization(entry: _Entry, patterns: _Patterns) -> _Authorization:
@@ -345,59 +365,3 @@ def _authorization(entry: _Entry, patterns: _Patterns) -> _Authorization:
         "subscribe" in entry.permissions,
         "publish" in entry.permissions,
     )
-
-
-# JSON, read as Go reads it into a struct: keys in any case, null for "not given", no other types.
-
-
-class _Object(dict[str, object]):
-    """A JSON object: names in lower case, the last of each, without those that are null."""
-
-
-def _object(pairs: Iterable[tuple[str, object]]) -> _Object:
-    return _Object((name.lower(), value) for name, value in pairs if value is not None)
-
-
-def _parse_constant(_constant: str) -> NoReturn:
-    raise ValueError("not JSON")
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_parse_constant)
-
-
-def _decode(body: bytes) -> object:
-    try:
-        decoded: object = _DECODER.decode(body.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        # The decoder's own text quotes numbers.
-        raise ValueError("not JSON") from None
-    return decoded
-
-
-def _members(value: object) -> _Object:
-    if value is None:
-        return _Object()
-    if not isinstance(value, _Object):
-        raise ValueError("not an object")
-    return value
-
-
-def _list(members: _Object, name: str) -> list[object]:
-    value = members.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is no list")
-    return value
-
-
-def _texts(members: _Object, name: str) -> list[str]:
-    return [_text(value, name) for value in _list(members, name)]
-
-
-def _text(value: object, name: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(f"wrong type for {name}")
-    return _SURROGATE.sub("\ufffd", value)

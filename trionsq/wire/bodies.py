@@ -9,12 +9,40 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Protocol
+from functools import lru_cache
+from itertools import chain, pairwise
+from struct import Struct
+from typing import Final, Protocol
 
-from trionsq.wire import strides
+__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies", "slice_fields"]
 
-__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies"]
+# Records that one call of `Struct` takes. More gain little, and each count has a Struct of its own.
+_AT_ONCE: Final = 32
+
+
+@lru_cache(maxsize=1024)
+def _fields(before: int, size: int, after: int, count: int) -> Struct:
+    return Struct(f"{before}x{size}s{after}x" * count)
+
+
+def slice_fields(
+    buffer: bytes, before: int, size: int, after: int, first: int, last: int
+) -> list[bytes]:
+    """The fields of the records ``first`` to ``last`` (exclusive), each a `bytes` object.
+
+    A record is ``before`` bytes, the field of ``size`` bytes, and ``after`` bytes.
+    """
+    stride = before + size + after
+    whole, rest = divmod(last - first, _AT_ONCE)
+    start = first * stride
+    if not whole:
+        return list(_fields(before, size, after, rest).unpack_from(buffer, start))
+    middle = start + whole * _AT_ONCE * stride
+    view = memoryview(buffer)[start:middle]
+    values = list(chain.from_iterable(_fields(before, size, after, _AT_ONCE).iter_unpack(view)))
+    if rest:
+        values += _fields(before, size, after, rest).unpack_from(buffer, middle)
+    return values
 
 
 class Bodies(Protocol):
@@ -33,13 +61,13 @@ class Bodies(Protocol):
     @property
     def size(self) -> int: ...
 
-    def cut(self, first: int, last: int) -> Sequence[bytes]:
+    def slice(self, first: int, last: int) -> Sequence[bytes]:
         """The bodies ``first`` to ``last`` (exclusive), each a `bytes` object of its own."""
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         """The body at ``index``."""
 
-    def part(self, first: int, last: int) -> Bodies:
+    def copy_range(self, first: int, last: int) -> Bodies:
         """The bodies ``first`` to ``last`` (exclusive), which hold no memory of the others."""
 
 
@@ -56,14 +84,14 @@ class StridedBodies:
         self.count = len(buffer) // (gap + size)
         self.nbytes = self.count * size
 
-    def cut(self, first: int, last: int) -> list[bytes]:
-        return strides.cut(self._buffer, self._gap, self.size, 0, first, last)
+    def slice(self, first: int, last: int) -> list[bytes]:
+        return slice_fields(self._buffer, self._gap, self.size, 0, first, last)
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         start = index * (self._gap + self.size) + self._gap
         return self._buffer[start : start + self.size]
 
-    def part(self, first: int, last: int) -> StridedBodies:
+    def copy_range(self, first: int, last: int) -> StridedBodies:
         stride = self._gap + self.size
         return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
 
@@ -82,15 +110,15 @@ class PackedBodies:
         self.nbytes = ends[-1] - ends[0] - gap * self.count
         self.size = 0
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         buffer, gap = self._buffer, self._gap
         ends = self._ends[first : last + 1]
         return [buffer[start + gap : end] for start, end in pairwise(ends)]
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         return self._buffer[self._ends[index] + self._gap : self._ends[index + 1]]
 
-    def part(self, first: int, last: int) -> PackedBodies:
+    def copy_range(self, first: int, last: int) -> PackedBodies:
         start, end = self._ends[first], self._ends[last]
         ends = [stop - start for stop in self._ends[first : last + 1]]
         return PackedBodies(self._buffer[start:end], ends, self._gap)
@@ -108,11 +136,11 @@ class ListBodies:
         self.nbytes = sum(map(len, bodies))
         self.size = self.nbytes if self.count == 1 else 0
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         return self._bodies[first:last]
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         return self._bodies[index]
 
-    def part(self, first: int, last: int) -> ListBodies:
+    def copy_range(self, first: int, last: int) -> ListBodies:
         return ListBodies(self._bodies[first:last])

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from trionsq.wire.names import is_valid_name
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = [
     "DELAY_MS_MAX",
@@ -34,13 +35,11 @@ __all__ = [
     "touch",
 ]
 
-MAGIC_V2 = b"  V2"
-"""What a client sends first."""
 
 DELAY_MS_MAX = (2**63 - 1) // 1_000_000
 """nsqd counts in int64 nanoseconds; a longer delay would overflow there."""
 
-_SIZE_BYTES_MAX = 2**31 - 1
+_MAX_BODY_BYTES = 2**31 - 1
 _COUNT_MAX = 2**63 - 1
 _MESSAGE_ID = re.compile(rb"[0-9a-f]{16}")
 _pack_size = struct.Struct(">i").pack
@@ -134,8 +133,8 @@ def close() -> bytes:
 
 
 def _sized(body: bytes, what: str) -> bytes:
-    if not 0 < len(body) <= _SIZE_BYTES_MAX:
-        raise ValueError(f"{what} must have 1 to {_SIZE_BYTES_MAX} bytes, not {len(body)}")
+    if not 0 < len(body) <= _MAX_BODY_BYTES:
+        raise ValueError(f"{what} must have 1 to {_MAX_BODY_BYTES} bytes, not {len(body)}")
     return _pack_size(len(body)) + body
 
 

@@ -4,8 +4,8 @@
 stand for a whole run of commands. The caller acts on one event before it asks for the next, so
 whatever an event changes (an upgrade after IDENTIFY, say) holds for the bytes after it.
 
-Runs of FINs and of PUBs are recognised by `trionsq.wire.runs`; anything unusual in them (an odd id,
-a fault) is left to the parser of single commands here, which is the arbiter.
+Runs of FIN and of PUB are recognised by `trionsq.wire.lines`. A run ends before anything unusual
+(an odd id, a fault), which the parser of single commands here decides.
 
 Spec: tcp-protocol, sections 2, 3, 7 to 13.
 """
@@ -27,52 +27,41 @@ from trionsq.wire.events import (
     PublishDeferred,
     PublishMany,
     PublishManyBegins,
-    Ready,
-    Requeue,
     StartClose,
-    Subscribe,
     Touch,
 )
-from trionsq.wire.mpub import MpubScan
-from trionsq.wire.params import (
+from trionsq.wire.lines import (
+    FIN_LINE_BYTES,
+    CommandLimits,
+    LineTooLong,
     Params,
-    message_id,
-    parse_digits,
+    fin_run,
+    parse_deferred,
+    parse_message_id,
+    parse_ready,
+    parse_requeue,
+    parse_subscribe,
+    pub_run,
     pub_topic,
     split_line,
     valid_name,
 )
-from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
-from trionsq.wire.states import COMMANDS, TRANSITIONS, State
+from trionsq.wire.mpub import MpubScan
+from trionsq.wire.states import COMMANDS, MAGIC_V2, TRANSITIONS, ConnectionState
 
-__all__ = ["LINE_SIZE_MAX", "MAGIC_V2", "CommandLimits", "LineTooLong", "ServerParser"]
+__all__ = ["MAX_LINE_BYTES", "ServerParser"]
 
-MAGIC_V2: Final = b"  V2"
 # The original's read buffer: a line that does not fit ends the connection without a frame.
-LINE_SIZE_MAX: Final = 16384
+MAX_LINE_BYTES: Final = 16384
 # A remainder below this is joined with the next read by a plain copy; above it input is gathered
 # in place, so that a body that trickles in costs no quadratic copying.
-_JOIN_SIZE_MAX: Final = 65536
+_MAX_JOIN_BYTES: Final = 65536
 _FIELD: Final = 4
 _NEVER: Final = 2**63
 _NOPS: Final = b"NOP\n" * 64
 _INT32 = Struct(">i")
 # Messages of an MPUB: 128 KiB with 10,000 more of them take 2 ms.
 _WALKED_MANY: Final = 10_000
-
-
-class LineTooLong(Exception):
-    """A command line that does not fit the read buffer: the connection ends without a frame."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLimits:
-    """What the parser refuses by size or range (options of the same names)."""
-
-    max_msg_size: int = 1048576
-    max_body_size: int = 5242880
-    max_rdy_count: int = 2500
-    max_req_timeout_ms: int = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +83,12 @@ class ServerParser:
         tls_required: refuse every command but IDENTIFY (cleared when TLS is on).
     """
 
-    __slots__ = (
-        "_allowed",
-        "_buffer",
-        "_failure",
-        "_limits",
-        "_magic",
-        "_mpub",
-        "_pause_at",
-        "_pos",
-        "_waiting",
-        "commands",
-        "heartbeats",
-        "state",
-        "tls_required",
-    )
+    __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
+                 "_pos", "_waiting", "commands", "heartbeats", "state", "tls_required")  # fmt: skip
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
-        self.state = State.INIT
-        self._allowed = _ALLOWED[State.INIT]
+        self.state = ConnectionState.INIT
+        self._allowed = _ALLOWED[ConnectionState.INIT]
         self.commands = 0
         self.heartbeats = True
         self.tls_required = tls_required
@@ -139,7 +115,7 @@ class ServerParser:
         left = len(self._buffer) - self._pos
         if not left:
             self._buffer = data
-        elif left < _JOIN_SIZE_MAX:
+        elif left < _MAX_JOIN_BYTES:
             self._buffer = bytes(self._buffer[self._pos :]) + data
         elif self._pos == 0 and isinstance(self._buffer, bytearray):
             self._buffer += data
@@ -166,7 +142,7 @@ class ServerParser:
         """Whether an MPUB of very many messages comes in: each read of it takes milliseconds."""
         return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
 
-    def take_rest(self) -> bytes:
+    def pop_rest(self) -> bytes:
         """Give up what was received after the last event (it belongs to an upgraded stream)."""
         rest = bytes(self._buffer[self._pos :])
         self._buffer, self._pos = b"", 0
@@ -205,9 +181,9 @@ class ServerParser:
             if waiting is not None and len(buffer) - pos < waiting.need:
                 self._let_go()
                 return None
-            end = buffer.find(b"\n", pos, pos + LINE_SIZE_MAX)
+            end = buffer.find(b"\n", pos, pos + MAX_LINE_BYTES)
             if end < 0:
-                if len(buffer) - pos >= LINE_SIZE_MAX:
+                if len(buffer) - pos >= MAX_LINE_BYTES:
                     raise LineTooLong
                 self._waiting = None
                 self._let_go()
@@ -219,7 +195,7 @@ class ServerParser:
     def _let_go(self) -> None:
         """Forget what was handed out, if that is much and more than what is left."""
         pos = self._pos
-        if pos > _JOIN_SIZE_MAX and 2 * pos > len(self._buffer):
+        if pos > _MAX_JOIN_BYTES and 2 * pos > len(self._buffer):
             self._buffer = self._buffer[pos:]
             self._pos = 0
 
@@ -236,15 +212,19 @@ class ServerParser:
         """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
         self.commands += 1
         line = bytes(buffer[pos:after])
-        if line.startswith(b"FIN ") and self.state is not State.INIT and not self.tls_required:
+        if (
+            line.startswith(b"FIN ")
+            and self.state is not ConnectionState.INIT
+            and not self.tls_required
+        ):
             ids = fin_run(buffer, pos)
             if ids:
-                self._pos = pos + FIN_LINE_SIZE * len(ids)
+                self._pos = pos + FIN_LINE_BYTES * len(ids)
                 return Finish(ids)
         if line.startswith(b"PUB ") and not self.tls_required:
             # Allowed in any state.
             self._pos = after
-            publish = self._publish(pub_topic(line), line)
+            publish = self._pub((), line)
             if publish is None:
                 self._pos = pos
                 self._let_go()
@@ -269,12 +249,11 @@ class ServerParser:
             self._allowed = _ALLOWED[state]
         return event
 
-    # Each handler finds self._pos after the line. It moves it on over the body, or sets
-    # self._waiting (then the line is read again once enough input is there).
+    # Each handler finds self._pos after the line. It moves it over the body, or sets self._waiting.
 
-    def _body(self, buffer: bytes | bytearray, start: int, size: int) -> bytes:
+    def _pop_body(self, start: int, size: int) -> bytes:
         self._pos = start + size
-        return bytes(buffer[start : start + size])
+        return bytes(self._buffer[start : start + size])
 
     def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
         self._waiting = _Waiting(len(line) + more, code, text)
@@ -296,7 +275,7 @@ class ServerParser:
         if there < _FIELD + size:
             self._wait(line, _FIELD + size, "E_BAD_BODY", f"{command} failed to read body")
             return None
-        return self._body(buffer, pos + _FIELD, size)
+        return self._pop_body(pos + _FIELD, size)
 
     def _identify(self, params: Params, line: bytes) -> Event | None:
         body = self._sized(line, "IDENTIFY")
@@ -311,37 +290,21 @@ class ServerParser:
     def _sub(self, params: Params, line: bytes) -> Event:
         if not self.heartbeats:
             raise ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(params) < 3:
-            raise ProtocolError("E_INVALID", "SUB insufficient number of parameters")
-        topic = valid_name(params[1], "E_BAD_TOPIC", "SUB topic name")
-        return Subscribe(topic, valid_name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
+        return parse_subscribe(params)
 
     def _rdy(self, params: Params, line: bytes) -> Event | None:
-        if self.state is State.CLOSING:
+        if self.state is ConnectionState.CLOSING:
             return _NOTHING
-        count = 1
-        if len(params) > 1:
-            parsed = parse_digits(params[1])
-            if parsed is None:
-                raise ProtocolError("E_INVALID", b"RDY could not parse count " + params[1])
-            count = parsed
-        limit = self._limits.max_rdy_count
-        if count > limit:
-            raise ProtocolError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
-        return Ready(count)
+        return parse_ready(params, self._limits.max_rdy_count)
 
     def _fin(self, params: Params, line: bytes) -> Event:
-        return Finish([message_id(params, "FIN", 1)])
+        return Finish([parse_message_id(params, "FIN", 1)])
 
     def _req(self, params: Params, line: bytes) -> Event:
-        id_ = message_id(params, "REQ", 2)
-        delay_ms = parse_digits(params[2])
-        if delay_ms is None:
-            raise ProtocolError("E_INVALID", b"REQ could not parse timeout " + params[2])
-        return Requeue(id_, min(delay_ms, self._limits.max_req_timeout_ms))
+        return parse_requeue(params, self._limits.max_req_timeout_ms)
 
     def _touch(self, params: Params, line: bytes) -> Event:
-        return Touch(message_id(params, "TOUCH", 1))
+        return Touch(parse_message_id(params, "TOUCH", 1))
 
     def _cls(self, params: Params, line: bytes) -> Event:
         return StartClose()
@@ -352,40 +315,29 @@ class ServerParser:
             self._pos += len(_NOPS)
         return _NOTHING
 
-    def _publish(self, topic: str, line: bytes) -> Publish | None:
+    def _pub(self, params: Params, line: bytes) -> Publish | None:
+        topic = pub_topic(line)
         if not self._message_is_there(line, "PUB"):
             return None
-        bodies, self._pos = pub_run(
-            self._buffer, self._pos - len(line), line, self._limits.max_msg_size
-        )
+        start = self._pos - len(line)
+        bodies, self._pos = pub_run(self._buffer, start, line, self._limits.max_msg_size)
         return Publish(topic, bodies)
 
-    def _pub(self, params: Params, line: bytes) -> Event | None:
-        return self._publish(pub_topic(line), line)
-
     def _dpub(self, params: Params, line: bytes) -> Event | None:
-        if len(params) < 3:
-            raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
-        topic = valid_name(params[1], "E_BAD_TOPIC", "DPUB topic name")
-        delay_ms = parse_digits(params[2])
-        if delay_ms is None:
-            raise ProtocolError("E_INVALID", b"DPUB could not parse timeout " + params[2])
-        limit = self._limits.max_req_timeout_ms
-        if delay_ms > limit:
-            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{limit}")
+        topic, delay_ms = parse_deferred(params, self._limits.max_req_timeout_ms)
         if not self._message_is_there(line, "DPUB"):
             return None
         (size,) = _INT32.unpack_from(self._buffer, self._pos)
-        body = self._body(self._buffer, self._pos + _FIELD, size)
-        return PublishDeferred(topic, delay_ms, ListBodies([body]))
+        bodies = ListBodies([self._pop_body(self._pos + _FIELD, size)])
+        return PublishDeferred(topic, delay_ms, bodies)
 
     def _message_is_there(self, line: bytes, command: str) -> bool:
         buffer, pos = self._buffer, self._pos
         there = len(buffer) - pos
         self._waiting = None
         if there < _FIELD:
-            text = f"{command} failed to read message body size"
-            self._wait(line, _FIELD, "E_BAD_MESSAGE", text)
+            text = "failed to read message body size"
+            self._wait(line, _FIELD, "E_BAD_MESSAGE", f"{command} {text}")
             return False
         (size,) = _INT32.unpack_from(buffer, pos)
         limit = self._limits.max_msg_size
@@ -430,7 +382,7 @@ _NOTHING: Final = StartClose()
 
 _ALLOWED: Final = {
     state: {name: after for (before, name), after in TRANSITIONS.items() if before is state}
-    for state in State
+    for state in ConnectionState
 }
 
 _HANDLERS: Final = {

@@ -12,10 +12,14 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["COMMANDS", "TRANSITIONS", "State", "document", "mermaid"]
+__all__ = ["COMMANDS", "MAGIC_V2", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
 
 
-class State(enum.IntEnum):
+MAGIC_V2 = b"  V2"
+"""The first bytes of every connection: the version of the protocol."""
+
+
+class ConnectionState(enum.IntEnum):
     """State of a connection. The numbers are those that /stats shows; 1 and 2 are not used."""
 
     INIT = 0
@@ -25,23 +29,23 @@ class State(enum.IntEnum):
 
 _ANY_STATE = (b"PUB", b"MPUB", b"DPUB", b"NOP")
 
-TRANSITIONS: Mapping[tuple[State, bytes], State] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[ConnectionState, bytes], ConnectionState] = MappingProxyType(
     {
-        **{(state, command): state for state in State for command in _ANY_STATE},
-        (State.INIT, b"IDENTIFY"): State.INIT,
-        (State.INIT, b"AUTH"): State.INIT,
-        (State.INIT, b"SUB"): State.SUBSCRIBED,
-        (State.SUBSCRIBED, b"RDY"): State.SUBSCRIBED,
-        (State.SUBSCRIBED, b"FIN"): State.SUBSCRIBED,
-        (State.SUBSCRIBED, b"REQ"): State.SUBSCRIBED,
-        (State.SUBSCRIBED, b"TOUCH"): State.SUBSCRIBED,
-        (State.SUBSCRIBED, b"CLS"): State.CLOSING,
+        **{(state, command): state for state in ConnectionState for command in _ANY_STATE},
+        (ConnectionState.INIT, b"IDENTIFY"): ConnectionState.INIT,
+        (ConnectionState.INIT, b"AUTH"): ConnectionState.INIT,
+        (ConnectionState.INIT, b"SUB"): ConnectionState.SUBSCRIBED,
+        (ConnectionState.SUBSCRIBED, b"RDY"): ConnectionState.SUBSCRIBED,
+        (ConnectionState.SUBSCRIBED, b"FIN"): ConnectionState.SUBSCRIBED,
+        (ConnectionState.SUBSCRIBED, b"REQ"): ConnectionState.SUBSCRIBED,
+        (ConnectionState.SUBSCRIBED, b"TOUCH"): ConnectionState.SUBSCRIBED,
+        (ConnectionState.SUBSCRIBED, b"CLS"): ConnectionState.CLOSING,
         # Allowed so that a consumer which raises its RDY while it closes is not cut off; nsqd
         # does nothing with it.
-        (State.CLOSING, b"RDY"): State.CLOSING,
-        (State.CLOSING, b"FIN"): State.CLOSING,
-        (State.CLOSING, b"REQ"): State.CLOSING,
-        (State.CLOSING, b"TOUCH"): State.CLOSING,
+        (ConnectionState.CLOSING, b"RDY"): ConnectionState.CLOSING,
+        (ConnectionState.CLOSING, b"FIN"): ConnectionState.CLOSING,
+        (ConnectionState.CLOSING, b"REQ"): ConnectionState.CLOSING,
+        (ConnectionState.CLOSING, b"TOUCH"): ConnectionState.CLOSING,
     }
 )
 """State after a command, by state before it and command; a missing key is a refused command."""
@@ -57,10 +61,10 @@ _REGENERATE = (
 
 def mermaid() -> str:
     """Draw `TRANSITIONS` as a mermaid state diagram, one arrow for each pair of states."""
-    arrows: dict[tuple[State, State], list[str]] = {}
+    arrows: dict[tuple[ConnectionState, ConnectionState], list[str]] = {}
     for (before, command), after in TRANSITIONS.items():
         arrows.setdefault((before, after), []).append(command.decode())
-    lines = [f"    [*] --> {State.INIT.name}"]
+    lines = [f"    [*] --> {ConnectionState.INIT.name}"]
     for (before, after), commands in sorted(arrows.items()):
         lines.append(f"    {before.name} --> {after.name}: {', '.join(sorted(commands))}")
     return "\n".join(["stateDiagram-v2", *lines])
@@ -70,11 +74,11 @@ def document() -> str:
     """Return the whole of docs/protocol-states.md, which a test compares with that file."""
     rows = []
     for command in sorted(COMMANDS):
-        cells = (TRANSITIONS.get((state, command)) for state in State)
+        cells = (TRANSITIONS.get((state, command)) for state in ConnectionState)
         names = ("-" if after is None else after.name for after in cells)
         rows.append(f"| {command.decode()} | {' | '.join(names)} |")
     table = "\n".join(rows)
-    columns = " | ".join(f"{state.name} ({state.value})" for state in State)
+    columns = " | ".join(f"{state.name} ({state.value})" for state in ConnectionState)
     return f"""# States of a connection
 
 Drawn from the table `TRANSITIONS` in `trionsq/wire/states.py`. Do not edit; write it anew with

@@ -17,7 +17,7 @@ from quart import Response
 from admin.access import audit as audit_module
 from admin.access.audit import KEPT_MAX, REFUSALS_MAX, TEXT_MAX, Audit, Entry
 from admin.access.modes import Mode
-from admin.operations import Done
+from admin.user_action import UserAction
 from tests.admin.access.support import basic, site
 
 
@@ -110,10 +110,10 @@ def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(path.read_bytes().splitlines()) == 2 * (3 + 1)
 
 
-def done(action: str, **more: Any) -> Done:
+def done(action: str, **more: Any) -> UserAction:
     """Something that was done."""
     said: dict[str, Any] = {"user": "", "remote_ip": "", "user_agent": "", "url": ""}
-    return Done(action=action, time_s=time.time(), **(said | more))
+    return UserAction(action=action, time_s=time.time(), **(said | more))
 
 
 async def test_each_thing_that_is_done_is_an_entry() -> None:

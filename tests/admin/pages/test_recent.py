@@ -6,12 +6,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from admin.pages.recent import KEPT_MAX, KEPT_S, Recent
+from admin.pages.shared_queries import KEPT_MAX, KEPT_S, RecentResults
 
 
 async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClock) -> None:
     """Ten who ask at once are one question, and a second later it is asked anew."""
-    recent, asked = Recent(), list[float]()
+    recent, asked = RecentResults(), list[float]()
 
     async def find() -> int:
         asked.append(trio.current_time())
@@ -33,7 +33,7 @@ async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClo
 
 async def test_who_waits_is_not_let_down(autojump_clock: MockClock) -> None:
     """If the one who asked goes away or fails, the next one asks."""
-    recent, asked = Recent(), list[int]()
+    recent, asked = RecentResults(), list[int]()
 
     async def find() -> int:
         asked.append(1)
@@ -63,7 +63,7 @@ async def test_who_waits_is_not_let_down(autojump_clock: MockClock) -> None:
 
 async def test_a_change_is_seen_at_once() -> None:
     """What was known before a form was sent is asked again."""
-    recent, values = Recent(), [1, 2]
+    recent, values = RecentResults(), [1, 2]
 
     async def find() -> int:
         await trio.lowlevel.checkpoint()
@@ -76,7 +76,7 @@ async def test_a_change_is_seen_at_once() -> None:
 
 async def test_little_is_kept() -> None:
     """However many pages are looked at."""
-    recent = Recent()
+    recent = RecentResults()
 
     async def find() -> int:
         await trio.lowlevel.checkpoint()

@@ -13,14 +13,11 @@ from admin.watch.history import (
     POINTS,
     SERIES_MAX,
     WHOLE,
-    ChannelRow,
     History,
-    Row,
-    Snapshot,
-    TopicRow,
     channel_key,
     topic_key,
 )
+from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 
 START_S = 1_790_000_000.0
 

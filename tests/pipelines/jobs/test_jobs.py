@@ -14,7 +14,8 @@ import pytest
 from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK, archived, run_example
 from tests.pipelines.sink.rows import taken
-from tests.pipelines.source.publishing import channel_of, publish
+from tests.pipelines.source.publishing import channel_at_rest, publish
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ def test_archive(
     assert int(second[1]) >= 5
     assert "archive: joined" in told
     assert not any(folder.glob("run/archive/table/_staging/*/*"))
-    channel = channel_of(nsqd.http_address, "orders", "archive")
+    channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
 
+@in_short_soak
 def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """On the console every window, with all messages counted."""
     publish(nsqd.http_address, "orders", numbered(2000))
@@ -77,6 +79,7 @@ def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFix
     assert all(line[2] == "+86400s" and "max 6 B" in " ".join(line) for line in lines)
 
 
+@in_short_soak
 def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
     """A window that is complete, and past the watermark, is one JSON message."""
     state = "--checkpoint=run/counts"
@@ -90,6 +93,7 @@ def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
     assert figures == 100
 
 
+@in_short_soak
 def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
     """What was tried too often is in the table and the topic, the rest goes on."""
     import trio
@@ -171,6 +175,7 @@ def test_replay_of_a_range_goes_on_where_it_was(
     assert "is of a replay with another topic" in capsys.readouterr().err
 
 
+@in_short_soak
 def test_enrich(spark: SparkSession, nsqd: OpenBroker) -> None:
     """Each message has what the table says of it, as JSON; one that is not there, nothing."""
     bodies = [json.dumps({"user": user}).encode() for user in ("anna", "bert", "carl")]
@@ -181,6 +186,7 @@ def test_enrich(spark: SparkSession, nsqd: OpenBroker) -> None:
     assert countries == {"anna": "IT", "bert": "DE", "carl": None}
 
 
+@in_short_soak
 def test_mirror(spark: SparkSession, nsqd: OpenBroker) -> None:
     """Every message is in the other cluster, in its own topic."""
     publish(nsqd.http_address, "orders", numbered(1000))

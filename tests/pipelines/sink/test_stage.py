@@ -16,6 +16,7 @@ from pipelines.sink.stage import PUBLISHED, Stage
 from pipelines.sink.stagedfile import StagedFile
 from tests.pipelines.sink.rows import batch
 from tests.pipelines.sink.test_parcels import opened
+from tests.soak import more_in_soak, swept
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 LIMITS = CommandLimits(max_messages=2)
@@ -104,6 +105,7 @@ def test_after_a_refusal_it_goes_on_where_it_was() -> None:
     assert names(disk) == [PUBLISHED]
 
 
+@more_in_soak
 @pytest.mark.parametrize("how", [SimulatedDisk.after_kill, SimulatedDisk.after_power_loss])
 def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     how: Callable[[SimulatedDisk], SimulatedDisk],
@@ -113,7 +115,7 @@ def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     run_batch(disk, FakeNsqd(), 0)
     count = disk.operations
     assert count > 30
-    for at in range(1, count + 1):
+    for at in swept(count):
         for seed in range(2):
             nsqd = FakeNsqd()
             disk = SimulatedDisk(random=Random(100 * at + seed))

@@ -26,12 +26,22 @@ def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
             assert answer.read() == b"OK"
 
 
-def channel_of(http_address: str, topic: str, channel: str) -> dict[str, Any]:
-    """What /stats says of a channel."""
+def channel_at_rest(http_address: str, topic: str, channel: str) -> dict[str, Any]:
+    """What /stats says of a channel, once it has no client and the topic has handed all over.
+
+    A client that has ended stays connected until nsqd has read the end of its connection.
+    """
     url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)["topics"][0]["channels"][0]
-    return found
+    stats: dict[str, Any] = {}
+
+    def is_at_rest() -> bool:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            (of_topic,) = json.load(answer)["topics"]
+        stats.update(of_topic["channels"][0])
+        return not of_topic["depth"] and not stats["client_count"]
+
+    wait_until(is_at_rest)
+    return stats
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 180.0) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.pipelines.source.driver import begin
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
@@ -70,7 +70,7 @@ def run_and_kill(nsqd: OpenBroker, folder: Path) -> None:
         for child in children_of(driver.pid):
             os.kill(child, signal.SIGKILL)
         driver.wait(LIMIT_S)
-        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
+        channel_at_rest(nsqd.http_address, "t", "c")
 
 
 @in_short_soak

@@ -12,7 +12,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.pipelines.source.driver import begin
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def test_available_now_reads_what_there_is_and_ends(
     assert (told["backlog"], told["received"], told["duplicatesDropped"]) == (0, 5000, 0)
     assert told["walBytes"] > 0
     # Spark does not wait for the reader's process.
-    wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-    channel = channel_of(nsqd.http_address, "t", "c")
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
     publish(nsqd.http_address, "t", numbered(1000, first=5000))
@@ -68,6 +68,7 @@ def test_available_now_reads_what_there_is_and_ends(
     ]
 
 
+@in_short_soak
 def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
@@ -82,8 +83,7 @@ def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
             wait_until(lambda: any(p.numInputRows for p in query.recentProgress), LIMIT_S)
             assert not any(0 < p.numInputRows < 1500 for p in query.recentProgress)
             assert query.exception() is None
-        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-        assert channel_of(nsqd.http_address, "t", "c")["in_flight_count"] == 0
+        assert channel_at_rest(nsqd.http_address, "t", "c")["in_flight_count"] == 0
     with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)) as query:
         assert query.awaitTermination(LIMIT_S)
     assert bodies_in(spark, tmp_path) == numbered(published)
@@ -115,6 +115,7 @@ def test_a_url_for_the_log_is_refused_at_load(
     assert not list(tmp_path.iterdir())
 
 
+@in_short_soak
 def test_an_nsqd_that_is_not_there_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
     """With the receiver's reason, not by silence."""
     options = {"connectTimeout": "500ms"}

@@ -18,7 +18,7 @@ from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, StreamOptions
 from pipelines.source.stream import NsqStreamReader
 from pipelines.wal import Wal
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.processes import free_address
 from trionsq.testing import OpenBroker
 
@@ -79,7 +79,7 @@ def test_a_batch_has_what_was_published(nsqd: OpenBroker, tmp_path: Path) -> Non
         assert sorted(bodies_of(reader, start, end)) == sorted(numbered(3000))
         assert reader.latestOffset(end, ALL) is end
         assert reader.partitions(end, end) == []
-    channel = channel_of(nsqd.http_address, "t", "c")
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
 

@@ -18,13 +18,14 @@ from typing import Final
 
 import trio
 
-from trionsq.daemon import limits
+from trionsq.daemon.command import raise_open_files_limit
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
 from trionsq.local.nsqd_daemon import tune_interpreter
-from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, leaf_of, start_error
+from trionsq.local.up.daemons import KINDS, start_error
+from trionsq.local.up.options import UpError
+from trionsq.logtext import first_error
 
 __all__ = ["main"]
 
@@ -43,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, kind, *flags = sys.argv[1:] if argv is None else argv
     level = _value_of(flags, "--log-level=", "info")
     configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     tune_interpreter()
     failure: BaseException | None = None
     try:
         return trio.run(run_part, kind, flags)
     except Exception as error:
-        failure = leaf_of(error)
+        failure = first_error(error)
         if reason := start_error(error):
             _tell({"error": reason})
         elif isinstance(failure, UpError):
             log.critical("%s", failure)
         else:
-            log.critical("a defect ends it", exc_info=error)
+            log.critical("stopped by an unexpected error", exc_info=error)
     return 1
 
 
@@ -65,13 +66,14 @@ def _value_of(flags: Sequence[str], flag: str, default: str) -> str:
 
 async def run_part(kind: str, flags: Sequence[str]) -> int:
     """The life of a part: until end of input, SIGINT or SIGTERM; a second signal cuts it short."""
+    trio.lowlevel.current_task().name = kind
     start_collecting()
     stop = trio.Event()
     code = 1
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(_watch_parent, stop)
-            tasks.start_soon(_watch_signals, signals, stop, tasks.cancel_scope)
+            tasks.start_soon(_watch_parent, stop, name="end of the parent")
+            tasks.start_soon(_watch_signals, signals, stop, tasks.cancel_scope, name="signals")
             async with KINDS[kind](flags) as ports:
                 _tell(dataclasses.asdict(ports))
                 await stop.wait()
@@ -92,7 +94,7 @@ async def _watch_signals(
 ) -> None:
     await anext(signals)
     stop.set()
-    await another(signals)
+    await wait_second_signal(signals)
     log.warning("second signal, stopping at once")
     everything.cancel()
 
@@ -107,7 +109,4 @@ def _tell(told: object) -> None:
 
 
 if __name__ == "__main__":
-    # By its real name, by which /debug knows its tasks.
-    from trionsq.local.up import child
-
-    raise SystemExit(child.main())
+    raise SystemExit(main())

@@ -16,9 +16,8 @@ from typing import Protocol
 import trio
 
 from trionsq.daemon.gcpolicy import start_collecting
-from trionsq.daemon.signals import another
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Addresses, Part, Ports
+from trionsq.daemon.signals import wait_second_signal
+from trionsq.local.up.options import Addresses, Part, Ports, UpError
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
 
@@ -96,9 +95,9 @@ class Cluster:
                 try:
                     os.makedirs(part.data_path, exist_ok=True)
                 except OSError as error:
-                    raise UpError(f"{part.name}: can't make its folder: {error}") from None
+                    raise UpError(f"{part.name}: can't create its folder: {error}") from None
             member = Member(part, self)
-            member.ports = await self._tasks.start(self._run_part, member)
+            member.ports = await self._tasks.start(self._run_part, member, name=part.name)
             self.members.append(member)
 
     async def _run_part(self, member: Member, task_status: trio.TaskStatus[Ports]) -> None:
@@ -131,11 +130,12 @@ async def run_cluster(
         The exit code: 0 after a clean end; 1 if a part could not be started, failed or could not
         save everything, or after a second signal. The log says why.
     """
+    trio.lowlevel.current_task().name = "cluster"
     start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
             cluster = Cluster(hosting, tasks)
-            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope)
+            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope, name="signals")
             try:
                 with cluster.up:
                     await cluster.start(parts)
@@ -154,8 +154,8 @@ async def _watch_signals(
     signals: AsyncIterator[int], cluster: Cluster, everything: trio.CancelScope
 ) -> None:
     await anext(signals)
-    log.info("stopping; a second signal cuts it short")
+    log.info("stopping; a second signal stops at once")
     cluster.up.cancel()
-    await another(signals)
-    cluster.failures.append("cut short by a second signal")
+    await wait_second_signal(signals)
+    cluster.failures.append("stopped at once by a second signal")
     everything.cancel()

@@ -15,8 +15,7 @@ from typing import Final
 import trio
 
 from trionsq.local.up.cluster import Member
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Ports
+from trionsq.local.up.options import Ports, UpError
 
 __all__ = ["host_process"]
 
@@ -53,13 +52,11 @@ async def host_process(member: Member, *, task_status: trio.TaskStatus[Ports]) -
             ended = str(error)
         if member.stop.is_set():
             if ended:
-                raise UpError(f"did not end cleanly: {ended}")
+                raise UpError(f"did not stop cleanly: {ended}")
             return
         if trio.current_time() - began > _STEADY_S:
             pause_s = _FIRST_PAUSE_S
-        log.error(
-            "%s ended by itself (%s), is started again in %g s", name, ended or "exit 0", pause_s
-        )
+        log.error("%s exited (%s), restarting in %g s", name, ended or "exit 0", pause_s)
         with trio.move_on_after(pause_s):
             await member.stop.wait()
             return
@@ -94,7 +91,7 @@ class _Life:
         )
         try:
             async with trio.open_nursery() as tasks:
-                tasks.start_soon(self._stop_when_asked, process)
+                tasks.start_soon(self._stop_when_asked, process, name=f"stop of {part.name}")
                 error = await self._wait_until_up(process)
                 await process.wait()
                 tasks.cancel_scope.cancel()
@@ -108,7 +105,7 @@ class _Life:
                     await pipe.aclose()
         ended = _how_it_ended(process.returncode)
         if error is not None:
-            raise UpError(error or f"ended while it started ({ended or 'exit 0'})")
+            raise UpError(error or f"exited while starting ({ended or 'exit 0'})")
         return ended
 
     async def _wait_until_up(self, process: trio.Process) -> str | None:
@@ -139,9 +136,7 @@ class _Life:
         assert process.stdin is not None
         await process.stdin.aclose()
         await trio.sleep(_STOP_LIMIT_S)
-        log.error(
-            "%s did not stop within %g s and is killed", self._member.part.name, _STOP_LIMIT_S
-        )
+        log.error("%s did not stop within %g s, killing it", self._member.part.name, _STOP_LIMIT_S)
         process.kill()
 
 
