@@ -66,11 +66,10 @@ def test_links_lead_to_files(page: str) -> None:
 def test_files_in_the_tour_exist() -> None:
     """Each file that the README's tour names is in the folder of its paragraph."""
     tour = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A guided tour")[2]
-    missing = []
+    missing: list[str] = []
     for paragraph in re.split(r"\n(?=[0-9]+\. )", tour):
         links = re.findall(r"\]\(([\w/.]+)/__init__\.py\)", paragraph)
         folders = [ROOT, *(ROOT / link for link in links)]
-        for name in re.findall(r"`([\w/]+(?:\.py|/))`", paragraph):
-            if not any((folder / name).exists() for folder in folders):
-                missing.append(name)
+        names = re.findall(r"`([\w/]+(?:\.py|/))`", paragraph)
+        missing += [name for name in names if not any((path / name).exists() for path in folders)]
     assert not missing
