@@ -78,7 +78,7 @@ def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPat
     drain = script("drain")
     clock = Clock()
     monkeypatch.setattr(drain, "time", clock)
-    monkeypatch.setattr(drain, "asked", lambda url: {"topics": []})
+    monkeypatch.setattr(drain, "request_stats", lambda url: {"topics": []})
     assert drain.main(["--least=5"]) == 0
     assert clock.now_s == 5.0
     assert drain.main(["--least=60", "--limit=20"]) == 0
