@@ -11,5 +11,5 @@ In reading order:
 - `guard`: `Access`, which uses all of these for each request; `open_access` makes it
 
 The sign-in page and its forms are in `admin.pages.account`. Spec: nsqadmin, section 4
-(``--admin-user``); the rest is ours.
+(``--admin-user``). The rest is ours.
 """

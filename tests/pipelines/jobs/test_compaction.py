@@ -1,4 +1,4 @@
-"""Joining small files loses no row and doubles none, whatever crashes or runs beside it."""
+"""Joining small files loses and duplicates no row, whatever crashes or runs meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_files(table: Path, topic: str = "t", count: int = 6) -> None:
 
 
 def test_small_files_become_one(tmp_path: Path) -> None:
-    """In each folder; a second run finds nothing to do."""
+    """The small files of each folder become one; a second run changes nothing."""
     small_files(tmp_path)
     small_files(tmp_path, "other")
     done = compact_table(tmp_path, TARGET)
@@ -49,7 +49,7 @@ def test_small_files_become_one(tmp_path: Path) -> None:
 
 
 def test_groups() -> None:
-    """In order up to the size; few small ones wait for more."""
+    """Files are grouped in order up to the target size; a few small ones wait for more."""
     assert group_files([("b", 60), ("a", 60), ("c", 60), ("d", 10)], 100) == [["a", "b"]]
     assert group_files([("a", 1), ("b", 1), ("c", 1)], 100) == []
     assert group_files([(name, 1) for name in "dcba"], 100) == [["a", "b", "c", "d"]]
@@ -59,7 +59,7 @@ def test_groups() -> None:
 def test_a_row_group_is_written_when_it_is_large_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So memory is bounded by the size of one, not of a file."""
+    """Memory is bounded by the size of a row group, not of a file."""
     monkeypatch.setattr(compaction, "_ROW_GROUP_BYTES", 1000)
     small_files(tmp_path)
     compact_table(tmp_path, TARGET)
@@ -69,7 +69,7 @@ def test_a_row_group_is_written_when_it_is_large_enough(
 
 
 def test_files_with_other_columns_stay_apart(tmp_path: Path) -> None:
-    """A table that a newer version writes, too."""
+    """Files with other columns, as a newer version may write them, are not joined."""
     small_files(tmp_path, count=4)
     folder = files_of(tmp_path)[0].parent
     for name in ("x1", "x2"):
@@ -82,7 +82,7 @@ def test_files_with_other_columns_stay_apart(tmp_path: Path) -> None:
 def test_a_crash_is_put_right_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """At each step: before that rows are doubled for a reader at most, never lost."""
+    """After a crash at any step no row is lost, and the next run removes duplicates."""
     small_files(tmp_path)
     step, _, count = failing.partition(" ")
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ def test_a_crash_is_put_right_by_the_next_run(
 
 
 def test_new_files_of_a_running_job_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what was read is replaced; what came meanwhile is for the next run."""
+    """Only files that were read are replaced; files added meanwhile wait for the next run."""
     small_files(tmp_path)
     real = files.replace_file
 
@@ -133,7 +133,7 @@ def test_new_files_of_a_running_job_stay(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_it_stops_when_told_to(tmp_path: Path) -> None:
-    """What was begun is given up, and everything is as it was."""
+    """A stop abandons the current file and leaves the table as it was."""
     small_files(tmp_path)
     before = files_of(tmp_path)
     answers = iter([False, False])
@@ -143,14 +143,14 @@ def test_it_stops_when_told_to(tmp_path: Path) -> None:
 
 
 def test_readers_and_compaction_exclude_each_other(tmp_path: Path) -> None:
-    """Two readers do not."""
+    """A reader and a compaction exclude each other; two readers do not."""
     small_files(tmp_path)
     with read_lock(tmp_path), read_lock(tmp_path):
         assert compact_table(tmp_path, TARGET) is None
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was done; a damaged file, or no folder, is told in one line with exit code 1."""
+    """The job prints its result; a damaged file or a missing folder is one line and exit code 1."""
     small_files(tmp_path)
     assert main(["compact", f"--table={tmp_path}"]) == 0
     assert "compact: joined 6 files to 1 (60 rows)" in capsys.readouterr().err
@@ -164,7 +164,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_reading_says_why_it_can_not(tmp_path: Path) -> None:
-    """A compaction that goes on is told, not waited for."""
+    """A reader does not wait for a running compaction, but gets an error that names it."""
     with compaction._locked(tmp_path, fcntl.LOCK_EX) as is_locked:
         assert is_locked
         with pytest.raises(FolderError, match="is being compacted"), read_lock(tmp_path):

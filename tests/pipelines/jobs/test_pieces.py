@@ -1,4 +1,4 @@
-"""What jobs are made of: progress, failures, flags, a rate, portions; without Spark."""
+"""Parts of jobs without Spark: progress, failures, flags, a rate limit, chunks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def report(second: int, rows: int, **figures: int) -> dict[str, object]:
 
 
 def test_progress_counts_each_report_once() -> None:
-    """Spark keeps the last ones and gives them again; those without rows are no batches."""
+    """Repeated reports count once, and reports without rows are not batches."""
     progress = Progress("archive", Terminal())
     progress.add_reports([report(1, 100), report(2, 0)])
     progress.add_reports([report(1, 100), report(2, 0), report(3, 50)])
@@ -46,7 +46,7 @@ def test_progress_counts_each_report_once() -> None:
 
 
 def test_a_terminal_gets_a_line_a_second() -> None:
-    """With rate, backlog and what is in flight; elsewhere only the last line is written."""
+    """A terminal shows rate, backlog and messages in flight; other outputs get the last line."""
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         progress = Progress("archive", stream)
@@ -60,7 +60,7 @@ def test_a_terminal_gets_a_line_a_second() -> None:
 
 
 def test_a_full_log_is_shown() -> None:
-    """It is why nothing comes; and before the first report there is nothing to show."""
+    """The line says that the log is full; before the first report it has no metrics."""
     assert progress_line(5, report(1, 5, paused=True)).endswith("paused: the log is full")
     assert progress_line(0, {}) == "0 rows, 0 rows/s"
 
@@ -91,7 +91,7 @@ def test_a_full_log_is_shown() -> None:
     ],
 )
 def test_a_failure_is_one_line(text: str, line: str | None) -> None:
-    """The reason that was given first of all, without stack traces."""
+    """The line has the original reason, without stack traces."""
     said = one_line(RuntimeError(text))
     assert said == (line or "[TABLE_NOT_FOUND] there is no table; line 1 pos 5;")
     assert len(one_line(RuntimeError("x" * 5000))) < 500
@@ -102,7 +102,7 @@ def test_a_failure_is_one_line(text: str, line: str | None) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_help_has_the_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it is run by the other tests, word for word."""
+    """--help prints the example that other tests run, word for word."""
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert JOBS[name].EXAMPLE in capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_wrong_flags_are_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the usage, and exit code 2."""
+    """Wrong flags print the usage, and the exit code is 2."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(words)
@@ -177,7 +177,7 @@ def test_wrong_flags_are_told_before_spark_starts(
 
 
 def test_repeated_flags_and_commas_are_the_same() -> None:
-    """--topic=a,b and --topic=a --topic=b; options of the library reach both ends."""
+    """Repeated flags equal commas, and client options reach source and sink."""
     from pipelines.jobs.arguments import sink_options, source_options
 
     words = ["mirror", "--topic=a", "--topic=b,c", *NSQD, *STATE]
@@ -194,7 +194,7 @@ def test_repeated_flags_and_commas_are_the_same() -> None:
 
 
 def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
-    """It knows no rename; and a file is none either."""
+    """A URL of an object store, or a file, is an error where a folder is needed."""
     with pytest.raises(FolderError, match="--output: s3a://b/t is a URL"):
         local_folder("s3a://b/t", "--output")
     (tmp_path / "file").touch()
@@ -214,7 +214,7 @@ def test_a_log_in_an_object_store_is_a_wrong_flag(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit code 2 and the reason, and no folder is made, least of all one of that name."""
+    """The exit code is 2, and no folder with the URL's name is made."""
     monkeypatch.chdir(tmp_path)
     flags = ["--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--checkpoint=state", flag]
     flags += {
@@ -235,7 +235,7 @@ def test_a_log_in_an_object_store_is_a_wrong_flag(
 
 @given(st.integers(1, 100_000), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_a_rate_is_kept(rate: int, counts: list[int]) -> None:
-    """Slices that wait as they are told take as long as the rate has it."""
+    """Publishing after each wait takes the time that the rate requires."""
     pace, now_s = RateLimit(rate, 0.0), 0.0
     for count in counts:
         now_s += pace.wait_s(count, now_s)
@@ -296,7 +296,7 @@ def test_a_portion_ends_when_its_time_is_over_or_a_stop_is_asked_for() -> None:
 
 
 class Waiting(threading.Event):
-    """Time passes at once."""
+    """A stop event on which time passes at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return False
@@ -306,7 +306,7 @@ class Waiting(threading.Event):
 
 
 def test_a_position_is_of_one_replay(tmp_path: Path) -> None:
-    """With other flags, or damaged, it is refused."""
+    """The position of a replay with other flags, or a damaged one, is refused."""
     path = tmp_path / "replay.json"
     ReplayPosition(path, {"topic": "a"}).save(17)
     assert ReplayPosition(path, {"topic": "a"}).rows == 17

@@ -1,4 +1,4 @@
-"""A job as a process of its own: it starts Spark, and SIGTERM ends it in order."""
+"""A job as a process of its own: it starts Spark, and SIGTERM stops it in order."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pipelines.sink.options import CommandLimits
 from pipelines.sink.stage import PUBLISHED, Stage
 from pipelines.sink.stagedfile import StagedFile
 from tests.pipelines.sink.rows import batch
-from tests.pipelines.sink.test_parcels import opened
+from tests.pipelines.sink.test_commands import opened
 from tests.soak import more_in_soak, swept
 from trionsq.testing.disk import Crashed, SimulatedDisk
 

@@ -1,4 +1,4 @@
-"""What the source's tests share: nsqd by its HTTP API, and a wait with a limit."""
+"""Shared by the source's tests: nsqd's HTTP API, and a wait with a limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART_NBYTES = 4 << 20
 
 
 def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
-    """By /mpub, binary."""
+    """Publish by /mpub, in binary form."""
     step = max(1, min(PART, PART_NBYTES // max(map(len, bodies))))
     for first in range(0, len(bodies), step):
         part = bodies[first : first + step]
@@ -45,7 +45,7 @@ def channel_at_rest(http_address: str, topic: str, channel: str) -> dict[str, An
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 180.0) -> None:
-    """Ask again and again; AssertionError after the limit."""
+    """Wait for a condition. AssertionError after the limit."""
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -1,4 +1,4 @@
-"""Whatever happens to the machine, the log has all that it said it has, and no half of anything."""
+"""After any failure the log has all messages that it acknowledged, and no partial segment."""
 
 import errno
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from trionsq.testing.disk import Crashed, SimulatedDisk
 
 
 class Story:
-    """Appends and commits, and what the log has promised so far."""
+    """Appends and commits, and the guarantees of the log so far."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -36,7 +36,7 @@ class Story:
             self.committed = first
 
     def check(self, disk: SimulatedDisk) -> Wal:
-        """The log opens, and keeps its promises."""
+        """The log opens, and keeps its guarantees."""
         log = open_log(disk)
         found = numbers_on(disk)
         assert self.durable <= log.end <= len(self.begun)
@@ -48,7 +48,7 @@ class Story:
 
 
 def operations() -> int:
-    """How many a whole story has."""
+    """The number of disk operations of a whole story."""
     disk = SimulatedDisk()
     Story().tell(disk)
     return disk.operations
@@ -58,7 +58,7 @@ def operations() -> int:
 def test_a_crash_at_any_operation_loses_nothing_that_was_promised(
     how: Callable[[SimulatedDisk], SimulatedDisk],
 ) -> None:
-    """Killed, or without power, at each operation of the disk in turn; twice in a row."""
+    """After a kill or a power failure at each disk operation, twice, no message is lost."""
     count = operations()
     assert count > 30
     for at in range(1, count + 1):
@@ -125,7 +125,7 @@ def test_an_append_that_finds_no_room_is_not_in_the_log(
 
 @pytest.mark.parametrize("step", ["create", "write", "sync", "close", "rename", "sync_folder"])
 def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
-    """EIO: nobody knows what the disk has. Opened anew, it has all of the append or nothing."""
+    """After EIO the log refuses appends; reopened it has all of the append or nothing."""
     disk = SimulatedDisk()
     log = open_log(disk)
     log.append([block(0)])
@@ -165,7 +165,7 @@ def test_a_failed_append_that_comes_back_is_not_in_the_way() -> None:
 
 
 def fill(log: Wal) -> int:
-    """Append messages one by one until there is no room; how many there are."""
+    """Append messages one by one until the log is full; their number."""
     for number in range(100):
         try:
             log.append([block(number)])

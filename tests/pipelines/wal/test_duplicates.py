@@ -1,4 +1,4 @@
-"""Recognizing what the log has already."""
+"""Duplicates recognizes messages that are in the log."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def ids_of(numbers: Sequence[int]) -> list[bytes]:
 def test_the_same_as_a_plain_set_of_all_retained_ids(
     parts: list[tuple[IdScope, list[int], bool]],
 ) -> None:
-    """Any ids from any stream, with segments trimmed at any time: exactly the new ones, once."""
+    """For any ids, scopes and trims it finds exactly the new ids, once."""
     duplicates = Duplicates()
     model: list[tuple[int, IdScope, int]] = []
     end = 0
@@ -52,7 +52,7 @@ def test_the_same_as_a_plain_set_of_all_retained_ids(
 
 
 def test_the_memory_is_bounded_for_each_stream() -> None:
-    """Beyond the limit the oldest segments' ids go, of that stream alone."""
+    """Beyond the limit the oldest segment's ids are forgotten, of that scope only."""
     duplicates = Duplicates(max_ids=10)
     duplicates.add(B, 1, ids_of([0]))
     for first in range(0, 100, 4):
@@ -63,7 +63,7 @@ def test_the_memory_is_bounded_for_each_stream() -> None:
 
 
 def test_the_newest_segments_tell_what_is_known_after_a_restart() -> None:
-    """Oldest first, with the ends by which they are forgotten, as many as asked for."""
+    """After a restart the newest segments give the ids, with their ends, oldest first."""
     log = open_log(SimulatedDisk())
     for first in range(0, 12, 3):
         log.append([block(first, first + 1), block(first + 2, nsqd="n:2")])
