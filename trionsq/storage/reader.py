@@ -240,7 +240,7 @@ class QueueReader:
         self.finished.add_all(numbers)
 
     def check(self) -> str | None:
-        """Return what is wrong with the state of the reader, None if nothing is. O(1)."""
+        """Return a contradiction in the state of the reader, None if there is none. O(1)."""
         number = self._positions.read_file
         if self.finished.end > number:
             return f"the read position is in file {number}, but later files are finished"

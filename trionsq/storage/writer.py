@@ -260,7 +260,7 @@ class QueueWriter:
         self._is_unsynced = False
 
     def check(self) -> str | None:
-        """Return what is wrong with the state of the writer, None if nothing is. O(1)."""
+        """Return a contradiction in the state of the writer, None if there is none. O(1)."""
         number = self._positions.write_file
         if self.sealed and self.sealed[-1][0] >= number:
             return f"the write position is in file {number}, which is sealed"
