@@ -42,6 +42,10 @@ class QueueReader:
         has_moved: whether another file was begun since `lend_finished`.
     """
 
+    __slots__ = ("_block", "_block_start", "_demand", "_disk", "_file", "_files", "_index",
+                 "_max_body_bytes", "_oldest", "_positions", "_run", "_writer", "finished",
+                 "has_moved")  # fmt: skip
+
     def __init__(
         self,
         disk: Disk,

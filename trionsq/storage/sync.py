@@ -59,6 +59,10 @@ class QueueSync:
         generation: invalidates jobs when the queue is emptied or deleted.
     """
 
+    __slots__ = ("_deferrals", "_files", "_folder", "_is_needed", "_is_stopped", "_job",
+                 "_operations", "_owner", "_positions", "_positions_file", "_reader", "_reads",
+                 "_unsynced", "_writer", "error", "generation")  # fmt: skip
+
     def __init__(
         self,
         owner: SyncOwner,

@@ -41,6 +41,9 @@ class QueueWriter:
         sealed: full files that are not durable, oldest first.
     """
 
+    __slots__ = ("_close_after_loan", "_disk", "_ends", "_file", "_file_on_loan", "_files",
+                 "_is_unsynced", "_max_file_bytes", "_positions", "sealed")  # fmt: skip
+
     def __init__(
         self, disk: Disk, files: QueueFiles, positions: Positions, max_file_bytes: int
     ) -> None:
