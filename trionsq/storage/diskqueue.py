@@ -162,7 +162,8 @@ class DiskQueue:
         self._positions.depth -= count
         if self._positions.all_read:
             self._note_end()
-        self._sync.count_operations(count, self._reader.has_moved, reads=count)
+        self._sync.reads += count
+        self._sync.count_operations(count, self._reader.has_moved)
         return segment
 
     def _note_end(self) -> None:
