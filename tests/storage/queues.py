@@ -116,11 +116,11 @@ def put(queue: DiskQueue, wanted: Sequence[Message]) -> None:
     queue.append(segment(wanted), due_ns or None)
 
 
-def drain(queue: DiskQueue, count_max: int = 7, nbytes_max: int = EVERYTHING) -> list[Message]:
+def drain(queue: DiskQueue, max_count: int = 7, max_bytes: int = EVERYTHING) -> list[Message]:
     """All that it gives."""
     got: list[Message] = []
-    while (one := queue.read(count_max, nbytes_max)) is not None:
-        assert 1 <= one.count <= count_max
+    while (one := queue.read(max_count, max_bytes)) is not None:
+        assert 1 <= one.count <= max_count
         got += contents(one)
     return got
 

@@ -69,11 +69,11 @@ def test_what_goes_in_comes_out(disk: Disk) -> None:
 
 
 def test_limits_are_kept_but_one_message_always_comes(disk: Disk) -> None:
-    """No more than count_max and nbytes_max, except that a large record comes alone."""
+    """No more than max_count and max_bytes, except that a large record comes alone."""
     queue = queue_on(disk)
     put(queue, messages(0, 10))
-    for nbytes_max, count in ((1, 1), (2 * SMALL - 1, 1), (2 * SMALL, 2), (10_000, 3)):
-        one = queue.read(3, nbytes_max)
+    for max_bytes, count in ((1, 1), (2 * SMALL - 1, 1), (2 * SMALL, 2), (10_000, 3)):
+        one = queue.read(3, max_bytes)
         assert one is not None
         assert one.count == count
     queue.close()

@@ -131,7 +131,7 @@ def test_files_that_outlived_their_end_are_removed() -> None:
     wanted = messages(0, 10)
     put(queue, wanted)
     before = disk.files()
-    drain(queue, count_max=1)
+    drain(queue, max_count=1)
     queue.close()
     for name, data in before.items():
         if name not in disk.files():

@@ -111,16 +111,16 @@ class QueueMachine(RuleBasedStateMachine):
             self.log += wanted
             SEEN["appended"] += 1
 
-    @rule(count_max=st.integers(1, 9), nbytes_max=st.sampled_from([1, 100, 10_000]))
-    def read(self, count_max: int, nbytes_max: int) -> None:
-        one = self.queue.read(count_max, nbytes_max)
+    @rule(max_count=st.integers(1, 9), max_bytes=st.sampled_from([1, 100, 10_000]))
+    def read(self, max_count: int, max_bytes: int) -> None:
+        one = self.queue.read(max_count, max_bytes)
         if one is None:
             assert not self.waiting or self.folder.fault is not None
             SEEN["read failed"] += bool(self.waiting)
             return
         got = contents(one)
-        assert len(got) <= count_max
-        assert len(got) == 1 or sum(len(message.record) for message in got) <= nbytes_max
+        assert len(got) <= max_count
+        assert len(got) == 1 or sum(len(message.record) for message in got) <= max_bytes
         self.expect(got, self.waiting[: len(got)])
         self.read_count += len(got)
 

@@ -34,8 +34,8 @@ def filled(disk: SimulatedDisk, count: int, sizes: tuple[int, ...] = SIZES) -> D
     return queue
 
 
-def look(queue: DiskQueue, skip: int = 0, count_max: int = BIG, nbytes_max: int = BIG) -> Page:
-    page = Page(count_max, nbytes_max)
+def look(queue: DiskQueue, skip: int = 0, max_count: int = BIG, max_bytes: int = BIG) -> Page:
+    page = Page(max_count, max_bytes)
     view = queue.peek()
     if view is not None:
         view.read(skip, page)
@@ -58,7 +58,7 @@ def drain(queue: DiskQueue) -> list[bytes]:
     st.integers(1, 60), st.integers(0, 59), st.integers(0, 70), st.integers(1, 30), st.booleans()
 )
 def test_a_look_shows_what_a_reader_would_get(
-    count: int, taken: int, skip: int, count_max: int, equal: bool
+    count: int, taken: int, skip: int, max_count: int, equal: bool
 ) -> None:
     """From any offset, through several files; the reader goes on where it was."""
     disk = SimulatedDisk()
@@ -70,9 +70,9 @@ def test_a_look_shows_what_a_reader_would_get(
         read += segment.count
     depth = queue.depth
     left = message_ids(read, count - read)
-    page = look(queue, skip, count_max)
-    assert ids_of(page) == left[skip : skip + count_max]
-    assert page.more == (len(left) > skip + count_max)
+    page = look(queue, skip, max_count)
+    assert ids_of(page) == left[skip : skip + max_count]
+    assert page.more == (len(left) > skip + max_count)
     assert page.trouble is None
     assert queue.depth == depth
     assert drain(queue) == left
@@ -83,7 +83,7 @@ def test_all_of_a_message_is_shown() -> None:
     queue = DiskQueue("t", folder_on(SimulatedDisk()))
     queue.append(Segment(batch(7, 2, (20, 30)), 0, 2, attempts=5), [WALL_NS + 9, WALL_NS + 10])
     queue.append(Segment(batch(9, 1, (10,)), 0, 1))
-    first, second, third = look(queue, nbytes_max=55).messages + look(queue, skip=2).messages
+    first, second, third = look(queue, max_bytes=55).messages + look(queue, skip=2).messages
     ids = message_ids(7, 3)
     assert first == Peeked(ids[0], WALL_NS + 7, 5, body_of(ids[0], 20), 20, WALL_NS + 9)
     assert second.due_ns == WALL_NS + 10
@@ -107,11 +107,11 @@ def test_a_long_body_is_read_no_further_than_shown(size: int) -> None:
     queue = DiskQueue("t", folder_on(SimulatedDisk(), max_file_bytes=BIG))
     queue.append(Segment(batch(0, 3, (size,)), 0, 3, 4))
     ids = message_ids(0, 3)
-    (message,) = look(queue, nbytes_max=100).messages
+    (message,) = look(queue, max_bytes=100).messages
     assert message == Peeked(ids[0], WALL_NS, 4, body_of(ids[0], size)[:100], size)
     page = look(queue, skip=1)
     assert [one.body for one in page.messages] == [body_of(id_, size) for id_ in ids[1:]]
-    (message,) = look(queue, skip=2, nbytes_max=size - 1).messages
+    (message,) = look(queue, skip=2, max_bytes=size - 1).messages
     assert message.body == body_of(ids[2], size)[: size - 1]
 
 
@@ -120,7 +120,7 @@ def test_a_far_offset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peek, "_BLOCK_BYTES", 1000)
     monkeypatch.setattr(peek, "MAX_SCANNED_BYTES", 5000)
     queue = filled(SimulatedDisk(), 1000, (70,))
-    assert ids_of(look(queue, skip=45, count_max=1)) == message_ids(45, 1)
+    assert ids_of(look(queue, skip=45, max_count=1)) == message_ids(45, 1)
     with pytest.raises(PeekTooFar):
         look(queue, skip=900)
     # What is shown, and not passed, has the bounds of its page.
@@ -229,7 +229,7 @@ def test_a_look_leaves_no_file_open() -> None:
     queue = filled(disk, 40)
     before = disk.open_files
     look(queue)
-    look(queue, count_max=3)
+    look(queue, max_count=3)
     disk.fail(errno.EIO, only=("read",))
     look(queue)
     assert disk.open_files == before

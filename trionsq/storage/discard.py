@@ -28,7 +28,7 @@ class DiscardingBackend:
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         self.dropped["ephemeral overflow"] += segment.count
 
-    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
         return None
 
     def peek(self) -> BackendView | None:

@@ -139,11 +139,11 @@ class DiskQueue:
             self._reader.skip_finished_file()
         sync.count_operations(records.count, began_file)
 
-    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
         if self._has_read_error or self._deferrals.is_loading:
             return None
         try:
-            segment = self._reader.next_segment(count_max, nbytes_max)
+            segment = self._reader.next_segment(max_count, max_bytes)
         except OSError as error:
             self._has_read_error = True
             self._damaged_reads += error.errno in _DAMAGE

@@ -1,8 +1,8 @@
-"""What the data path says beside messages: ``nsqd.dat`` (topics and channels) and ``trionsq.dat``.
+"""The data path's files beside messages: ``nsqd.dat`` (topics and channels) and ``trionsq.dat``.
 
 ``nsqd.dat`` is the original's: either nsqd reads the other's file. Spec: nsqd-internals, section 5.
-``trionsq.dat`` is ours, and the original ignores it: up to which time message ids may be in use, so
-that a clock that was set back repeats none. It holds ``{"format":1,"ids_until_ns":N}``.
+``trionsq.dat`` is ours; the original ignores it. It has the time up to which message ids may be in
+use, ``{"format":1,"ids_until_ns":N}``, so that no id is repeated after the clock was set back.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _DRAFT: Final = re.compile(
     rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred|[0-9]{{6,}})\.dat)\.[0-9]+\.tmp"
 )
 
-# What is written at once, in characters.
+# Characters written at once.
 _PIECE_LENGTH: Final = 64 * 1024
 
 log = logging.getLogger("trionsq")
 
 
 class MetadataError(Exception):
-    """``nsqd.dat`` can't be used. The text is that of nsqd's FATAL line."""
+    """``nsqd.dat`` is unusable; the text is that of nsqd's FATAL line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelRecord:
-    """A channel as the file names it."""
+    """A channel in ``nsqd.dat``."""
 
     name: str
     paused: bool = False
@@ -62,7 +62,7 @@ class ChannelRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic as the file names it, with its channels."""
+    """A topic in ``nsqd.dat``, with its channels."""
 
     name: str
     paused: bool = False
@@ -70,13 +70,14 @@ class TopicRecord:
 
 
 def load_metadata(disk: Disk) -> list[TopicRecord]:
-    """The topics of the file, each name once; none if there is no file.
+    """Return the topics of the file, each name once; none without a file.
 
-    Entries with invalid names are skipped with a warning. An entry that repeats a name adds its
-    channels to the first one, and pauses it if it says so. Ephemeral names are taken as they are.
+    Entries with invalid names are skipped with a warning. An entry with a repeated name adds its
+    channels to the first entry, and pauses the topic if it is paused itself. Ephemeral names are
+    accepted.
 
     Raises:
-        MetadataError: the file can't be read, or has not the shape that it must have.
+        MetadataError: the file cannot be read, or its content is not valid.
     """
     path = f"{disk.path}/{METADATA_FILE}"
     try:
@@ -97,30 +98,30 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
 
 
 def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
-    """Write the file anew, without what is ephemeral.
+    """Replace the file, without ephemeral topics and channels. Blocks for fsyncs.
 
     Raises:
-        OSError: the new content may not be durable.
+        OSError: the file may have its old content, or the new one may not be durable.
     """
     replace_file(disk, METADATA_FILE, _encode(topics))
 
 
 def _encode(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
-    """The content of the file in pieces.
+    """Yield the content of the file in pieces.
 
-    To encode it in one call would keep all other threads from running, the event loop among them.
+    Encoding it in one call would stop all other threads, and the event loop with them.
     """
     topics = [topic for topic in topics if not is_ephemeral(topic.name)]
     text = '{"topics":' + ("[" if topics else "null")
-    for place, topic in enumerate(topics):
+    for index, topic in enumerate(topics):
         if len(text) >= _PIECE_LENGTH:
             yield text.encode()
             text = ""
-        text += ("," if place else "") + _encode_entry(topic)[:-1] + ',"channels":'
+        text += ("," if index else "") + _encode_entry(topic)[:-1] + ',"channels":'
         channels = [channel for channel in topic.channels if not is_ephemeral(channel.name)]
         text += "[" if channels else "null"
-        for channel_place, channel in enumerate(channels):
-            text += ("," if channel_place else "") + _encode_entry(channel)
+        for channel_index, channel in enumerate(channels):
+            text += ("," if channel_index else "") + _encode_entry(channel)
             if len(text) >= _PIECE_LENGTH:
                 yield text.encode()
                 text = ""
@@ -134,21 +135,19 @@ def _encode_entry(entry: TopicRecord | ChannelRecord) -> str:
 
 
 def remove_drafts(disk: Disk) -> None:
-    """Remove what a crash left of files that were being written anew.
+    """Delete the drafts that a crash left when files were being replaced.
 
-    Those are ``nsqd.dat``, positions files, and our own: ``trionsq.dat`` and due times.
-
-    One that can't be removed does no harm: a warning.
+    A draft that cannot be deleted does no harm: it is only logged.
 
     Raises:
-        OSError: the folder can't be listed.
+        OSError: the folder cannot be listed.
     """
     for name in disk.names():
         if _DRAFT.fullmatch(name):
             try:
                 disk.unlink(name)
             except OSError as error:
-                log.warning("leaving a draft behind: %s", error)
+                log.warning("a draft cannot be deleted: %s", error)
 
 
 def _topics(content: object) -> list[TopicRecord]:
@@ -163,13 +162,14 @@ def _topics(content: object) -> list[TopicRecord]:
         if not _is_usable(name, "topic"):
             continue
         paused[name] = paused.get(name, False) or is_paused
-        of_topic = channels.setdefault(name, {})
+        topic_channels = channels.setdefault(name, {})
         for channel, is_channel_paused in entries:
             if _is_usable(channel, "channel"):
-                of_topic[channel] = of_topic.get(channel, False) or is_channel_paused
+                was_paused = topic_channels.get(channel, False)
+                topic_channels[channel] = was_paused or is_channel_paused
     return [
-        TopicRecord(name, paused[name], tuple(ChannelRecord(*item) for item in found.items()))
-        for name, found in channels.items()
+        TopicRecord(name, paused[name], tuple(ChannelRecord(*item) for item in items.items()))
+        for name, items in channels.items()
     ]
 
 
