@@ -20,7 +20,7 @@ from trionsq.client.dial import dial_tcp
 from trionsq.client.handshake import Handshake
 from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
-from trionsq.wire.columns import ColumnDecoder
+from trionsq.wire.client import ColumnDecoder
 
 BATCH = 200
 SIZE = 200

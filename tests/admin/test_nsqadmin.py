@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import trio
 
+from admin import cli
+from admin.app import wanted_coding
 from admin.cli import main
-from admin.compression import wanted_coding
 from admin.options import NsqadminOptions, OptionsError, validated
 from tests.admin.nodes import ask, fake_node, nsqadmin
 from tests.golden.http_exchange import exchange_http
 from tests.golden.sockets import SocketConnection
 from tests.golden.transcripts import Request
 from tests.processes import running_nsqadmin as running_process
-from trionsq.daemon import limits
 from trionsq.debug.tasks import TaskNode, task_tree
 
 NODE = "--nsqd-http-address=127.0.0.1:1"
@@ -82,7 +82,7 @@ def test_a_start_error_is_one_fatal_line(
 ) -> None:
     """The original's words; exit code 1."""
     # That of the tests stays.
-    monkeypatch.setattr(limits, "raise_open_files_limit", lambda: None)
+    monkeypatch.setattr(cli, "raise_open_files_limit", lambda: None)
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["--http-address=127.0.0.1:0", *words])
     line = r"\[nsqadmin\] [\d/]{10} [\d:.]{15} FATAL: failed to instantiate nsqadmin - "

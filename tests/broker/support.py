@@ -11,7 +11,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
-from trionsq.storage.background import Done, Job
+from trionsq.storage.folder import Job, JobDone
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -19,7 +19,7 @@ from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_con
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
 from trionsq.wire.client import MessageFrame
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 
 def accounted(channel: Channel) -> int:
@@ -36,7 +36,9 @@ def check_balances(broker: Broker) -> None:
         for channel in topic.channels.values():
             assert accounted(channel) == channel.core.message_count, channel
             assert channel.check() is None
-            assert set(channel.core.consumers) == {client.consumer for client in channel.clients}
+            assert set(channel.core.in_flight.subscriptions) == {
+                client.consumer for client in channel.clients
+            }
 
 
 def check_nobody_left(broker: Broker) -> None:
@@ -47,7 +49,7 @@ def check_nobody_left(broker: Broker) -> None:
     for topic in broker.topics.values():
         for channel in topic.channels.values():
             assert not channel.clients
-            assert not channel.core.consumers
+            assert not channel.core.in_flight.subscriptions
             assert not channel.core.waiting
 
 
@@ -103,7 +105,7 @@ class Gate(HeldBackground):
         self.held_up = 0
         self._opened = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         super().submit(job, done)
         if self.is_open:
             self.run_all()

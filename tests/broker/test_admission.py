@@ -17,7 +17,7 @@ from trionsq.testing import open_broker
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 
 def test_without_a_rate_there_is_no_limit() -> None:

@@ -13,7 +13,7 @@ from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryStream, memory_connection
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 COUNT = 200
 # Without IDENTIFY the heartbeat interval is 30 s, and two of them without a command are the end.

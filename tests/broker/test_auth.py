@@ -23,8 +23,7 @@ from tests.broker.statistics import document_of
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
-from trionsq.debug.tasks import task_tree
-from trionsq.debug.tasks_shown import text_pieces
+from trionsq.debug.tasks import task_tree, text_pieces
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands

@@ -19,7 +19,7 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.testing import open_broker
 from trionsq.wire import commands, frames
 from trionsq.wire.auth import Question
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 RECEIVE_NBYTES = 65536
 LIMIT_S = 60

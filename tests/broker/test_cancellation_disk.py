@@ -13,11 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
+from tests.soak import more_in_soak, swept
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
-from trionsq.storage.background import Done, Job, JobDefects
+from trionsq.storage.folder import Job, JobDefects, JobDone
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -36,11 +37,11 @@ class LateBackground:
         self._under_way = 0
         self._idle = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         self._under_way += 1
         self._nursery.start_soon(self._run, job, done)
 
-    async def _run(self, job: Job, done: Done) -> None:
+    async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)
         job()
         await trio.sleep(DISK_DELAY_S)
@@ -72,7 +73,7 @@ def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
     whole = CancelAt(0, when)
     run(whole)
     assert whole.steps >= steps_min
-    for at in range(1, whole.steps + 1):
+    for at in swept(whole.steps):
         cancel_at = CancelAt(at, when)
         try:
             run(cancel_at)
@@ -118,10 +119,10 @@ def in_memory(core: TopicState | ChannelState) -> Iterator[set[bytes]]:
     segments = list(core.store.memory._segments)
     if isinstance(core, ChannelState):
         segments += [segment for _, segment in core.deferred]
-        for consumer in (*core.consumers, *core._orphans):
+        for consumer in (*core.in_flight.subscriptions, *core.in_flight._disconnected):
             segments += [delivery.extract([id_]) for id_, delivery in consumer.in_flight.items()]
     for one in segments:
-        bodies.update(one.batch.bodies.cut(one.first, one.last))
+        bodies.update(one.batch.bodies.slice(one.first, one.last))
 
 
 async def fill(broker: Broker) -> None:
@@ -181,6 +182,7 @@ async def cancel_the_stop(cancel_at: CancelAt) -> None:
         assert set(numbered(12)) - unsaved <= found <= set(numbered(12))
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_stop_cancelled_at_any_await(when: When) -> None:
     """No task is left, and a restart finds all that had left memory; a whole stop saves all."""
@@ -263,6 +265,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
             assert ledger.acknowledged <= found | ledger.finished
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 @pytest.mark.parametrize(
     ("task", "how", "steps_min"),

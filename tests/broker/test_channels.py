@@ -45,7 +45,7 @@ async def test_a_paused_channel_delivers_nothing(autojump_clock: MockClock) -> N
 @pytest.fixture
 def nothing_is_delivered_by_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single messages take the way of large batches, through the channel's task."""
-    monkeypatch.setattr("trionsq.core.channel.AT_ONCE_MESSAGES_MAX", 0)
+    monkeypatch.setattr("trionsq.core.channel.MAX_DIRECT_MESSAGES", 0)
 
 
 @pytest.mark.usefixtures("nothing_is_delivered_by_the_topic")

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.broker.support import connect, finish, numbered, publish
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
 from trionsq.testing.memory import nsqd_in_memory
 
 
@@ -54,7 +54,7 @@ async def test_what_does_not_add_up_is_told_once(
             )
         with caplog.at_level(logging.ERROR):
             await trio.sleep(60)
-        lines = [line for line in caplog.messages if "does not add up" in line]
+        lines = [line for line in caplog.messages if "do not add up" in line]
         assert len(lines) == len(broker.checks.broken) == broker.checks.broken_count >= 1
         assert ("t" if what == "topic" else "t:c") in broker.checks.broken
         consumer, _, _ = connect(broker)

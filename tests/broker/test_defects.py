@@ -14,8 +14,10 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.broker.defects import PARTS, Defects
 from trionsq.broker.metadata import MetadataKeeper
+from trionsq.core import dispatch
 from trionsq.core.channel import ChannelState
-from trionsq.core.store import Store
+from trionsq.core.queue import Store
+from trionsq.core.recovered import ChannelStore
 from trionsq.core.topic import TopicState
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
@@ -61,7 +63,7 @@ def bodies_at(broker: Broker, channel: str) -> list[bytes]:
     """The bodies that wait in memory at a channel of the topic ``t``."""
     core = broker.topics["t"].channels[channel].core
     return sorted(
-        segment.batch.bodies.one(place)
+        segment.batch.bodies.body_at(place)
         for segment in core.peek()
         for place in range(segment.first, segment.last)
     )
@@ -121,9 +123,12 @@ async def test_a_defect_in_a_topics_task_stops_that_topic_only(
         assert message.body == b"kept"
 
 
-@pytest.mark.parametrize("method", ["_take", "_deliver", "_sample"])
+@pytest.mark.parametrize(
+    ("of", "method"),
+    [(ChannelStore, "pop_segment"), (ChannelState, "_deliver"), (dispatch, "sampled")],
+)
 async def test_a_defect_in_a_channels_task_loses_no_message(
-    method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    of: Any, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message comes to the client once, when the task begins again; the counts add up."""
     async with nsqd_in_memory() as broker:
@@ -132,7 +137,7 @@ async def test_a_defect_in_a_channels_task_loses_no_message(
         await talk.frame()
         await talk.subscribe("t", "c", ready=50)
         await wait_all_tasks_blocked()
-        breakage = Breakage(monkeypatch, ChannelState, method)
+        breakage = Breakage(monkeypatch, of, method)
         breakage.times(1)
         publish(broker, "t", *numbered(20))
         await wait_all_tasks_blocked()
@@ -276,7 +281,9 @@ async def test_a_defect_in_a_timer_costs_a_turn_of_it(
             assert b'"t"' in disk.files()["nsqd.dat"]
 
 
-@pytest.mark.parametrize(("part", "method"), [("disk_sync", "sync"), ("disk_retry", "give_room")])
+@pytest.mark.parametrize(
+    ("part", "method"), [("disk_sync", "sync"), ("disk_retry", "release_finished_file")]
+)
 async def test_a_defect_in_a_timer_of_the_disk_costs_a_turn_of_it(
     part: str, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +314,7 @@ async def test_a_defect_at_the_end_of_a_connection_ends_no_other(
     async with nsqd_in_memory() as broker:
         talk, _, _ = connect(broker)
         await talk.subscribe("t", "c", ready=1)
-        breakage = Breakage(monkeypatch, ChannelState, "remove_consumer")
+        breakage = Breakage(monkeypatch, ChannelState, "remove_subscription")
         breakage.times(1)
         talk.close()
         await wait_all_tasks_blocked()

@@ -23,7 +23,7 @@ from tests.broker.support import (
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused
 from trionsq.storage.metadata import load_metadata, save_metadata
-from trionsq.storage.sync import SyncJob
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory

@@ -16,7 +16,7 @@ from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 KIB = 1024
 READ_MAX = 128 * KIB

@@ -7,8 +7,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import consume, finish, numbered, publish
 from trionsq.broker.broker import Broker
-from trionsq.core.recovered import _IDS_MAX
-from trionsq.storage.sync import SyncJob
+from trionsq.core.recovered import _MAX_IDS
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -61,7 +61,7 @@ async def test_a_client_gets_each_message_once_and_each_fin_counts(
         assert core.finish_count == COUNT
         assert (core.depth, core.in_flight_count) == (0, 0)
         assert dropped(broker) == COUNT
-        assert core.recovered is None
+        assert core.store.recovered is None
 
 
 async def test_a_small_rdy_leaves_nothing_out(
@@ -128,7 +128,7 @@ async def test_after_a_clean_stop_nothing_is_noted(autojump_clock: MockClock) ->
         publish(broker, "t", *numbered(50))
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
         topic = broker.topics["t"]
-        assert topic.channels["c"].core.recovered is None
+        assert topic.channels["c"].core.store.recovered is None
         assert topic.core._recovered is None
         _, messages = await consume(broker, "t", "c", 50)
         assert len(messages) == 50
@@ -141,11 +141,11 @@ async def test_what_is_noted_is_bounded(
     disk = await killed_amid_the_fan_out(monkeypatch)
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
         await wait_all_tasks_blocked()
-        recovered = broker.topics["t"].channels["c"].core.recovered
+        recovered = broker.topics["t"].channels["c"].core.store.recovered
         assert recovered is not None
         broker.topic("t").pause()
         for _ in range(40):
             publish(broker, "t", *numbered(1000))
         broker.topic("t").unpause()
         await wait_all_tasks_blocked()
-        assert COUNT < len(recovered) < 2 * _IDS_MAX
+        assert COUNT < len(recovered) < 2 * _MAX_IDS

@@ -18,8 +18,9 @@ from trionsq.broker.client import Client
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
-from trionsq.core.delivery import Delivery
-from trionsq.core.store import Store
+from trionsq.core.in_flight import InFlight
+from trionsq.core.queue import Store
+from trionsq.core.subscription import Delivery
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
@@ -255,8 +256,8 @@ async def test_channels_come_and_go_amid_a_fan_out(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new one does not get the batch under way, a deleted one holds up nobody."""
-    monkeypatch.setattr("trionsq.core.topic._PUMP_MAX", 10)
-    monkeypatch.setattr("trionsq.broker.topic._COST_MAX", 10)
+    monkeypatch.setattr("trionsq.core.topic._MAX_PUMP", 10)
+    monkeypatch.setattr("trionsq.broker.topic._MAX_COST", 10)
     async with nsqd_in_memory() as broker:
         topic = broker.topic("t")
         for number in range(100):
@@ -354,7 +355,7 @@ async def test_a_channel_is_emptied_in_turns(
     count: int, steps: Steps, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting, in flight and deferred messages, of any number of clients."""
-    steps.watch(monkeypatch, ChannelState, "_forget")
+    steps.watch(monkeypatch, InFlight, "drop_emptied")
     async with nsqd_in_memory(mem_queue_size=10**6) as broker:
         channel = broker.topic("t").channel("c")
         clients = [connect(broker)[1] for _ in range(count // 10)]

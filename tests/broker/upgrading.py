@@ -16,7 +16,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.testing.streams import MemoryTransport, memory_connection
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 FRAME_HEAD_NBYTES = 8
 

@@ -15,8 +15,7 @@ from random import Random
 
 from tests.core.helpers import WALL_NS, MemoryBackend, body_of, contents, wall_ns
 from trionsq.core.channel import ChannelState
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 
 SIZES = (16, 48, 16, 32)
 
@@ -80,7 +79,7 @@ class Peer:
     def write(self) -> None:
         """What the pump does with the next delivery."""
         delivery = self.unwritten.pop(0)
-        present = self.consumer.present(delivery)
+        present = self.consumer.present_ids(delivery)
         delivery.written = True
         for id_, body, attempts in contents(delivery.extract(present)) if present else []:
             message = self.model.messages[id_]
@@ -246,7 +245,7 @@ class Model:
         assert self.channel.depth == len(queued)
 
     def _check_in_flight(self) -> None:
-        consumers = [*self.channel.consumers, *self.channel._orphans]
+        consumers = [*self.channel.in_flight.subscriptions, *self.channel.in_flight._disconnected]
         flying = {i: m for i, m in self.messages.items() if m.owner is not None}
         for consumer in consumers:
             for id_, delivery in consumer.in_flight.items():
@@ -289,7 +288,7 @@ class Model:
         waiting = [one for one in channel.waiting if not one.gone]
         assert 2 * len(waiting) >= len(channel.waiting), "who is gone is not forgotten"
         assert len(set(waiting)) == len(waiting)
-        assert set(waiting) == {one for one in channel.consumers if one.waiting}
+        assert set(waiting) == {one for one in channel.in_flight.subscriptions if one.waiting}
         readable = channel.store.memory.depth or (
             channel.store.backend.depth and not self.backend.reads_nothing
         )
@@ -297,6 +296,6 @@ class Model:
             assert not [peer for peer in self.peers if peer.credit], "a client starves"
         for message in self.messages.values():
             if message.due_s is not None:
-                assert channel.alarm_s <= max(message.due_s, self.now_s)
+                assert channel.wake_at_s <= max(message.due_s, self.now_s)
             elif message.owner is not None:
-                assert channel.alarm_s <= max(message.deadline_s, self.now_s)
+                assert channel.wake_at_s <= max(message.deadline_s, self.now_s)

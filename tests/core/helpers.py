@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trionsq.core.backend import BackendError
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
-from trionsq.core.missed import Missed
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.in_flight import MissedIds
 from trionsq.core.peek import Page, show_segments
+from trionsq.core.queue import BackendError
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000
@@ -48,7 +47,7 @@ def segment(first: int, count: int, sizes: Sequence[int] = (16,), attempts: int 
 
 def contents(one: Segment) -> list[tuple[bytes, bytes, int]]:
     """Id, body and attempts of each message."""
-    bodies = one.batch.bodies.cut(one.first, one.last)
+    bodies = one.batch.bodies.slice(one.first, one.last)
     return [(id_, body, one.attempts) for id_, body in zip(one.ids(), bodies, strict=True)]
 
 
@@ -57,12 +56,12 @@ def run_out(steps: Iterator[None]) -> int:
     return 1 + sum(1 for _ in steps)
 
 
-def reasons(missed: Missed | None) -> list[tuple[bytes, str]]:
+def reasons(missed: MissedIds | None) -> list[tuple[bytes, str]]:
     """The answers to ids that were missed, however long it takes to find them out."""
     if missed is None:
         return []
     while not missed.is_known:
-        missed.look(1)
+        missed.search(1)
     return missed.reasons()
 
 
@@ -117,7 +116,7 @@ class MemoryBackend:
         if self.reads_nothing or not self.segments:
             return None
         head = self.segments[0]
-        bodies = head.batch.bodies.cut(head.first, head.last)
+        bodies = head.batch.bodies.slice(head.first, head.last)
         count = nbytes = 0
         for body in bodies[:count_max]:
             nbytes += len(body)

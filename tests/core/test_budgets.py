@@ -8,14 +8,12 @@ import pytest
 
 from tests.core.helpers import MemoryBackend, batch, message_ids, run_out, segment, wall_ns
 from trionsq.core.batch import Segment
-from trionsq.core.channel import SCAN_MAX, ChannelState
-from trionsq.core.consumer import Subscription
+from trionsq.core.channel import MAX_SCAN, ChannelState
+from trionsq.core.containers import TimerQueue
 from trionsq.core.deferred import Deferred
-from trionsq.core.delivery import Delivery
-from trionsq.core.missed import AT_ONCE_LOOKUPS_MAX, LOOKUPS_MAX
-from trionsq.core.queue import MessageQueue
-from trionsq.core.store import free
-from trionsq.core.timerqueue import TimerQueue
+from trionsq.core.in_flight import MAX_DIRECT_LOOKUPS, MAX_LOOKUPS
+from trionsq.core.queue import MessageQueue, free
+from trionsq.core.subscription import Delivery, Subscription
 
 FEW, MANY = 10, 10_000
 numbers = pytest.mark.parametrize("count", [FEW, MANY])
@@ -44,7 +42,7 @@ def crowd(count: int, each: int = 1) -> tuple[ChannelState, list[Counted]]:
     for number in range(count):
         consumer = Counted(lambda delivery: True, msg_timeout_s=10.0)
         consumers.append(consumer)
-        channel.add_consumer(consumer)
+        channel.add_subscription(consumer)
         channel.set_ready(consumer, each, 0.0)
         channel.put(segment(number * each, each), 0.0, wall_ns(0.0))
         channel.dispatch(0.0)
@@ -60,10 +58,10 @@ def test_a_missed_fin_looks_at_few_consumers_at_once(count: int) -> None:
     last = message_ids(count - 1, 1)
     missed = channel.finish(consumers[0], [b"?" * 16, *last], 1.0)
     assert missed is not None
-    assert len(Counted.seen) <= AT_ONCE_LOOKUPS_MAX + 1
+    assert len(Counted.seen) <= MAX_DIRECT_LOOKUPS + 1
     while not missed.is_known:
         Counted.seen.clear()
-        missed.look(100)
+        missed.search(100)
         assert len(Counted.seen) <= 100
     assert missed.reasons() == [
         (b"?" * 16, "ID not in flight"),
@@ -75,7 +73,7 @@ def test_a_missed_fin_of_the_only_one_with_messages_looks_at_nobody() -> None:
     """Whatever the number of consumers, if they have nothing in flight."""
     channel, consumers = crowd(1)
     for _ in range(MANY):
-        channel.add_consumer(Counted(lambda delivery: True))
+        channel.add_subscription(Counted(lambda delivery: True))
     missed = channel.finish(consumers[0], [b"?" * 16], 1.0)
     assert missed is not None
     assert missed.is_known
@@ -86,22 +84,22 @@ def test_many_ids_and_many_messages_in_flight_end_a_turn_early() -> None:
     """A look-up is counted for each, not for each consumer."""
     channel, consumers = crowd(100, each=500)
     ids = [b"?%015d" % number for number in range(1000)]
-    missed = channel.missed(consumers[0], ids)
+    missed = channel.missed_ids(consumers[0], ids)
     Counted.seen.clear()
-    assert not missed.look(LOOKUPS_MAX)
-    assert len(Counted.seen) <= LOOKUPS_MAX // 500
+    assert not missed.search(MAX_LOOKUPS)
+    assert len(Counted.seen) <= MAX_LOOKUPS // 500
 
 
 def test_consumers_may_come_and_go_while_a_missed_fin_looks() -> None:
     """Who has left is not looked at, unless it still has the message in flight."""
     channel, consumers = crowd(100)
     (held,) = message_ids(90, 1)
-    missed = channel.missed(consumers[0], [held])
+    missed = channel.missed_ids(consumers[0], [held])
     for consumer in consumers[20:]:
-        channel.remove_consumer(consumer, [], consumer is not consumers[90], 1.0)
-    channel.add_consumer(Counted(lambda delivery: True))
+        channel.remove_subscription(consumer, [], consumer is not consumers[90], 1.0)
+    channel.add_subscription(Counted(lambda delivery: True))
     while not missed.is_known:
-        missed.look(5)
+        missed.search(5)
     assert missed.reasons() == [(held, "client does not own message")]
 
 
@@ -114,11 +112,11 @@ def test_a_scan_takes_back_a_bounded_number(count: int) -> None:
     scans = 0
     while channel.timeout_count < count:
         before = channel.timeout_count
-        assert channel.scan(10.0, wall_ns(10.0)) <= SCAN_MAX + 1
-        assert 0 < channel.timeout_count - before <= SCAN_MAX
-        assert (channel.alarm_s <= 10.0) == (channel.timeout_count < count)
+        assert channel.scan(10.0, wall_ns(10.0)) <= MAX_SCAN + 1
+        assert 0 < channel.timeout_count - before <= MAX_SCAN
+        assert (channel.wake_at_s <= 10.0) == (channel.timeout_count < count)
         scans += 1
-    assert scans <= 1 + 2 * count // SCAN_MAX
+    assert scans <= 1 + 2 * count // MAX_SCAN
     assert (channel.in_flight_count, channel.depth) == (0, count)
 
 
@@ -150,7 +148,7 @@ def test_a_look_that_ends_within_a_delivery_loses_none_of_it(
 ) -> None:
     """Of more messages in flight than one look takes, all come back when they time out."""
     for looks_max in range(1, 25):
-        monkeypatch.setattr("trionsq.core.consumer._COMPACT_LOOKS_MAX", looks_max)
+        monkeypatch.setattr("trionsq.core.subscription._MAX_COMPACT_LOOKS", looks_max)
         channel, (consumer,) = crowd(1, each=20)
         for delivery in set(consumer.in_flight.values()):
             delivery.written = True
@@ -182,11 +180,11 @@ def test_a_disconnect_costs_the_same_in_any_crowd(count: int) -> None:
     channel = ChannelState("c", 10, MemoryBackend(), Random(1))
     consumers = [Waiting(lambda delivery: True) for _ in range(count)]
     for consumer in consumers:
-        channel.add_consumer(consumer)
+        channel.add_subscription(consumer)
         channel.set_ready(consumer, 1, 0.0)
     looks = 0
     for consumer in consumers:
-        channel.remove_consumer(consumer, [], False, 0.0)
+        channel.remove_subscription(consumer, [], False, 0.0)
     assert not channel.waiting
     assert looks <= 3 * count
 
@@ -197,7 +195,7 @@ def test_memory_is_freed_in_turns(count: int) -> None:
     queue, deferred = MessageQueue(), Deferred()
     for number in range(count):
         queue.append(segment(number, 1))
-        deferred.add(segment(number, 1), number)
+        deferred.add_segment(segment(number, 1), number)
     assert run_out(free(queue)) == run_out(free(deferred)) == 1 + (count - 1) // 2000
     assert (len(queue), len(deferred)) == (0, 0)
 

@@ -17,17 +17,13 @@ from tests.core.helpers import (
     segment,
     wall_ns,
 )
-from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import (
-    AT_ONCE_MESSAGES_MAX,
-    COMPACT_AFTER_S,
-    DELIVERY_MESSAGES_MAX,
-    DELIVERY_NBYTES_MAX,
-    ChannelState,
-)
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.channel import MAX_DIRECT_MESSAGES, ChannelState
+from trionsq.core.dispatch import MAX_DELIVERY_MESSAGES
+from trionsq.core.in_flight import COMPACT_AFTER_S
+from trionsq.core.queue import BackendError
+from trionsq.core.recovered import MAX_DELIVERY_BYTES
+from trionsq.core.subscription import Delivery, Subscription
 
 
 class Client:
@@ -41,7 +37,7 @@ class Client:
         self.offers = 0
         self.consumer = Subscription(self._offer, msg_timeout_s, sample_rate)
         self.channel = channel
-        channel.add_consumer(self.consumer)
+        channel.add_subscription(self.consumer)
         if rdy:
             channel.set_ready(self.consumer, rdy, 0.0)
 
@@ -60,7 +56,7 @@ class Client:
 
     def why(self, id_: bytes) -> str:
         """What FIN, REQ and TOUCH of a message that is not in flight here are told."""
-        [(_, why)] = reasons(self.channel.missed(self.consumer, [id_]))
+        [(_, why)] = reasons(self.channel.missed_ids(self.consumer, [id_]))
         return why
 
 
@@ -141,10 +137,10 @@ def test_clients_share_in_turn() -> None:
     """One delivery each, the longest waiting first."""
     channel = new_channel(10_000)
     clients = [Client(channel, rdy=2500) for _ in range(3)]
-    put(channel, 0, 5 * DELIVERY_MESSAGES_MAX)
+    put(channel, 0, 5 * MAX_DELIVERY_MESSAGES)
     sizes = [[len(one.ids) for one in client.deliveries] for client in clients]
-    assert sizes == [[DELIVERY_MESSAGES_MAX] * 2, [DELIVERY_MESSAGES_MAX] * 2,
-                     [DELIVERY_MESSAGES_MAX]]  # fmt: skip
+    assert sizes == [[MAX_DELIVERY_MESSAGES] * 2, [MAX_DELIVERY_MESSAGES] * 2,
+                     [MAX_DELIVERY_MESSAGES]]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [(100_000,), (100_000, 99_999)])
@@ -153,7 +149,7 @@ def test_a_delivery_is_bounded_in_bytes(sizes: tuple[int, ...]) -> None:
     channel = new_channel()
     client = Client(channel, rdy=10)
     put(channel, 0, 5, sizes)
-    put(channel, 5, 1, (2 * DELIVERY_NBYTES_MAX,))
+    put(channel, 5, 1, (2 * MAX_DELIVERY_BYTES,))
     assert [len(one.ids) for one in client.deliveries] == [2, 2, 1, 1]
 
 
@@ -186,16 +182,16 @@ def test_requeue_puts_the_message_at_the_tail() -> None:
 
 
 def test_requeue_with_a_delay_waits_for_its_time() -> None:
-    """It counts as deferred, gives credit back, and the alarm is set for it."""
+    """It counts as deferred, gives credit back, and a scan is asked for at its deadline."""
     channel = new_channel()
     client = Client(channel, rdy=1)
     put(channel, 0, 1)
     assert channel.requeue(client.consumer, message_ids(0, 1)[0], 1500, 0.0, wall_ns(0.0))
     assert (channel.deferred_count, channel.in_flight_count, channel.depth) == (1, 0, 0)
-    assert channel.alarm_s <= 1.5
+    assert channel.wake_at_s <= 1.5
     channel.scan(1.499, wall_ns(1.499))
     assert channel.deferred_count == 1
-    assert channel.alarm_s == pytest.approx(1.5)
+    assert channel.wake_at_s == pytest.approx(1.5)
     channel.scan(1.5, wall_ns(1.5))
     assert (channel.deferred_count, client.ids) == (0, message_ids(0, 1) * 2)
     assert client.deliveries[1].attempts == 2
@@ -214,33 +210,33 @@ def test_a_timeout_gives_credit_back() -> None:
 
 
 def test_alarms_never_come_late() -> None:
-    """The alarm is for the earliest deadline, and for copying out what is old."""
-    alarms: list[float] = []
+    """`wake_at` gets the earliest deadline, or the time to copy out old messages."""
+    times: list[float] = []
     channel = new_channel()
-    channel.alarm = alarms.append
+    channel.wake_at = times.append
     slow = Client(channel, rdy=1)
     quick = Client(channel, rdy=1, msg_timeout_s=1.0)
     put(channel, 0, 1)
-    assert (slow.ids, alarms) == (message_ids(0, 1), [COMPACT_AFTER_S])
+    assert (slow.ids, times) == (message_ids(0, 1), [COMPACT_AFTER_S])
     put(channel, 1, 1)
-    assert (quick.ids, alarms) == (message_ids(1, 1), [COMPACT_AFTER_S, 1.0])
+    assert (quick.ids, times) == (message_ids(1, 1), [COMPACT_AFTER_S, 1.0])
     channel.scan(0.5, wall_ns(0.5))
-    assert alarms[-1] == channel.alarm_s == 1.0
+    assert times[-1] == channel.wake_at_s == 1.0
     quick.finish(message_ids(1, 1))
     slow.finish(message_ids(0, 1))
     channel.scan(1.0, wall_ns(1.0))
     channel.scan(COMPACT_AFTER_S, wall_ns(COMPACT_AFTER_S))
-    assert channel.alarm_s == float("inf")
+    assert channel.wake_at_s == float("inf")
 
 
 def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:
-    """Also if a later alarm was set already; after the scan the rest pins no batch."""
+    """Also if a later scan was asked for already; after the scan the rest pins no batch."""
     channel = new_channel()
     channel.put(Segment(batch(90, 1, defer_ms=5000), 0, 1), 0.0, wall_ns(0.0))
-    assert channel.alarm_s == 5.0
+    assert channel.wake_at_s == 5.0
     client = Client(channel, rdy=9)
     put(channel, 0, 9)
-    assert channel.alarm_s == COMPACT_AFTER_S
+    assert channel.wake_at_s == COMPACT_AFTER_S
     (delivery,) = client.deliveries
     delivery.written = True
     client.finish(message_ids(0, 8))
@@ -267,7 +263,7 @@ def test_what_a_gone_client_had_stays_until_its_deadline() -> None:
     channel = new_channel()
     gone = Client(channel, rdy=2)
     put(channel, 0, 2)
-    channel.remove_consumer(gone.consumer, [], False, 1.0)
+    channel.remove_subscription(gone.consumer, [], False, 1.0)
     other = Client(channel, rdy=5)
     assert (other.ids, channel.in_flight_count) == ([], 2)
     assert other.finish(message_ids(0, 1)) == message_ids(0, 1)
@@ -275,7 +271,7 @@ def test_what_a_gone_client_had_stays_until_its_deadline() -> None:
     channel.scan(10.0, wall_ns(10.0))
     assert (other.ids, channel.timeout_count) == (message_ids(0, 2), 2)
     assert [one.attempts for one in other.deliveries] == [2]
-    assert not channel._orphans
+    assert not channel.in_flight._disconnected
 
 
 def test_a_gone_client_may_give_back_at_once() -> None:
@@ -283,7 +279,7 @@ def test_a_gone_client_may_give_back_at_once() -> None:
     channel = new_channel()
     gone, other = Client(channel, rdy=2), Client(channel)
     put(channel, 0, 2)
-    channel.remove_consumer(gone.consumer, [], True, 1.0)
+    channel.remove_subscription(gone.consumer, [], True, 1.0)
     channel.set_ready(other.consumer, 5, 1.0)
     assert other.ids == message_ids(0, 2)
     assert other.deliveries[0].attempts == 2
@@ -298,10 +294,10 @@ def test_what_was_never_written_goes_back_to_the_head() -> None:
     unwritten = list(gone.deliveries)
     gone.finish(message_ids(1, 1))
     put(channel, 5, 1)
-    channel.remove_consumer(gone.consumer, unwritten, False, 1.0)
+    channel.remove_subscription(gone.consumer, unwritten, False, 1.0)
     queued = []
     while channel.store.memory:
-        queued += contents(channel.store.memory.take(99, 10**6))
+        queued += contents(channel.store.memory.pop_segment(99, 10**6))
     assert [(id_, attempts) for id_, _, attempts in queued] == [
         (id_, 0) for id_ in [*message_ids(0, 1), *message_ids(2, 1), *message_ids(4, 2)]
     ]
@@ -313,9 +309,9 @@ def test_an_idle_channel_forgets_clients_that_left() -> None:
     channel = new_channel()
     for _ in range(10):
         client = Client(channel, rdy=1)
-        channel.remove_consumer(client.consumer, [], False, 0.0)
+        channel.remove_subscription(client.consumer, [], False, 0.0)
     assert not channel.waiting
-    assert not channel.consumers
+    assert not channel.in_flight.subscriptions
 
 
 def test_a_full_client_loses_its_turn_not_its_messages() -> None:
@@ -377,7 +373,7 @@ def test_empty_drops_everything_but_credit() -> None:
     channel = new_channel(2)
     client, gone = Client(channel, rdy=2), Client(channel, rdy=1)
     put(channel, 0, 7)
-    channel.remove_consumer(gone.consumer, [], False, 0.0)
+    channel.remove_subscription(gone.consumer, [], False, 0.0)
     channel.requeue(client.consumer, message_ids(0, 1)[0], 100, 0.0, wall_ns(0.0))
     held = list(client.consumer.in_flight)
     run_out(channel.empty())
@@ -401,7 +397,7 @@ def test_room_is_told_of() -> None:
     run_out(channel.empty())
     assert told == [2, 0]
     sampling = Client(channel, rdy=1, sample_rate=1)
-    channel.remove_consumer(client.consumer, [], False, 0.0)
+    channel.remove_subscription(client.consumer, [], False, 0.0)
     put(channel, 5, 1)
     assert (sampling.ids, channel.dropped["sampled"], told) == ([], 1, [2, 0, 0])
 
@@ -463,7 +459,7 @@ def test_deferred_messages_are_many_segments_of_one() -> None:
     one = batch(0, 3, defer_ms=200)
     channel.put(Segment(one, 0, 3), 0.0, wall_ns(0.0))
     assert (channel.deferred_count, channel.message_count, client.ids) == (3, 3, [])
-    assert channel.alarm_s == pytest.approx(0.2)
+    assert channel.wake_at_s == pytest.approx(0.2)
     channel.scan(0.2, wall_ns(0.2))
     assert client.ids == message_ids(0, 3)
 
@@ -482,11 +478,11 @@ def test_few_messages_are_served_in_the_topics_turn_and_many_in_the_tasks() -> N
     client = Client(channel, rdy=100)
     woken: list[bool] = []
     channel.wake = lambda: woken.append(True)
-    channel.put(segment(0, AT_ONCE_MESSAGES_MAX), 0.0, wall_ns(0.0))
-    assert (client.ids, woken) == (message_ids(0, AT_ONCE_MESSAGES_MAX), [])
-    many = segment(AT_ONCE_MESSAGES_MAX, AT_ONCE_MESSAGES_MAX + 1)
+    channel.put(segment(0, MAX_DIRECT_MESSAGES), 0.0, wall_ns(0.0))
+    assert (client.ids, woken) == (message_ids(0, MAX_DIRECT_MESSAGES), [])
+    many = segment(MAX_DIRECT_MESSAGES, MAX_DIRECT_MESSAGES + 1)
     channel.put(many, 0.0, wall_ns(0.0))
-    assert (len(client.ids), woken) == (AT_ONCE_MESSAGES_MAX, [True])
+    assert (len(client.ids), woken) == (MAX_DIRECT_MESSAGES, [True])
     assert channel.depth == many.count
 
 

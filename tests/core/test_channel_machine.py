@@ -1,7 +1,7 @@
 """Any sequence of events leaves a channel as a dictionary model has it (trionsq.core.channel).
 
 Published = finished + waiting + in flight + deferred + dropped by a counted reason, and each
-message is in one place; RDY is never exceeded; nobody starves; no alarm comes late.
+message is in one place; RDY is never exceeded; nobody starves; no scan is asked for too late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 from tests.core.channel_model import SIZES, Model, Peer
 from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids, reasons, run_out
 from tests.soak import by_level, more_in_soak
-from trionsq.core.backend import BackendError
 from trionsq.core.batch import Segment
-from trionsq.core.channel import AT_ONCE_MESSAGES_MAX, SCAN_MAX
+from trionsq.core.channel import MAX_DIRECT_MESSAGES, MAX_SCAN
+from trionsq.core.queue import BackendError
 
 SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""
@@ -79,7 +79,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule(
         # Some in the topic's turn, some in the task's.
-        count=st.integers(1, 12) | st.integers(AT_ONCE_MESSAGES_MAX + 1, AT_ONCE_MESSAGES_MAX + 5),
+        count=st.integers(1, 12) | st.integers(MAX_DIRECT_MESSAGES + 1, MAX_DIRECT_MESSAGES + 5),
         equal=st.booleans(),
         delay_s=st.sampled_from([0, 0, 0, 0.5, 2]),
     )
@@ -110,7 +110,7 @@ class ChannelMachine(RuleBasedStateMachine):
         """Several batches before the task has its turn, while a client waits."""
         self.ready(number, 40)
         for _ in range(3):
-            self.publish(AT_ONCE_MESSAGES_MAX + 1, True, 0)
+            self.publish(MAX_DIRECT_MESSAGES + 1, True, 0)
 
     @rule()
     def run_task(self) -> None:
@@ -123,7 +123,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def join(self, timeout_s: float, sampling: int, rdy: int) -> None:
         model = self.model
         peer = Peer(model, timeout_s, 60 if sampling == 0 else 0)
-        model.channel.add_consumer(peer.consumer)
+        model.channel.add_subscription(peer.consumer)
         model.peers.append(peer)
         model.channel.set_ready(peer.consumer, rdy % 20, model.now_s)
 
@@ -132,8 +132,8 @@ class ChannelMachine(RuleBasedStateMachine):
     def leave(self, number: int, requeue_now: bool) -> None:
         model, peer = self.model, self.peer(number)
         model.leave(peer, requeue_now)
-        model.channel.remove_consumer(peer.consumer, peer.unwritten, requeue_now, model.now_s)
-        if requeue_now and model.channel.alarm_s <= model.now_s:
+        model.channel.remove_subscription(peer.consumer, peer.unwritten, requeue_now, model.now_s)
+        if requeue_now and model.channel.wake_at_s <= model.now_s:
             self.scan()
 
     @precondition(lambda self: self.model.peers)
@@ -198,10 +198,10 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule(step_s=steps_s)
     def time_passes(self, step_s: float) -> None:
-        """The scan runs when the alarm says so, and not before."""
+        """The scan runs at the time that the channel asked for, and not before."""
         model = self.model
         model.now_s += step_s
-        if model.channel.alarm_s <= model.now_s:
+        if model.channel.wake_at_s <= model.now_s:
             self.scan()
         assert not [
             message
@@ -215,9 +215,9 @@ class ChannelMachine(RuleBasedStateMachine):
         model = self.model
         model.scan()
         scans = 0
-        while scans == 0 or model.channel.alarm_s <= model.now_s:
+        while scans == 0 or model.channel.wake_at_s <= model.now_s:
             looked = model.channel.scan(model.now_s, model.now_ns)
-            assert looked <= 2 * SCAN_MAX + 2
+            assert looked <= 2 * MAX_SCAN + 2
             scans += 1
             assert scans < 1000, "it asks to be called again, and does nothing"
         model.counts["scans in turns"] += scans - 1
@@ -256,7 +256,7 @@ class ChannelMachine(RuleBasedStateMachine):
             assert not channel.requeue(consumer, held[0], 0, model.now_s, model.now_ns)
         else:
             model.peers.remove(peer)
-            channel.remove_consumer(consumer, peer.unwritten, number % 2 == 0, model.now_s)
+            channel.remove_subscription(consumer, peer.unwritten, number % 2 == 0, model.now_s)
         assert channel.depth == 0, "what was emptied came back"
         assert channel.check() is None
 
@@ -299,18 +299,18 @@ def test_any_sequence_of_events_keeps_the_balance(
 ) -> None:
     """And every kind of fault did happen on the way; also if a turn is over after two messages."""
     if budget is not None:
-        monkeypatch.setattr("trionsq.core.channel.DISPATCH_MAX", budget)
-        monkeypatch.setattr("trionsq.core.channel.SCAN_MAX", budget)
-        monkeypatch.setattr("trionsq.core.channel.AT_ONCE_LOOKUPS_MAX", 1)
-        monkeypatch.setattr("trionsq.core.channel._FORGET_MAX", 1)
-        monkeypatch.setattr("trionsq.core.store._FREE_COUNT_MAX", 1)
+        monkeypatch.setattr("trionsq.core.dispatch.MAX_DISPATCH", budget)
+        monkeypatch.setattr("trionsq.core.channel.MAX_SCAN", budget)
+        monkeypatch.setattr("trionsq.core.in_flight.MAX_DIRECT_LOOKUPS", 1)
+        monkeypatch.setattr("trionsq.core.channel._MAX_DROPS", 1)
+        monkeypatch.setattr("trionsq.core.queue._MAX_FREE_COUNT", 1)
     SEEN.clear()
     run_state_machine_as_test(
         ChannelMachine,
         settings=settings(
-            max_examples=by_level(test=400, short=400, full=4_000)
+            max_examples=by_level(test=150, short=400, full=4_000)
             if budget is None
-            else by_level(test=150, short=150, full=1_500),
+            else by_level(test=60, short=150, full=1_500),
             stateful_step_count=60,
             deadline=None,
         ),

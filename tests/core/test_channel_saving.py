@@ -15,9 +15,9 @@ from tests.core.helpers import (
     wall_ns,
 )
 from tests.core.test_channel import Client, new_channel, put
-from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
+from trionsq.core.queue import BackendBusy, BackendError
 
 
 def busy_channel(backend: MemoryBackend) -> tuple[ChannelState, Client]:
@@ -72,7 +72,7 @@ def test_what_a_gone_client_had_is_saved() -> None:
     backend = MemoryBackend()
     channel, client = busy_channel(backend)
     client.deliveries.clear()
-    channel.remove_consumer(client.consumer, [], False, 0.0)
+    channel.remove_subscription(client.consumer, [], False, 0.0)
     channel.save()
     assert len(saved(backend)) == 6
     assert sorted(saved(backend))[0] == (message_ids(0, 1)[0], 1)
@@ -114,10 +114,10 @@ def test_a_deferral_that_is_due_at_the_restart_comes_at_once() -> None:
     channel.save()
     channel = new_channel(backend=backend)
     client = Client(channel, rdy=10)
-    assert (client.ids, channel.alarm_s) == ([], 0.0)
+    assert (client.ids, channel.wake_at_s) == ([], 0.0)
     channel.scan(50.0, wall_ns(50.0))
     assert client.ids == message_ids(0, 2)
-    assert channel.alarm_s > 50.0
+    assert channel.wake_at_s > 50.0
 
 
 def test_deferrals_do_not_hide_what_is_behind_them() -> None:

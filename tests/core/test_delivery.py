@@ -1,4 +1,4 @@
-"""Deliveries and their frames (trionsq.core.delivery)."""
+"""Deliveries and their frames (trionsq.core.subscription)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.core.helpers import batch, body_of, contents, message_ids
 from trionsq.core.batch import Segment
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery
 from trionsq.wire.frames import message_frame
 
 sizes = st.one_of(

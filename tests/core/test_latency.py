@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
-from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.column import ListColumn
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
-from trionsq.core.latency import ERROR_MAX, EXACT_MAX, Latencies, quantiles
+from trionsq.core.latency import MAX_ERROR, MAX_EXACT, Latencies, quantiles
+from trionsq.core.subscription import Delivery, Subscription
 
 WINDOW_S = 10.0
 QUANTILES = [1.0, 0.99, 0.5, 0.001]
@@ -32,7 +30,7 @@ def one_in_flight(latency_ns: int, count: int = 1) -> Delivery:
 
 def record(channel: Latencies, latency_ns: int, count: int, now_s: float = 0.0) -> None:
     delivery = one_in_flight(latency_ns, count)
-    channel.finished(delivery.ids, [delivery] * count, now_s)
+    channel.record_finished(delivery.ids, [delivery] * count, now_s)
 
 
 def recorder(now_ns: int = WALL_NS) -> Latencies:
@@ -66,7 +64,7 @@ def test_many_latencies_give_quantiles_of_bounded_error(
     random = Random(seed)
     recorders = [recorder() for _ in range(channels)]
     every = []
-    for _ in range(3 * EXACT_MAX * channels):
+    for _ in range(3 * MAX_EXACT * channels):
         latency_ns = int(random.lognormvariate(10, spread / 5))
         record(random.choice(recorders), latency_ns, 1, random.choice([0.0, WINDOW_S / 2]))
         every.append(latency_ns)
@@ -74,7 +72,7 @@ def test_many_latencies_give_quantiles_of_bounded_error(
     assert count == len(every)
     assert values[0] == max(every)
     for value, right in zip(values, exact(every, QUANTILES), strict=True):
-        assert abs(value - right) <= right * ERROR_MAX
+        assert abs(value - right) <= right * MAX_ERROR
 
 
 def test_no_number_of_latencies_grows_it_without_bound() -> None:
@@ -85,7 +83,7 @@ def test_no_number_of_latencies_grows_it_without_bound() -> None:
     [_, half] = channel.halves(0.0)
     octaves = 11  # in a factor of 1000, those cut at the ends included
     assert len(half.buckets) <= octaves * 64
-    assert len(half.exact) <= EXACT_MAX
+    assert len(half.exact) <= MAX_EXACT
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
@@ -158,7 +156,7 @@ def test_each_message_counts_with_its_own_time(finished: list[int]) -> None:
     other = one_in_flight(3, 2)
     found = [None, *[delivery] * len(finished), other, other, None]
     named = [b"x" * 16, *[delivery.ids[place] for place in finished], *other.ids, b"y" * 16]
-    channel.finished(named, found, 0.0)
+    channel.record_finished(named, found, 0.0)
     latencies = [3, 3, *[10 ** ((place + 1) // 2) for place in finished]]
     wanted = [place / len(latencies) for place in range(1, len(latencies) + 1)]
     assert quantiles([channel], wanted, 0.0) == (len(latencies), exact(latencies, wanted))
@@ -170,7 +168,7 @@ def test_a_channel_records_what_is_finished() -> None:
     channel = ChannelState("c", 100, MemoryBackend(), Random(1))
     channel.latencies = Latencies(WINDOW_S, lambda: now_ns, 0.0)
     consumer = Subscription(lambda delivery: True)
-    channel.add_consumer(consumer)
+    channel.add_subscription(consumer)
     channel.set_ready(consumer, 10, 0.0)
     one = batch(0, 3)
     channel.put(Segment(one, 0, 3), 0.0, WALL_NS)

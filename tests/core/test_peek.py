@@ -14,7 +14,7 @@ from trionsq.core import peek
 from trionsq.core.batch import Segment
 from trionsq.core.peek import Page, PeekTooFar, in_order, show_segments
 from trionsq.core.queue import MessageQueue
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.discard import DiscardingBackend
 
 
 def shown_ids(page: Page) -> list[bytes]:
@@ -43,7 +43,7 @@ def test_a_look_shows_the_messages_from_an_offset_on(
     queue = queue_of(*counts)
     taken = 0
     if counts and last_is_begun:
-        taken = queue.take(1, 2**30).count
+        taken = queue.pop_segment(1, 2**30).count
     ids = message_ids(0, sum(counts))[taken:]
     page = Page(count_max, 2**30)
     left = show_segments(queue.peek(), offset, page)
@@ -92,7 +92,7 @@ def test_a_body_of_exactly_the_bound_is_whole() -> None:
 
 def test_a_far_offset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than passed to at any cost; what can be got to is shown."""
-    monkeypatch.setattr(peek, "SEGMENTS_MAX", 3)
+    monkeypatch.setattr(peek, "MAX_SEGMENTS", 3)
     queue = queue_of(1, 1, 1, 1, 1)
     page = Page(1, 100)
     show_segments(queue.peek(), 3, page)
@@ -113,5 +113,5 @@ def test_a_heap_is_walked_in_order(values: list[int]) -> None:
 
 def test_backends_without_messages_have_no_view() -> None:
     """The one that drops, and an empty one."""
-    assert DroppingBackend().peek() is None
+    assert DiscardingBackend().peek() is None
     assert MemoryBackend().peek() is None

@@ -36,14 +36,14 @@ def test_the_queue_is_a_fifo_of_messages(plan: list[tuple[str, int, object]]) ->
             queue.append(one)
         elif name == "take" and model:
             assert isinstance(extra, int)
-            taken = queue.take(number, extra)
+            taken = queue.pop_segment(number, extra)
             got = contents(taken)
             assert 0 < len(got) <= number
             assert len(got) == 1 or sum(len(body) for _, body, _ in got) <= extra
             assert got == model[: len(got)]
             del model[: len(got)]
         elif name == "put back" and model:
-            taken = queue.take(3, 1000)
+            taken = queue.pop_segment(3, 1000)
             queue.put_back(taken)
         elif name == "clear":
             while queue.drop(2, 10**6):
@@ -58,21 +58,21 @@ def test_a_take_is_as_large_as_its_limits_allow(sizes: tuple[int, ...]) -> None:
     """A segment is split only where a limit is met."""
     queue = MessageQueue()
     queue.append(segment(0, 100, sizes))
-    taken = queue.take(50, 1000)
+    taken = queue.pop_segment(50, 1000)
     body_sizes = [sizes[index % len(sizes)] for index in range(100)]
     assert sum(body_sizes[: taken.count]) <= 1000
     assert taken.count == 50 or sum(body_sizes[: taken.count + 1]) > 1000
-    assert queue.take(1000, 10**9).count == 100 - taken.count
+    assert queue.pop_segment(1000, 10**9).count == 100 - taken.count
 
 
 def test_one_message_over_the_limit_is_taken_alone() -> None:
     """No message is too large to be taken."""
     queue = MessageQueue()
     queue.append(segment(0, 3, (500,)))
-    assert [queue.take(9, 10).count for _ in range(3)] == [1, 1, 1]
+    assert [queue.pop_segment(9, 10).count for _ in range(3)] == [1, 1, 1]
 
 
 def test_taking_from_an_empty_queue() -> None:
     """Is the caller's mistake."""
     with pytest.raises(IndexError):
-        MessageQueue().take(1, 1)
+        MessageQueue().pop_segment(1, 1)

@@ -1,19 +1,18 @@
-"""Memory up to a limit, and a backend behind it (trionsq.core.store)."""
+"""Memory up to a limit, and a backend behind it (trionsq.core.queue)."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
-from trionsq.core.backend import BackendBusy, BackendError
-from trionsq.core.store import Store, free
+from trionsq.core.queue import BackendBusy, BackendError, Store, free
 
 
 def stored(store: Store) -> list[bytes]:
     """The ids in memory, then those in the backend; takes them out."""
     ids: list[bytes] = []
     while store.memory:
-        ids += store.memory.take(2**63, 2**63).ids()
+        ids += store.memory.pop_segment(2**63, 2**63).ids()
     while (read := store.backend.read(2**63, 2**63)) is not None:
         ids += read.ids()
     return ids
@@ -69,8 +68,8 @@ def test_empty_drops_both_parts() -> None:
     store = Store(2, MemoryBackend())
     store.memory.append(segment(0, 2))
     assert store.admit(segment(2, 4)) is None
-    memory, backend_dropped = store.empty()
-    assert (len(memory), backend_dropped, store.depth) == (2, 4, 0)
+    memory = store.empty()
+    assert (len(memory), store.dropped, store.depth) == (2, {"emptied": 6}, 0)
     assert run_out(free(memory)) == 1
     assert len(memory) == 0
 

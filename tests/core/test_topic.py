@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.helpers import MemoryBackend, run_out, wall_ns
-from trionsq.core.backend import BackendBusy, BackendError
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import ListBodies
 
@@ -48,10 +48,10 @@ def drain(channel: ChannelState) -> list[bytes]:
     found: list[bytes] = []
     store = channel.store
     while store.memory:
-        one = store.memory.take(2**63, 2**63)
-        found += one.batch.bodies.cut(one.first, one.last)
+        one = store.memory.pop_segment(2**63, 2**63)
+        found += one.batch.bodies.slice(one.first, one.last)
     while (one_read := store.backend.read(2**63, 2**63)) is not None:
-        found += one_read.batch.bodies.cut(one_read.first, one_read.last)
+        found += one_read.batch.bodies.slice(one_read.first, one_read.last)
     return found
 
 
@@ -77,7 +77,7 @@ def test_copies_share_id_and_timestamp() -> None:
         topic.add_channel(channel)
     topic.publish(bodies(b"x"), wall_ns(3))
     pump_all(topic)
-    one, other = (channel.store.memory.take(9, 99) for channel in channels)
+    one, other = (channel.store.memory.pop_segment(9, 99) for channel in channels)
     assert one.ids() == other.ids()
     assert one.batch.timestamp_ns == other.batch.timestamp_ns == wall_ns(3)
     assert (one.attempts, other.attempts) == (0, 0)
@@ -112,7 +112,7 @@ def test_a_deferred_publish_is_deferred_by_each_channel() -> None:
     topic.add_channel(channel)
     topic.publish(bodies(b"a"), wall_ns(0), defer_ms=500)
     topic.pump(10.0, wall_ns(10.0))
-    assert (channel.deferred_count, channel.depth, channel.alarm_s) == (1, 0, 10.5)
+    assert (channel.deferred_count, channel.depth, channel.wake_at_s) == (1, 0, 10.5)
     channel.scan(10.499, wall_ns(10.499))
     assert channel.deferred_count == 1
     channel.scan(10.5, wall_ns(10.5))
@@ -292,7 +292,7 @@ def test_a_fan_out_waits_for_a_channel_that_is_behind() -> None:
 
 
 def numbers_in(segments: Iterable[Segment]) -> list[int]:
-    return [int(body) for one in segments for body in one.batch.bodies.cut(one.first, one.last)]
+    return [int(body) for one in segments for body in one.batch.bodies.slice(one.first, one.last)]
 
 
 class TopicMachine(RuleBasedStateMachine):

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import trio
 
-from trionsq.debug.tasks import NurseryNode, TaskNode, task_tree
-from trionsq.debug.tasks_shown import json_pieces, text_pieces
+from trionsq.debug.tasks import NurseryNode, TaskNode, json_pieces, task_tree, text_pieces
 
 
 def all_tasks(task: TaskNode) -> Iterator[TaskNode]:

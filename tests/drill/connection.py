@@ -49,7 +49,7 @@ class NsqConnection:
     async def frames(self) -> list[Frame]:
         """What comes next, at least one frame; raises ConnectionEndedError at the end."""
         while True:
-            taken = self._decoder.take()
+            taken = self._decoder.pop_frames()
             frames = [frame for frame in taken if frame != Response(HEARTBEAT_DATA)]
             if len(frames) < len(taken):
                 await self.send(commands.nop())

@@ -15,7 +15,8 @@ from trionsq.wire.events import (
     PublishMany,
     PublishManyBegins,
 )
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.lines import CommandLimits, LineTooLong
+from trionsq.wire.server import ServerParser
 
 LIMITS = CommandLimits(max_msg_size=100_000, max_body_size=400_000)
 
@@ -27,13 +28,13 @@ class FuzzError(AssertionError):
 def _flat(event: Event) -> list[object]:
     """What an event says, whatever was put together in it."""
     if isinstance(event, Publish):
-        return [("PUB", event.topic, body) for body in event.bodies.cut(0, event.bodies.count)]
+        return [("PUB", event.topic, body) for body in event.bodies.slice(0, event.bodies.count)]
     if isinstance(event, Finish):
         return [("FIN", id_) for id_ in event.ids]
     if isinstance(event, PublishMany):
-        return [("MPUB", event.topic, *event.bodies.cut(0, event.bodies.count))]
+        return [("MPUB", event.topic, *event.bodies.slice(0, event.bodies.count))]
     if isinstance(event, PublishDeferred):
-        return [("DPUB", event.topic, event.delay_ms, *event.bodies.cut(0, event.bodies.count))]
+        return [("DPUB", event.topic, event.delay_ms, *event.bodies.slice(0, event.bodies.count))]
     # Whether this one comes depends on the cut.
     return [] if isinstance(event, PublishManyBegins) else [event]
 

@@ -8,7 +8,7 @@ from random import Random
 
 from tests.fuzz.mutate import INT32S, case_random, mutated
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 TOPICS = ("t", "u", "v.w-x_y", "e#ephemeral")
 CHANNELS = ("c", "d", "f#ephemeral")

@@ -8,7 +8,7 @@ from tests.fuzz.mutate import mutated
 from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.transport import Layer
 from trionsq.wire import commands
-from trionsq.wire.server import MAGIC_V2
+from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["upgraded"]
 

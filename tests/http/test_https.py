@@ -87,7 +87,7 @@ def bodies(came: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("policy", ["", "require"])
 async def test_both_ways_answer_on_one_connection(tmp_path: Path, policy: str) -> None:
-    """Short way and framework, small and large, one after the other; and the end of the stream."""
+    """Fast path and framework, small and large, one after the other; and the end of the stream."""
     async with secure_broker(tmp_path, tls_client_auth_policy=policy) as https:
         stream = await https.connect(client_context(issue(stranger(), "anybody")))
         body = bytes(range(256)) * 4000

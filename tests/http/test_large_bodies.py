@@ -9,7 +9,7 @@ import trio
 
 from tests.http.conftest import StartBroker
 from trionsq.broker.options import NsqdOptions
-from trionsq.http.rules import PublishRules, in_turns
+from trionsq.http.publish import PublishRules, in_turns
 from trionsq.wire.bodies import Bodies
 
 COUNTS = [10, 200_000]
@@ -40,6 +40,6 @@ async def test_a_step_reads_few_messages(
         nursery.cancel_scope.cancel()
     assert bodies is not None
     assert bodies.count == count
-    assert list(bodies.cut(0, 4)) == [b"a", b"bc"] * 2
-    assert list(bodies.cut(count - 2, count)) == [b"a", b"bc"]
+    assert list(bodies.slice(0, 4)) == [b"a", b"bc"] * 2
+    assert list(bodies.slice(count - 2, count)) == [b"a", b"bc"]
     assert count / (turns + 1) <= 110_000

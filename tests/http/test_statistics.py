@@ -16,8 +16,8 @@ from trio.testing import MockClock
 from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
-from trionsq.core.consumer import Subscription
-from trionsq.http.stats_text import StatsText
+from trionsq.core.subscription import Subscription
+from trionsq.http.stats import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies
@@ -43,7 +43,7 @@ async def text_of(broker: Broker, asked: StatsFilter) -> str:
     """The text."""
     form = StatsText(broker.clock.now_ns())
     rows = [form.row(row) async for row in statistics(broker, asked)]
-    return b"".join([*rows, form.end()]).decode()
+    return b"".join([*rows, form.end_document()]).decode()
 
 
 def topic_names(document: Mapping[str, Any]) -> list[str] | None:
@@ -197,7 +197,7 @@ async def test_latencies_from_publishing_to_fin(autojump_clock: MockClock) -> No
         channel = broker.topic("t").channel("c")
         broker.topic("t").channel("d")
         consumer = Subscription(lambda delivery: True)
-        channel.core.add_consumer(consumer)
+        channel.core.add_subscription(consumer)
         channel.core.set_ready(consumer, 10, broker.clock.now_s())
         await trio.testing.wait_all_tasks_blocked()
         channel.core.finish(consumer, list(consumer.in_flight), broker.clock.now_s())

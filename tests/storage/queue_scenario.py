@@ -15,7 +15,7 @@ from tests.storage.queues import (
     messages,
     put,
 )
-from trionsq.core.backend import BackendError
+from trionsq.core.queue import BackendError
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import SimulatedDisk
@@ -58,7 +58,7 @@ class Scenario:
         self.starts: list[int] = []
         self.disk = disk
         self.background = HeldBackground() if held else InlineBackground()
-        self.folder = folder_on(disk, self.background, file_nbytes_max=300, sync_every=20)
+        self.folder = folder_on(disk, self.background, max_file_bytes=300, sync_every=20)
         self.next_number = 0
 
     def run(self) -> None:

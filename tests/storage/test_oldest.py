@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from trionsq.core.batch import MessageBatch, Segment
-from trionsq.core.column import ListColumn
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.background import InlineBackground
@@ -19,7 +18,7 @@ COUNT = 40
 
 def open_queue(disk: SimulatedDisk) -> DiskQueue:
     """The queue t, whose files hold a few messages each."""
-    return DiskQueue("t", DataFolder(disk, InlineBackground(), file_nbytes_max=300))
+    return DiskQueue("t", DataFolder(disk, InlineBackground(), max_file_bytes=300))
 
 
 def append(queue: DiskQueue, numbers: range) -> None:

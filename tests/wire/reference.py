@@ -27,12 +27,13 @@ from trionsq.wire.events import (
     Subscribe,
     Touch,
 )
+from trionsq.wire.lines import CommandLimits, LineTooLong
 from trionsq.wire.names import quote
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.server import ServerParser
 
 Command = tuple[object, ...]
 TOO_LONG = ("line too long", b"")
-LINE_SIZE_MAX = 16384
+MAX_LINE_BYTES = 16384
 
 
 @dataclass
@@ -75,10 +76,10 @@ class _Input:
     def line(self) -> bytes:
         end = self.data.find(b"\n", self.at)
         if end < 0:
-            if len(self.data) - self.at >= LINE_SIZE_MAX:
+            if len(self.data) - self.at >= MAX_LINE_BYTES:
                 raise _Refused(*TOO_LONG)
             raise _Closed
-        if end + 1 - self.at > LINE_SIZE_MAX:
+        if end + 1 - self.at > MAX_LINE_BYTES:
             raise _Refused(*TOO_LONG)
         line = self.data[self.at : end]
         self.at = end + 1
@@ -325,13 +326,13 @@ def one_by_one(event: Event) -> list[Command]:
         case StartClose():
             return [("CLS",)]
         case Publish(topic, bodies):
-            return [("PUB", topic, body) for body in bodies.cut(0, bodies.count)]
+            return [("PUB", topic, body) for body in bodies.slice(0, bodies.count)]
         case PublishDeferred(topic, delay_ms, bodies):
-            return [("DPUB", topic, delay_ms, bodies.one(0))]
+            return [("DPUB", topic, delay_ms, bodies.body_at(0))]
         case PublishManyBegins(topic):
             return [("MPUB line", topic)]
         case PublishMany(topic, bodies):
-            return [("MPUB", topic, *bodies.cut(0, bodies.count))]
+            return [("MPUB", topic, *bodies.slice(0, bodies.count))]
 
 
 class Feeder:

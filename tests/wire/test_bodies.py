@@ -21,10 +21,10 @@ def agrees(bodies: Bodies, plain: list[bytes]) -> None:
     assert bodies.count == len(plain)
     assert bodies.nbytes == sum(map(len, plain))
     assert bodies.size == 0 or {bodies.size} == sizes
-    assert [bodies.one(index) for index in range(len(plain))] == plain
+    assert [bodies.body_at(index) for index in range(len(plain))] == plain
     for first in range(len(plain) + 1):
         for last in range(first, len(plain) + 1):
-            assert list(bodies.cut(first, last)) == plain[first:last]
+            assert list(bodies.slice(first, last)) == plain[first:last]
 
 
 @given(strided, st.integers(0, 20), st.data())
@@ -35,7 +35,7 @@ def test_strided_bodies_are_a_list(plain: list[bytes], gap: int, data: st.DataOb
     assert bodies.size == len(plain[0])
     first = data.draw(st.integers(0, len(plain) - 1))
     last = data.draw(st.integers(first + 1, len(plain)))
-    agrees(bodies.part(first, last), plain[first:last])
+    agrees(bodies.copy_range(first, last), plain[first:last])
 
 
 @given(st.one_of(strided, varied), st.integers(0, 20), st.binary(max_size=9), st.data())
@@ -48,7 +48,7 @@ def test_packed_bodies_are_a_list(
     agrees(bodies, plain)
     first = data.draw(st.integers(0, len(plain) - 1))
     last = data.draw(st.integers(first + 1, len(plain)))
-    agrees(bodies.part(first, last), plain[first:last])
+    agrees(bodies.copy_range(first, last), plain[first:last])
 
 
 @given(st.one_of(strided, varied), st.data())
@@ -58,10 +58,10 @@ def test_list_bodies_are_a_list(plain: list[bytes], data: st.DataObject) -> None
     agrees(bodies, plain)
     first = data.draw(st.integers(0, len(plain) - 1))
     last = data.draw(st.integers(first + 1, len(plain)))
-    agrees(bodies.part(first, last), plain[first:last])
+    agrees(bodies.copy_range(first, last), plain[first:last])
 
 
 def test_a_part_pins_nothing_of_the_whole() -> None:
     """The memory of a part is its own size."""
     bodies = StridedBodies(b"x" * 100_000, 4, 96)
-    assert len(bodies.part(3, 5)._buffer) == 200
+    assert len(bodies.copy_range(3, 5)._buffer) == 200

@@ -68,8 +68,8 @@ def test_reads_what_the_server_writes(sent: list[Frame]) -> None:
     """All frames of one read come as one batch, equal to what was sent and in order."""
     decoder = ClientDecoder()
     decoder.feed(b"".join(map(encode, sent)))
-    assert decoder.take() == sent
-    assert decoder.take() == []
+    assert decoder.pop_frames() == sent
+    assert decoder.pop_frames() == []
     assert decoder.pending == 0
 
 
@@ -93,10 +93,10 @@ def test_frames_come_with_their_last_byte(sent: list[Frame]) -> None:
         data = encode(frame)
         for i in range(len(data) - 1):
             decoder.feed(data[i : i + 1])
-            assert decoder.take() == []
+            assert decoder.pop_frames() == []
             assert decoder.pending == i + 1
         decoder.feed(data[-1:])
-        assert decoder.take() == [frame]
+        assert decoder.pop_frames() == [frame]
 
 
 @pytest.mark.parametrize(("nonsense", "text"), NONSENSE)
@@ -105,7 +105,7 @@ def test_nonsense_raises_after_the_good_frames(
     nonsense: bytes, text: str, sent: list[Frame], points: list[int]
 ) -> None:
     """Good frames before nonsense are still handed over, then FrameError comes, and stays."""
-    decoder = ClientDecoder(frame_size_bytes_max=1000)
+    decoder = ClientDecoder(max_frame_bytes=1000)
     for data in cut(b"".join(map(encode, sent)) + nonsense, points):
         decoder.feed(data)
     decoder.feed(frames.OK)
@@ -114,23 +114,23 @@ def test_nonsense_raises_after_the_good_frames(
         with pytest.raises(FrameError, match=text):
             next(decoder)
         with pytest.raises(FrameError, match=text):
-            decoder.take()
+            decoder.pop_frames()
 
 
 def test_bad_size_is_seen_before_the_frame_is_collected() -> None:
     """A size over the bound fails with its fourth byte: no memory is given to the frame."""
-    decoder = ClientDecoder(frame_size_bytes_max=1000)
+    decoder = ClientDecoder(max_frame_bytes=1000)
     decoder.feed(struct.pack(">i", 1001))
     assert decoder.pending == 0
     with pytest.raises(FrameError):
-        decoder.take()
+        decoder.pop_frames()
 
 
 def test_largest_frame_passes() -> None:
     """A frame of exactly the bound is accepted."""
-    decoder = ClientDecoder(frame_size_bytes_max=1000)
+    decoder = ClientDecoder(max_frame_bytes=1000)
     decoder.feed(frames.response(b"x" * 996))
-    assert decoder.take() == [Response(b"x" * 996)]
+    assert decoder.pop_frames() == [Response(b"x" * 996)]
 
 
 def test_heartbeat_is_recognised() -> None:
@@ -145,7 +145,7 @@ def test_error_without_a_text() -> None:
     """E_BAD_PROTOCOL comes without space and text, and is fatal."""
     decoder = ClientDecoder()
     decoder.feed(frames.error(ProtocolError("E_BAD_PROTOCOL")))
-    assert decoder.take() == [ErrorFrame("E_BAD_PROTOCOL", b"", True)]
+    assert decoder.pop_frames() == [ErrorFrame("E_BAD_PROTOCOL", b"", True)]
 
 
 def test_error_frame_becomes_an_exception() -> None:
@@ -160,7 +160,7 @@ def test_iteration_can_stop_and_go_on() -> None:
     decoder.feed(frames.OK + frames.HEARTBEAT + frames.CLOSE_WAIT)
     for _frame in decoder:
         break
-    assert decoder.take() == [Response(b"_heartbeat_"), Response(b"CLOSE_WAIT")]
+    assert decoder.pop_frames() == [Response(b"_heartbeat_"), Response(b"CLOSE_WAIT")]
 
 
 def test_repr_shows_the_state() -> None:

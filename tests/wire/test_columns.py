@@ -1,4 +1,4 @@
-"""What a consumer reads, in columns (trionsq.wire.columns)."""
+"""What a consumer reads, in columns (trionsq.wire.client)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wire.test_client_decoder import FRAMES, MESSAGE_IDS, NONSENSE, cut, encode
-from trionsq.wire.client import ClientDecoder, Frame, FrameError, MessageFrame
-from trionsq.wire.columns import ColumnDecoder
+from trionsq.wire.client import ColumnDecoder, Frame, FrameError, MessageFrame
 
 # Bodies of few sizes, so that runs of equal frames begin and end everywhere.
 MESSAGES = st.builds(
@@ -23,34 +22,30 @@ LONG_RUNS = st.lists(
 ).map(lambda runs: [frame for run in runs for frame in run])
 
 
-def both(pieces: list[bytes]) -> tuple[list[Frame], list[Frame]]:
-    """All messages, then all other frames: by the plain decoder, and by columns."""
-    plain, columns = ClientDecoder(), ColumnDecoder()
-    expected: list[Frame] = []
+def decoded(frames: list[Frame], points: list[int]) -> tuple[list[Frame], list[Frame]]:
+    """All messages, then all other frames: as they were sent, and by columns."""
+    columns = ColumnDecoder()
     messages: list[Frame] = []
     others: list[Frame] = []
-    for piece in pieces:
-        plain.feed(piece)
+    for piece in cut(b"".join(map(encode, frames)), points):
         columns.feed(piece)
-        expected += plain.take()
-        messages += map(MessageFrame, *columns.take_columns())
-        others += columns.take()
-        assert columns.pending == plain.pending
-    expected.sort(key=lambda frame: not isinstance(frame, MessageFrame))
-    return expected, messages + others
+        messages += map(MessageFrame, *columns.pop_columns())
+        others += columns
+    assert columns.pending == 0
+    return sorted(frames, key=lambda frame: not isinstance(frame, MessageFrame)), messages + others
 
 
 @given(st.lists(st.one_of(FRAMES, MESSAGES)), st.lists(st.integers(0, 4000)))
-def test_columns_hold_what_the_plain_decoder_gives(frames: list[Frame], points: list[int]) -> None:
+def test_columns_hold_all_that_was_sent(frames: list[Frame], points: list[int]) -> None:
     """In any fragmentation, whatever the frames are."""
-    expected, found = both(cut(b"".join(map(encode, frames)), points))
+    expected, found = decoded(frames, points)
     assert found == expected
 
 
 @given(LONG_RUNS, st.lists(st.integers(0, 9000), max_size=3))
 def test_long_runs_are_the_same(frames: list[Frame], points: list[int]) -> None:
-    """Runs of equal sizes, which are taken apart together."""
-    expected, found = both(cut(b"".join(map(encode, frames)), points))
+    """Runs of equal sizes, which are decoded together."""
+    expected, found = decoded(frames, points)
     assert found == expected
 
 
@@ -60,8 +55,8 @@ def test_nonsense_is_refused_after_the_good_messages(
     nonsense: bytes, reason: str, frames: list[Frame]
 ) -> None:
     """What came before it is not lost."""
-    decoder = ColumnDecoder(frame_size_bytes_max=1000)
+    decoder = ColumnDecoder(max_frame_bytes=1000)
     decoder.feed(b"".join(map(encode, frames)) + nonsense)
-    assert list(map(MessageFrame, *decoder.take_columns())) == frames
+    assert list(map(MessageFrame, *decoder.pop_columns())) == frames
     with pytest.raises(FrameError, match=reason):
-        decoder.take()
+        next(decoder)

@@ -9,7 +9,9 @@ import pytest
 
 from trionsq.wire import commands
 from trionsq.wire.events import PublishMany
-from trionsq.wire.server import MAGIC_V2, CommandLimits, ServerParser
+from trionsq.wire.lines import CommandLimits
+from trionsq.wire.server import ServerParser
+from trionsq.wire.states import MAGIC_V2
 
 PARSERS = 60
 MPUB = commands.publish_many("t", [bytes(1_000_000)] * 5)
@@ -61,7 +63,7 @@ def test_what_is_let_go_is_parsed_no_other_way() -> None:
         bodies = None
         while (event := parser.next_event()) is not None:
             if isinstance(event, PublishMany):
-                bodies = event.bodies.cut(0, event.bodies.count)
+                bodies = event.bodies.slice(0, event.bodies.count)
         assert bodies is not None
         assert list(bodies) == [b"one", b"two"]
         assert parser.buffered == 0

@@ -35,7 +35,7 @@ def parsed(body: bytes) -> Bodies:
 
 
 def listed(bodies: Bodies) -> list[bytes]:
-    return list(bodies.cut(0, bodies.count))
+    return list(bodies.slice(0, bodies.count))
 
 
 runs = st.one_of(

@@ -1,4 +1,4 @@
-"""Runs of FIN and PUB (trionsq.wire.runs): never more than a plain reading would take."""
+"""Runs of FIN and PUB (trionsq.wire.lines): never more than a plain reading would take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
+from trionsq.wire.lines import FIN_LINE_BYTES, fin_run, pub_run
 
 ID = b"0123456789abcdef"
 FIN = b"FIN " + ID + b"\n"
@@ -17,9 +17,9 @@ FIN = b"FIN " + ID + b"\n"
 
 def plain_fin_run(buffer: bytes, pos: int) -> list[bytes]:
     ids = []
-    while re.fullmatch(rb"FIN [0-9a-f]{16}\n", buffer[pos : pos + FIN_LINE_SIZE]):
-        ids.append(buffer[pos + 4 : pos + FIN_LINE_SIZE - 1])
-        pos += FIN_LINE_SIZE
+    while re.fullmatch(rb"FIN [0-9a-f]{16}\n", buffer[pos : pos + FIN_LINE_BYTES]):
+        ids.append(buffer[pos + 4 : pos + FIN_LINE_BYTES - 1])
+        pos += FIN_LINE_BYTES
     return ids
 
 
@@ -66,7 +66,7 @@ def test_a_byte_out_of_place_ends_the_fin_run(data: st.DataObject) -> None:
 )
 def test_letters_in_the_wrong_column_are_no_fin(odd: bytes) -> None:
     """Also where a line has the right letters and the right length."""
-    assert len(odd) == FIN_LINE_SIZE
+    assert len(odd) == FIN_LINE_BYTES
     assert fin_run(odd * 40, 0) == []
     assert fin_run(FIN * 3 + odd + FIN * 40, 0) == [ID] * 3
 
@@ -116,5 +116,5 @@ def test_a_pub_run_is_what_reading_one_by_one_finds(
     records = [line + pack(">i", size) + b"PUB t\n\x00\x00\x00"[:size] for size in run]
     buffer = b" " * start + b"".join(records) + (line + broken if broken else tail)
     bodies, end = pub_run(bytearray(buffer) if gathered else buffer, start, line, SIZE_MAX)
-    assert (bodies.cut(0, bodies.count), end) == plain_pub_run(buffer, start, line, SIZE_MAX)
-    assert all(type(body) is bytes for body in bodies.cut(0, bodies.count))
+    assert (bodies.slice(0, bodies.count), end) == plain_pub_run(buffer, start, line, SIZE_MAX)
+    assert all(type(body) is bytes for body in bodies.slice(0, bodies.count))

@@ -13,7 +13,8 @@ from tests.wire.reference import TOO_LONG, Feeder, Outcome, Reference, parse
 from trionsq.wire import mpub
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.events import Finish, Identify, Publish, PublishMany, PublishManyBegins
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.lines import CommandLimits, LineTooLong
+from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
 LIMITS = CommandLimits(max_msg_size=40, max_body_size=200)
@@ -364,11 +365,11 @@ def test_an_event_acts_before_the_bytes_behind_it_are_read() -> None:
 
 
 def test_the_rest_behind_identify_goes_to_the_upgraded_stream() -> None:
-    """`take_rest` gives every byte behind the last event, and the parser goes on without them."""
+    """`pop_rest` gives every byte behind the last event, and the parser goes on without them."""
     parser = ServerParser(LIMITS)
     parser.receive(MAGIC + b"IDENTIFY\n" + sized(b"{}") + b"\x16\x03")
     assert parser.next_event() == Identify(b"{}")
-    assert (parser.take_rest(), parser.buffered) == (b"\x16\x03", 0)
+    assert (parser.pop_rest(), parser.buffered) == (b"\x16\x03", 0)
     parser.receive(SUB)
     assert parser.next_event() is not None
     assert parser.state is ConnectionState.SUBSCRIBED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.wire import strides
+from trionsq.wire.bodies import slice_fields
 
 
 @given(
@@ -25,4 +25,4 @@ def test_cut_is_what_plain_slices_are(
     last = data.draw(st.integers(first, count))
     starts = range(first * stride + before, last * stride + before, stride)
     expected = [buffer[start : start + size] for start in starts]
-    assert strides.cut(buffer, before, size, after, first, last) == expected
+    assert slice_fields(buffer, before, size, after, first, last) == expected

@@ -1,8 +1,9 @@
 """A parser that pauses, so that one client's commands do not take the time of all others."""
 
 from trionsq.wire.events import Touch
-from trionsq.wire.server import MAGIC_V2, CommandLimits, ServerParser
-from trionsq.wire.states import ConnectionState
+from trionsq.wire.lines import CommandLimits
+from trionsq.wire.server import ServerParser
+from trionsq.wire.states import MAGIC_V2, ConnectionState
 
 LIMITS = CommandLimits(max_msg_size=100, max_body_size=1000)
 TOUCH = b"TOUCH 0123456789abcdef\n"

@@ -18,13 +18,13 @@ from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import AuthCommands, Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
-from trionsq.broker.identify import Identify, server_tls
+from trionsq.broker.identify import IdentifyCommand, server_tls
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
-from trionsq.broker.saving import keep_trying, save_all
+from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
     run_disk_retries,
@@ -34,16 +34,14 @@ from trionsq.broker.timers import (
 )
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
-from trionsq.storage.folder import DataFolder
-from trionsq.storage.idfloor import IdFloor
-from trionsq.storage.metadata import TopicRecord, load_metadata
+from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
-from trionsq.wire.server import CommandLimits
+from trionsq.wire.lines import CommandLimits
 
 __all__ = ["VERSION", "Broker", "data_folder"]
 
@@ -139,7 +137,7 @@ class Broker:
             self.registry,
             self.clock,
             self.chores,
-            Identify(features, self.tls, self.clock),
+            IdentifyCommand(features, self.tls, self.clock),
             max_msg_timeout_s=options.max_msg_timeout_ns / SECOND_NS,
             max_channel_consumers=options.max_channel_consumers,
         )
@@ -177,7 +175,7 @@ class Broker:
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
-        self.registry.ids_after_ns = IdFloor(self.folder.disk).load()
+        self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
             try:
@@ -257,7 +255,7 @@ class Broker:
             await self._metadata.save_ids()
 
     async def _save_metadata_at_last(self) -> None:
-        if not await keep_trying(self._metadata.save):
+        if not await retry_until_saved(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
 
     def stop(self) -> None:
@@ -352,8 +350,8 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
     return DataFolder(
         disk,
         background,
-        file_nbytes_max=options.max_bytes_per_file,
-        body_nbytes_max=options.max_msg_size,
+        max_file_bytes=options.max_bytes_per_file,
+        max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
     )
 

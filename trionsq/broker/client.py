@@ -28,7 +28,8 @@ from trionsq.transports.transport import BrokenStreamError, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures
-from trionsq.wire.server import CommandLimits, LineTooLong, ServerParser
+from trionsq.wire.lines import CommandLimits, LineTooLong
+from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
 __all__ = ["Client", "ClientContext", "Handler", "Reply"]

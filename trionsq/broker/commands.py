@@ -14,11 +14,11 @@ import trio
 from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.chores import Chores
 from trionsq.broker.client import Client, Handler, Reply
-from trionsq.broker.identify import Identify
+from trionsq.broker.identify import IdentifyCommand
 from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused, Topic
-from trionsq.core.missed import LOOKUPS_MAX, Missed
+from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
 from trionsq.logtext import printable
 from trionsq.wire import events, frames
 from trionsq.wire.auth import Grant, Question, answer
@@ -49,7 +49,7 @@ class Commands:
         registry: TopicRegistry,
         clock: Clock,
         chores: Chores,
-        identify: Identify,
+        identify: IdentifyCommand,
         *,
         max_msg_timeout_s: float,
         max_channel_consumers: int,
@@ -145,19 +145,19 @@ class Commands:
         )
         return None if done else self._refuse(client, "TOUCH", _missed(client, event.id))
 
-    def _refuse(self, client: Client, command: str, missed: Missed) -> Reply:
+    def _refuse(self, client: Client, command: str, missed: MissedIds) -> Reply:
         """The replies to a command that named messages which are not in flight at the client."""
         if missed.is_known:
             return _refusals(command, missed)
         return self._refuse_later(command, missed)
 
-    async def _refuse_later(self, command: str, missed: Missed) -> bytes:
+    async def _refuse_later(self, command: str, missed: MissedIds) -> bytes:
         """Look for the messages at all other consumers, in turns; the client is not read."""
-        chore = self._chores.add_later(_search(missed))
+        chore = self._chores.start_later(_search(missed))
         try:
             await chore.wait()
         finally:
-            chore.end()
+            chore.stop()
         return _refusals(command, missed)
 
     # Producers
@@ -204,17 +204,17 @@ class Commands:
         return frames.OK
 
 
-def _missed(client: Client, id_: bytes) -> Missed:
+def _missed(client: Client, id_: bytes) -> MissedIds:
     assert client.channel is not None
-    return client.channel.core.missed(client.consumer, [id_])
+    return client.channel.core.missed_ids(client.consumer, [id_])
 
 
-def _search(missed: Missed) -> Iterator[None]:
-    while not missed.look(LOOKUPS_MAX):
+def _search(missed: MissedIds) -> Iterator[None]:
+    while not missed.search(MAX_LOOKUPS):
         yield
 
 
-def _refusals(command: str, missed: Missed) -> bytes:
+def _refusals(command: str, missed: MissedIds) -> bytes:
     return b"".join([_refusal(command, id_, why) for id_, why in missed.reasons()])
 
 

@@ -22,7 +22,7 @@ from trionsq.wire import events, frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures, answer, negotiate
 
-__all__ = ["Identify", "server_tls"]
+__all__ = ["IdentifyCommand", "server_tls"]
 
 # For all layers together: a client that takes no replies is not waited for, even if it has turned
 # heartbeats off.
@@ -51,7 +51,7 @@ def server_tls(options: NsqdOptions) -> ServerTls | None:
         raise TlsConfigError(f"failed to build TLS config - {error}") from error
 
 
-class Identify:
+class IdentifyCommand:
     """Runs IDENTIFY for the connections of a broker."""
 
     def __init__(self, features: ServerFeatures, tls: ServerTls | None, clock: Clock) -> None:
@@ -85,7 +85,7 @@ class Identify:
         client.heartbeats.stop()
         with trio.move_on_after(_LAYERS_S):
             await _send(client, reply)
-            received = client.parser.take_rest()
+            received = client.parser.pop_rest()
             if identity.tls_v1:
                 await self._start_tls(client, received)
                 received = b""

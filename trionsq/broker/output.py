@@ -12,8 +12,7 @@ from typing import Final
 import trio
 
 from trionsq.broker.inbox import Inbox
-from trionsq.core.consumer import Subscription
-from trionsq.core.delivery import Delivery
+from trionsq.core.subscription import Delivery, Subscription
 from trionsq.transports.transport import Transport
 
 __all__ = ["MessagePump", "Output"]
@@ -221,7 +220,7 @@ class MessagePump:
 
     def _write_messages(self, item: Delivery | _Wake | None) -> None:
         """Write a delivery and what has come after it, up to a limit."""
-        take = self._inbox.take
+        take = self._inbox.pop_item
         if item is None:
             item = take()
         parts: list[bytes] = []
@@ -243,7 +242,7 @@ class MessagePump:
         """The frames of a delivery, without the messages that have left it since."""
         delivery.written = True
         if delivery.some_gone:
-            present = self.subscription.present(delivery)
+            present = self.subscription.present_ids(delivery)
             if not present:
                 return b""
             segment = delivery.extract(present)
@@ -254,7 +253,7 @@ class MessagePump:
     def pop_unwritten(self) -> list[Delivery]:
         """Remove the deliveries that have not been written."""
         deliveries, self.with_replies = self.with_replies or [], None
-        while (item := self._inbox.take()) is not None:
+        while (item := self._inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
                 deliveries.append(item)
         return deliveries

@@ -18,17 +18,17 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue
 from trionsq.broker.topic import Topic
-from trionsq.core.backend import Backend
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.latency import Latencies
+from trionsq.core.queue import Backend
 from trionsq.core.topic import TopicState
 from trionsq.durations import SECOND_NS
+from trionsq.storage.discard import DiscardingBackend
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
-from trionsq.storage.leftover import finish_removals
 from trionsq.storage.metadata import TopicRecord
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.recovery import resume_deletions
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["ChangeListener", "TopicRegistry"]
@@ -113,7 +113,7 @@ class TopicRegistry:
             self._delete_topic,
             self._channel_gone,
         )
-        if isinstance(core.store.backend, DroppingBackend):
+        if isinstance(core.store.backend, DiscardingBackend):
             core.store.backend.dropped = core.dropped
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)
@@ -129,12 +129,12 @@ class TopicRegistry:
         self._delete_old_channel(topic.name, name)
         backend = self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
-        if isinstance(backend, DroppingBackend):
+        if isinstance(backend, DiscardingBackend):
             backend.dropped = core.dropped
         if isinstance(backend, DiskQueue) and backend.is_recovering():
-            core.is_recovering = backend.is_recovering
+            core.store.is_recovering = backend.is_recovering
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
-        core.alarm = partial(self.scan_queue.set, core)
+        core.wake_at = partial(self.scan_queue.set_time, core)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
@@ -150,7 +150,7 @@ class TopicRegistry:
 
     def _backend(self, name: str, queue: str) -> Backend:
         """``queue`` is the name of the disk queue."""
-        return DroppingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
+        return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
 
     def load(self, records: Iterable[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name."""
@@ -171,7 +171,7 @@ class TopicRegistry:
             for topic in self.topics.values()
             for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
         }
-        if orphans := finish_removals(self._folder, self._folder.strangers(known)):
+        if orphans := resume_deletions(self._folder, known):
             log.warning(
                 "NSQ: found %d disk queues without a topic or channel; they are loaded if it is "
                 "created again: %s",

@@ -246,7 +246,7 @@ def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) ->
     core = channel.core
     merged = MergedLatencies()
     if core.latencies is not None:
-        merged.add(core.latencies, source.clock.now_s())
+        merged.add_channel(core.latencies, source.clock.now_s())
     return {
         "channel_name": channel.name,
         "depth": core.depth,
@@ -269,7 +269,7 @@ async def _latency_of_topic(source: StatsSource, topic: Topic, turns: _Turns) ->
     if source.options.e2e_processing_latency_percentile:
         for channel in list(topic.channels.values()):
             if channel.core.latencies is not None:
-                merged.add(channel.core.latencies, source.clock.now_s())
+                merged.add_channel(channel.core.latencies, source.clock.now_s())
                 await turns.spend(_LATENCIES_ROWS)
     return _latency(source, merged)
 

@@ -1,17 +1,107 @@
-"""The memory queue of a topic or a channel: segments in order, depth in messages."""
+"""The queue of a topic or channel: memory up to a limit, and a backend for what is over.
+
+The backends live in `trionsq.storage`; a topic and each channel has one of its own.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.peek import BackendView
 
-__all__ = ["MessageQueue"]
+__all__ = [
+    "Backend",
+    "BackendBusy",
+    "BackendError",
+    "Droppable",
+    "MessageQueue",
+    "Store",
+    "free",
+]
+
+# Messages moved to the backend in one append, at the end of the broker's life.
+_MAX_SAVE_MESSAGES: Final = 10_000
+_MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
+# Memory freed in one turn: 2,000 objects of the usual size take a millisecond, and the kernel takes
+# about as long for so many bytes.
+_MAX_FREE_COUNT: Final = 2_000
+_MAX_FREE_BYTES: Final = 16 * 1024 * 1024
+
+
+class BackendError(Exception):
+    """The backend refused messages. None of them was stored; the text says why."""
+
+
+class BackendBusy(BackendError):
+    """The backend has too much to make durable. It takes messages again when that is done."""
+
+
+class Backend(Protocol):
+    """A FIFO of messages outside of memory, in batches. All calls are synchronous.
+
+    Attributes:
+        depth: messages that were appended and not yet read; above 0 as long as `read` may return
+            some.
+        behind: whether too much waits to be made durable. Callers look at it before `append`,
+            which does not refuse for it.
+        caught_up: is called when `behind` has become false.
+    """
+
+    caught_up: Callable[[], None]
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def behind(self) -> bool: ...
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        """Store all messages of ``segment``, or none.
+
+        ``due_ns`` has the due time of each message, in nanoseconds since the epoch, if they are
+        deferred. `read` returns a deferred message alone, in a batch whose timestamp_ns and
+        defer_ms add up to its due time.
+
+        Raises:
+            BackendError: nothing was stored.
+        """
+
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        """Return the next messages: at least one, within both limits; None if there are none now.
+
+        The backend may return fewer messages than the limits allow.
+        """
+
+    def peek(self) -> BackendView | None:
+        """Return a view of the messages stored now, None if there are none."""
+
+    def oldest_ns(self) -> int | None:
+        """Return when the next message was published, in nanoseconds since the epoch.
+
+        None if there is no message, or the time is not known. Cheap: no data is read twice for it.
+        """
+
+    def check(self) -> str | None:
+        """Return what is wrong with the backend's counters, None if nothing is. Cheap."""
+
+    def empty(self) -> int:
+        """Drop all messages; returns how many."""
+
+    def delete(self) -> None:
+        """Drop all messages and remove all files."""
+
+    def close(self) -> None:
+        """Make all messages durable, and release all resources.
+
+        Raises:
+            BackendError: some messages are not durable.
+        """
 
 
 class MessageQueue:
-    """A FIFO of messages that holds them by segments.
+    """A FIFO of messages in memory, by segments.
 
     Attributes:
         depth: messages in the queue.
@@ -36,12 +126,12 @@ class MessageQueue:
         self.depth += segment.last - segment.first
 
     def put_back(self, segment: Segment) -> None:
-        """Add at the head what `take` gave."""
+        """Add a segment at the head, after `pop_segment` returned it."""
         self._segments.appendleft(segment)
         self.depth += segment.last - segment.first
 
-    def take(self, count_max: int, nbytes_max: int) -> Segment:
-        """Take from the head: messages of one segment, at least one, within both limits.
+    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
+        """Pop messages of the first segment: at least one, and within both limits.
 
         Raises:
             IndexError: the queue is empty.
@@ -49,8 +139,8 @@ class MessageQueue:
         head = self._segments[0]
         first = head.first
         count = head.last - first
-        if count > count_max or head.batch.bodies.nbytes > nbytes_max:
-            count = self._fit(head, min(count, count_max), nbytes_max)
+        if count > max_count or head.batch.bodies.nbytes > max_bytes:
+            count = self._fit(head, min(count, max_count), max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:
@@ -59,31 +149,188 @@ class MessageQueue:
         return Segment(head.batch, first, last, head.attempts)
 
     @staticmethod
-    def _fit(head: Segment, count: int, nbytes_max: int) -> int:
+    def _fit(head: Segment, count: int, max_bytes: int) -> int:
         bodies = head.batch.bodies
-        if bodies.nbytes <= nbytes_max:
+        if bodies.nbytes <= max_bytes:
             return count
         if bodies.size:
-            return min(count, max(1, nbytes_max // bodies.size))
+            return min(count, max(1, max_bytes // bodies.size))
         nbytes = fit = 0
-        for body in bodies.cut(head.first, head.first + count):
+        for body in bodies.slice(head.first, head.first + count):
             nbytes += len(body)
-            if nbytes > nbytes_max:
+            if nbytes > max_bytes:
                 break
             fit += 1
         return max(1, fit)
 
     def peek(self) -> Iterator[Segment]:
-        """The segments in order, to be looked at only. Nothing may change meanwhile."""
+        """Return the segments in order. Neither they nor the queue may change meanwhile."""
         return iter(self._segments)
 
-    def drop(self, count_max: int, nbytes_max: int) -> int:
-        """Forget segments from the head, within about these limits; how many."""
+    def drop(self, max_count: int, max_bytes: int) -> int:
+        """Drop segments at the head, within about these limits; returns how many."""
         segments = self._segments
         dropped = nbytes = 0
-        while segments and dropped < count_max and nbytes < nbytes_max:
-            one = segments.popleft()
-            self.depth -= one.last - one.first
-            nbytes += one.batch.bodies.nbytes
+        while segments and dropped < max_count and nbytes < max_bytes:
+            segment = segments.popleft()
+            self.depth -= segment.last - segment.first
+            nbytes += segment.batch.bodies.nbytes
             dropped += 1
         return dropped
+
+
+class Droppable(Protocol):
+    """A container of messages that can be dropped in parts."""
+
+    def __len__(self) -> int: ...
+    def drop(self, max_count: int, max_bytes: int) -> int: ...
+
+
+def free(holder: Droppable) -> Iterator[None]:
+    """Drop all messages of ``holder``; yields where a turn ends."""
+    while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
+        yield
+
+
+class Store:
+    """The queue of a topic or channel.
+
+    Attributes:
+        limit: messages that memory may hold (--mem-queue-size).
+        memory: the memory queue.
+        backend: the messages over the limit.
+        backend_in_count: messages appended to the backend.
+        backend_out_count: messages read from the backend.
+        dropped: messages given up on purpose, by reason. The backend counts its own here as well.
+        dropped_count: messages given up on purpose, but for those that the backend dropped.
+    """
+
+    __slots__ = ("backend", "backend_in_count", "backend_out_count", "dropped", "dropped_count",
+                 "limit", "memory")  # fmt: skip
+
+    def __init__(self, limit: int, backend: Backend) -> None:
+        self.limit = limit
+        self.memory = MessageQueue()
+        self.backend = backend
+        self.backend_in_count = 0
+        self.backend_out_count = 0
+        self.dropped: Counter[str] = Counter()
+        self.dropped_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Store {self.memory} backend={self.backend.depth}>"
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait, in memory and in the backend."""
+        return self.memory.depth + self.backend.depth
+
+    @property
+    def room(self) -> int:
+        """Messages that memory has room for."""
+        return self.limit - self.memory.depth
+
+    def oldest_ns(self) -> int | None:
+        """Return when the next message was published, in nanoseconds since the epoch.
+
+        Memory and the backend each have a next message; the older one counts. None if no message
+        waits, or its time is not known.
+        """
+        head = next(self.memory.peek(), None)
+        stored_ns = self.backend.oldest_ns() if self.backend.depth else None
+        if head is None or stored_ns is None:
+            return stored_ns if head is None else head.first_ns
+        return min(head.first_ns, stored_ns)
+
+    def admit(self, segment: Segment) -> Segment | None:
+        """Find room for all messages of ``segment``, or for none.
+
+        Returns the part that the caller must append to `memory`, None if the backend has it all.
+
+        Raises:
+            BackendBusy: memory is full and the backend is behind; nothing changed.
+            BackendError: memory is full and the backend refused; nothing changed.
+        """
+        room = self.limit - self.memory.depth
+        count = segment.last - segment.first
+        if count <= room:
+            return segment
+        if self.backend.behind:
+            raise BackendBusy("waiting for the disk")
+        if room <= 0:
+            self.overflow(segment)
+            return None
+        middle = segment.first + room
+        self.overflow(Segment(segment.batch, middle, segment.last, segment.attempts))
+        return Segment(segment.batch, segment.first, middle, segment.attempts)
+
+    def overflow(self, segment: Segment) -> None:
+        """Append to the backend, with the delay that the batch was published with.
+
+        Raises:
+            BackendError: nothing was stored.
+        """
+        batch = segment.batch
+        due_ns: list[int] | None = None
+        if batch.defer_ms:
+            due_ns = [batch.timestamp_ns + batch.defer_ms * 1_000_000] * segment.count
+        self.append_to_backend(segment, due_ns)
+
+    def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        """As `Backend.append`, and counted."""
+        count = segment.last - segment.first
+        self.backend.append(segment, due_ns)
+        self.backend_in_count += count
+
+    def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
+        """As `Backend.read`, and counted."""
+        segment = self.backend.read(max_count, max_bytes)
+        if segment is not None:
+            self.backend_out_count += segment.last - segment.first
+        return segment
+
+    def restore(self, segment: Segment) -> None:
+        """Append messages that were in the queue before. They are never refused."""
+        if segment.count > self.room:
+            try:
+                self.append_to_backend(segment)
+            except BackendError:
+                # Over the limit by no more than what was in flight or deferred.
+                self.memory.append(segment)
+            except Exception:
+                self.memory.append(segment)  # a defect loses no message
+                raise
+        else:
+            self.memory.append(segment)
+
+    def save_memory(self) -> None:
+        """Move the memory queue to the backend.
+
+        Raises:
+            BackendError: the rest is still in memory.
+        """
+        while self.memory.depth:
+            segment = self.memory.pop_segment(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
+            try:
+                self.overflow(segment)
+            except Exception:  # a defect loses no message either
+                self.memory.put_back(segment)
+                raise
+
+    def drop(self, reason: str, count: int) -> None:
+        """Count messages that are given up on purpose."""
+        self.dropped[reason] += count
+        self.dropped_count += count
+
+    def empty(self) -> MessageQueue:
+        """Drop everything. Returns the old memory queue, which the caller lets go of by `free`."""
+        memory, self.memory = self.memory, MessageQueue()
+        self.drop("emptied", memory.depth)
+        self.dropped["emptied"] += self.backend.empty()
+        return memory
+
+    def check(self) -> str | None:
+        """Return what is wrong with the counters, None if nothing is."""
+        if self.memory.depth < 0:
+            return f"negative depth: {self.memory.depth} messages in memory"
+        return self.backend.check()

@@ -1,26 +1,35 @@
-"""Messages that an unclean end left twice: in a channel's queue, and still in its topic's.
+"""The queue of a channel, and the copies that an unclean end left in it.
 
-A topic's queue on disk may say later than the channels' that a message has left it. After a kill it
-then gives such messages to its channels once more, which have them on disk already. The topic notes
-what it gives them from disk; of what a channel reads from the files of before the start it leaves
-out the copies.
+A topic's queue on disk may say later than the channels' queues that a message has left it. After a
+kill it then gives such messages to its channels once more, which have them on disk already. So the
+topic notes the messages that it gives from disk, and a channel that reads files of before the
+start leaves out the copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.queue import Backend, Store
 
-__all__ = ["Recovered"]
+__all__ = ["MAX_DELIVERY_BYTES", "ChannelStore", "Recovered"]
 
+# The bodies of one delivery; so much is popped at once.
+MAX_DELIVERY_BYTES: Final = 256 * 1024
+# Messages that are read at once while copies are left out, whatever the client has credit for.
+_MAX_READ_MESSAGES: Final = 512
+# Reads of nothing but copies before other tasks get their turn.
+_MAX_COPIES_READS: Final = 16
 # A topic's queue says every --sync-every (2,500) messages where it is, some may be read meanwhile.
 # So many take about 3 MB, until the channels have read their files.
-_IDS_MAX: Final = 20_000
+_MAX_IDS: Final = 20_000
 
 
 class Recovered:
-    """What a topic gave to its channels from disk since the start: the first of it."""
+    """The first messages that a topic gave to its channels from disk since the start."""
 
     __slots__ = ("__weakref__", "_bodies")
 
@@ -35,27 +44,93 @@ class Recovered:
         """Forget what was noted: the topic was emptied before all channels had got it."""
         self._bodies.clear()
 
-    def note(self, segment: Segment) -> None:
-        """Note messages that all channels get now, unless there are too many already."""
-        if len(self._bodies) >= _IDS_MAX:
+    def note_segment(self, segment: Segment) -> None:
+        """Note messages that all channels get now, unless too many are noted already."""
+        if len(self._bodies) >= _MAX_IDS:
             return
-        bodies = segment.batch.bodies.cut(segment.first, segment.last)
+        bodies = segment.batch.bodies.slice(segment.first, segment.last)
         self._bodies.update(zip(segment.ids(), map(hash, bodies), strict=True))
 
     def without_copies(self, segment: Segment) -> Segment | None:
-        """What a channel has read, less the messages that were noted; None if no other is there."""
+        """Return the messages of a segment that were not noted; None if all were."""
         noted = self._bodies.get
         ids = segment.ids()
-        bodies = segment.batch.bodies.cut(segment.first, segment.last)
-        keep = [
+        bodies = segment.batch.bodies.slice(segment.first, segment.last)
+        kept = [
             place
             for place, (id_, body) in enumerate(zip(ids, bodies, strict=True))
             if noted(id_) != hash(body)
         ]
-        if len(keep) == len(ids):
+        if len(kept) == len(ids):
             return segment
-        if not keep:
+        if not kept:
             return None
-        places = [segment.first + place for place in keep]
-        batch = segment.batch.extract(places, [ids[place] for place in keep])
-        return Segment(batch, 0, len(keep), segment.attempts)
+        places = [segment.first + place for place in kept]
+        batch = segment.batch.extract(places, [ids[place] for place in kept])
+        return Segment(batch, 0, len(kept), segment.attempts)
+
+
+class ChannelStore(Store):
+    """The queue of a channel, from which segments are popped for delivery.
+
+    Attributes:
+        is_recovering: tells whether the backend still reads what an unclean end left; None if
+            there was none.
+        recovered: the messages that the topic may have given once more; None if there is no need
+            to know them.
+        must_read_on: whether the last `pop_segment` gave up although there may be more to read.
+    """
+
+    __slots__ = ("_random", "is_recovering", "must_read_on", "recovered")
+
+    def __init__(self, limit: int, backend: Backend, random: Random) -> None:
+        super().__init__(limit, backend)
+        self.is_recovering: Callable[[], bool] | None = None
+        self.recovered: Recovered | None = None
+        self.must_read_on = False
+        self._random = random
+
+    def pop_segment(self, max_count: int) -> Segment | None:
+        """Pop the next messages; None if the backend has some and gives none now.
+
+        Memory and the backend are served at random, so that neither waits for the other to end. A
+        deferred message that the backend kept comes alone.
+        """
+        if self.backend.depth and (not self.memory.depth or self._random.random() < 0.5):
+            segment = self._read_segment(max_count)
+            if segment is not None:
+                return segment
+            if not self.memory.depth:
+                return None
+        return self.memory.pop_segment(max_count, MAX_DELIVERY_BYTES)
+
+    def _read_segment(self, max_count: int) -> Segment | None:
+        """Read the next messages of the backend, without copies of what the topic gave again."""
+        self.must_read_on = False
+        for _ in range(_MAX_COPIES_READS):
+            if self.recovered is None:
+                break
+            if self.is_recovering is None or not self.is_recovering():
+                self.recovered = None
+                break
+            segment = self.read_backend(_MAX_READ_MESSAGES, MAX_DELIVERY_BYTES)
+            if segment is None:
+                return None
+            kept = self.recovered.without_copies(segment)
+            count = 0 if kept is None else kept.count
+            self.drop("double", segment.count - count)
+            if kept is not None:
+                return self._first_of(kept, max_count)
+        else:
+            self.must_read_on = True
+            return None
+        return self.read_backend(max_count, MAX_DELIVERY_BYTES)
+
+    def _first_of(self, segment: Segment, max_count: int) -> Segment:
+        """The first messages; the others go to the head of the memory queue."""
+        if segment.count <= max_count or segment.batch.defer_ms:
+            return segment
+        middle = segment.first + max_count
+        rest = Segment(segment.batch, middle, segment.last, segment.attempts)
+        self.memory.put_back(rest)
+        return Segment(segment.batch, segment.first, middle, segment.attempts)

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from trionsq.broker.options import NsqdOptions, OptionsError, validated
-from trionsq.daemon import limits, log
-from trionsq.daemon.command import fatal, read_options
+from trionsq.daemon import log
+from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
 from trionsq.logtext import first_error
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fatal(options.log_prefix, str(error), options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     return _run(options)
 
 
@@ -34,7 +34,7 @@ def _run(options: NsqdOptions) -> int:
 
     from trionsq.daemon.listener import ListenError
     from trionsq.local.nsqd_daemon import run_nsqd
-    from trionsq.storage.lock import DataPathError
+    from trionsq.storage.folder import DataPathError
     from trionsq.storage.metadata import MetadataError
     from trionsq.transports.certificates import TlsConfigError
 

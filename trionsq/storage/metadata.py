@@ -1,6 +1,8 @@
-"""``nsqd.dat``: which topics and channels there are, and which of them are paused.
+"""What the data path says beside messages: ``nsqd.dat`` (topics and channels) and ``trionsq.dat``.
 
-The file is the original's: either nsqd reads what the other wrote. Spec: nsqd-internals, section 5.
+``nsqd.dat`` is the original's: either nsqd reads the other's file. Spec: nsqd-internals, section 5.
+``trionsq.dat`` is ours, and the original ignores it: up to which time message ids may be in use, so
+that a clock that was set back repeats none. It holds ``{"format":1,"ids_until_ns":N}``.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from trionsq import NSQ_VERSION
-from trionsq.storage.disk import Disk, replace_file
-from trionsq.storage.lock import reason_of
+from trionsq.disk import Disk, read_file, replace_file
+from trionsq.storage.folder import reason_of
+from trionsq.wire.gojson import JsonObject, decode, read_array, read_bool, read_object, read_string
 from trionsq.wire.names import is_ephemeral, is_valid_name, quote
 
 __all__ = [
-    "FILE_NAME",
+    "ID_RESERVE_FILE",
+    "METADATA_FILE",
     "ChannelRecord",
+    "IdReserve",
     "MetadataError",
     "TopicRecord",
     "load_metadata",
@@ -27,7 +32,9 @@ __all__ = [
     "save_metadata",
 ]
 
-FILE_NAME: Final = "nsqd.dat"
+METADATA_FILE: Final = "nsqd.dat"
+ID_RESERVE_FILE: Final = "trionsq.dat"
+_ID_RESERVE_FORMAT: Final = 1
 
 _NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
 _QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
@@ -71,13 +78,9 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
     Raises:
         MetadataError: the file can't be read, or has not the shape that it must have.
     """
-    path = f"{disk.path}/{FILE_NAME}"
+    path = f"{disk.path}/{METADATA_FILE}"
     try:
-        file = disk.open(FILE_NAME)
-        try:
-            data = file.read(file.size(), 0)
-        finally:
-            file.close()
+        data = read_file(disk, METADATA_FILE)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -86,8 +89,8 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
             f"failed to read metadata from {path} - open {path}: {reason_of(error)}"
         ) from error
     try:
-        return _topics(_parse(data))
-    except _ShapeError as error:
+        return _topics(decode(data))
+    except ValueError as error:
         raise MetadataError(
             f"failed to load metadata - failed to parse metadata in {path} - {error}"
         ) from error
@@ -99,7 +102,7 @@ def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
     Raises:
         OSError: the new content may not be durable.
     """
-    replace_file(disk, FILE_NAME, _encode(topics))
+    replace_file(disk, METADATA_FILE, _encode(topics))
 
 
 def _encode(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
@@ -148,35 +151,14 @@ def remove_drafts(disk: Disk) -> None:
                 log.warning("leaving a draft behind: %s", error)
 
 
-class _ShapeError(Exception):
-    """What is wrong in the file."""
-
-
-def _parse(data: bytes) -> object:
-    text = data.decode("utf-8", "replace")
-    try:
-        content: object = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        if error.pos >= len(text.rstrip()):
-            raise _ShapeError("unexpected end of JSON input") from error
-        raise _ShapeError(str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _ShapeError(str(error)) from error
-    return content
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _topics(content: object) -> list[TopicRecord]:
     # Names in the order of their first entry.
     paused: dict[str, bool] = {}
     channels: dict[str, dict[str, bool]] = {}
-    for topic in _list(_fields(content, "metadata").get("topics"), "topics"):
-        fields = _fields(topic, "topic")
-        name = _name(fields, "topic")
-        is_paused = _paused(fields, "topic")
+    for topic in read_array(read_object(content, "metadata").get("topics"), "topics"):
+        fields = read_object(topic, "topic")
+        name = read_string(fields.get("name"), "name of a topic")
+        is_paused = read_bool(fields.get("paused"), "paused of a topic")
         entries = _channels(fields)
         if not _is_usable(name, "topic"):
             continue
@@ -191,60 +173,59 @@ def _topics(content: object) -> list[TopicRecord]:
     ]
 
 
-def _channels(topic: dict[str, object]) -> list[tuple[str, bool]]:
+def _channels(topic: JsonObject) -> list[tuple[str, bool]]:
     entries = []
-    for channel in _list(topic.get("channels"), "channels"):
-        fields = _fields(channel, "channel")
-        entries.append((_name(fields, "channel"), _paused(fields, "channel")))
+    for channel in read_array(topic.get("channels"), "channels"):
+        fields = read_object(channel, "channel")
+        name = read_string(fields.get("name"), "name of a channel")
+        entries.append((name, read_bool(fields.get("paused"), "paused of a channel")))
     return entries
 
 
 def _is_usable(name: str, kind: str) -> bool:
-    # An escaped lone surrogate has no bytes; what stands for it is invalid as well.
-    encoded = name.encode("utf-8", "replace")
+    encoded = name.encode()
     if is_valid_name(encoded):
         return True
     log.warning("skipping creation of invalid %s %s", kind, quote(encoded)[1:-1].decode())
     return False
 
 
-# As in the original: null is the same as nothing, and keys are found in any case.
+class IdReserve:
+    """The time in ``trionsq.dat``, in nanoseconds since the epoch (wall clock)."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def load(self) -> int:
+        """Return the time from which on no id is in use; 0 without a readable file."""
+        try:
+            return _decode_ids_until_ns(read_file(self._disk, ID_RESERVE_FILE))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning(
+                "message ids may repeat if the clock was set back: %s/%s: %s",
+                self._disk.path,
+                ID_RESERVE_FILE,
+                error,
+            )
+            return 0
+
+    def save(self, until_ns: int) -> None:
+        """Store the time durably.
+
+        Raises:
+            OSError: the file may have the earlier time.
+        """
+        text = f'{{"format":{_ID_RESERVE_FORMAT},"ids_until_ns":{until_ns}}}'
+        replace_file(self._disk, ID_RESERVE_FILE, text.encode())
 
 
-def _fields(value: object, what: str) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _ShapeError(f"{what}: expected an object, not {_kind(value)}")
-    return {str(key).lower(): content for key, content in value.items()}
-
-
-def _list(value: object, what: str) -> list[object]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise _ShapeError(f"{what}: expected an array, not {_kind(value)}")
-    return value
-
-
-def _name(fields: dict[str, object], what: str) -> str:
-    value = fields.get("name")
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _ShapeError(f"name of a {what}: expected a string, not {_kind(value)}")
-    return value
-
-
-def _paused(fields: dict[str, object], what: str) -> bool:
-    value = fields.get("paused")
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise _ShapeError(f"paused of a {what}: expected true or false, not {_kind(value)}")
-    return value
-
-
-def _kind(value: object) -> str:
-    kinds = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
-    return kinds.get(type(value), "a number")
+def _decode_ids_until_ns(data: bytes) -> int:
+    content: object = json.loads(data)
+    if not isinstance(content, dict) or content.get("format") != _ID_RESERVE_FORMAT:
+        raise ValueError(f"the format is not {_ID_RESERVE_FORMAT}")
+    until_ns: object = content.get("ids_until_ns")
+    if type(until_ns) is not int or until_ns < 0:
+        raise ValueError("ids_until_ns is not a time")
+    return until_ns

@@ -3,7 +3,7 @@
 A new connection checks the files for changes, at most once a second. So a renewed certificate is
 used without a restart or a signal.
 
-Spec: tcp-protocol, section 8 (client certificates); options, TLS.
+Spec: tcp-protocol, section 8 (client certificates); options.
 """
 
 from __future__ import annotations

@@ -1,20 +1,48 @@
-"""Message bodies as they came from the socket: many in one object, cut out late and in bulk.
+"""Message bodies as they came from the socket: many in one buffer, sliced late and in bulk.
 
-Messages of one size lie in one `bytes` object at a fixed stride, whatever stands between them
-(the size fields of an MPUB, the command lines of a run of PUBs). Messages of several sizes lie in
-one object as well, with a table of their ends.
+Messages of one size lie in one `bytes` object at a fixed stride, with other bytes between them (the
+size fields of an MPUB, the command lines of a run of PUBs). Messages of several sizes lie in one
+object as well, with a table of their ends.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Protocol
+from functools import lru_cache
+from itertools import chain, pairwise
+from struct import Struct
+from typing import Final, Protocol
 
-from trionsq.wire import strides
+__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies", "slice_fields"]
 
-__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies"]
+# Records unpacked by one call of `Struct`. More gain little, and each count needs its own Struct.
+_AT_ONCE: Final = 32
+
+
+@lru_cache(maxsize=1024)
+def _fields(before: int, size: int, after: int, count: int) -> Struct:
+    return Struct(f"{before}x{size}s{after}x" * count)
+
+
+def slice_fields(
+    buffer: bytes, before: int, size: int, after: int, first: int, last: int
+) -> list[bytes]:
+    """Return one field of the records ``first`` to ``last`` (exclusive), each a `bytes` object.
+
+    A record is ``before`` bytes, the field of ``size`` bytes, and ``after`` bytes.
+    """
+    stride = before + size + after
+    whole, rest = divmod(last - first, _AT_ONCE)
+    start = first * stride
+    if not whole:
+        return list(_fields(before, size, after, rest).unpack_from(buffer, start))
+    middle = start + whole * _AT_ONCE * stride
+    view = memoryview(buffer)[start:middle]
+    values = list(chain.from_iterable(_fields(before, size, after, _AT_ONCE).iter_unpack(view)))
+    if rest:
+        values += _fields(before, size, after, rest).unpack_from(buffer, middle)
+    return values
 
 
 class Bodies(Protocol):
@@ -33,18 +61,18 @@ class Bodies(Protocol):
     @property
     def size(self) -> int: ...
 
-    def cut(self, first: int, last: int) -> Sequence[bytes]:
-        """The bodies ``first`` to ``last`` (exclusive), each a `bytes` object of its own."""
+    def slice(self, first: int, last: int) -> Sequence[bytes]:
+        """Return the bodies ``first`` to ``last`` (exclusive), each a `bytes` object."""
 
-    def one(self, index: int) -> bytes:
-        """The body at ``index``."""
+    def body_at(self, index: int) -> bytes:
+        """Return the body at ``index``."""
 
-    def part(self, first: int, last: int) -> Bodies:
-        """The bodies ``first`` to ``last`` (exclusive), which hold no memory of the others."""
+    def copy_range(self, first: int, last: int) -> Bodies:
+        """Return the bodies ``first`` to ``last`` (exclusive), without the memory of the others."""
 
 
 class StridedBodies:
-    """Bodies of one size, each preceded by ``gap`` bytes that are of no interest."""
+    """Bodies of one size in one buffer, each after ``gap`` other bytes."""
 
     __slots__ = ("_buffer", "_gap", "count", "nbytes", "size")
 
@@ -56,25 +84,25 @@ class StridedBodies:
         self.count = len(buffer) // (gap + size)
         self.nbytes = self.count * size
 
-    def cut(self, first: int, last: int) -> list[bytes]:
-        return strides.cut(self._buffer, self._gap, self.size, 0, first, last)
+    def slice(self, first: int, last: int) -> list[bytes]:
+        return slice_fields(self._buffer, self._gap, self.size, 0, first, last)
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         start = index * (self._gap + self.size) + self._gap
         return self._buffer[start : start + self.size]
 
-    def part(self, first: int, last: int) -> StridedBodies:
+    def copy_range(self, first: int, last: int) -> StridedBodies:
         stride = self._gap + self.size
         return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
 
 
 class PackedBodies:
-    """Bodies of any size in one buffer, each preceded by ``gap`` bytes that are of no interest."""
+    """Bodies of any size in one buffer, each after ``gap`` other bytes."""
 
     __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size")
 
     def __init__(self, buffer: bytes, ends: Sequence[int], gap: int) -> None:
-        """``ends`` is where the first record begins, and where each one ends."""
+        """``ends`` has the start of the first record, and the end of each record."""
         self._buffer = buffer
         self._ends = array("I", ends)
         self._gap = gap
@@ -82,37 +110,37 @@ class PackedBodies:
         self.nbytes = ends[-1] - ends[0] - gap * self.count
         self.size = 0
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         buffer, gap = self._buffer, self._gap
         ends = self._ends[first : last + 1]
         return [buffer[start + gap : end] for start, end in pairwise(ends)]
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         return self._buffer[self._ends[index] + self._gap : self._ends[index + 1]]
 
-    def part(self, first: int, last: int) -> PackedBodies:
+    def copy_range(self, first: int, last: int) -> PackedBodies:
         start, end = self._ends[first], self._ends[last]
         ends = [stop - start for stop in self._ends[first : last + 1]]
         return PackedBodies(self._buffer[start:end], ends, self._gap)
 
 
 class ListBodies:
-    """Bodies of any size, each an object of its own."""
+    """Bodies of any size, each a `bytes` object."""
 
     __slots__ = ("_bodies", "count", "nbytes", "size")
 
     def __init__(self, bodies: list[bytes]) -> None:
-        """``bodies`` is not empty and belongs to this object from now on."""
+        """``bodies`` must not be empty, and may not change afterwards."""
         self._bodies = bodies
         self.count = len(bodies)
         self.nbytes = sum(map(len, bodies))
         self.size = self.nbytes if self.count == 1 else 0
 
-    def cut(self, first: int, last: int) -> list[bytes]:
+    def slice(self, first: int, last: int) -> list[bytes]:
         return self._bodies[first:last]
 
-    def one(self, index: int) -> bytes:
+    def body_at(self, index: int) -> bytes:
         return self._bodies[index]
 
-    def part(self, first: int, last: int) -> ListBodies:
+    def copy_range(self, first: int, last: int) -> ListBodies:
         return ListBodies(self._bodies[first:last])

@@ -1,4 +1,4 @@
-"""Frames that nsqd writes: ``[size:4][frame type:4][data]``, and the ones that are ready made.
+"""Frames that nsqd writes: ``[size:4][frame type:4][data]``, and constant frames.
 
 Spec: tcp-protocol, sections 4 (frames) and 5 (message frame data).
 """
@@ -16,8 +16,8 @@ __all__ = [
     "FRAME_RESPONSE",
     "HEARTBEAT",
     "HEARTBEAT_DATA",
-    "MESSAGE_ID_SIZE_BYTES",
-    "MESSAGE_META_SIZE_BYTES",
+    "MESSAGE_ID_BYTES",
+    "MESSAGE_META_BYTES",
     "NON_FATAL_CODES",
     "OK",
     "error",
@@ -29,9 +29,9 @@ FRAME_RESPONSE = 0
 FRAME_ERROR = 1
 FRAME_MESSAGE = 2
 
-MESSAGE_ID_SIZE_BYTES = 16
-MESSAGE_META_SIZE_BYTES = 26
-"""What comes before the body in a message frame's data: timestamp, attempts and id."""
+MESSAGE_ID_BYTES = 16
+MESSAGE_META_BYTES = 26
+"""Size of the fields before the body in a message frame: timestamp, attempts and id."""
 
 HEARTBEAT_DATA = b"_heartbeat_"
 
@@ -66,14 +66,14 @@ def message_frame(timestamp_ns: int, attempts: int, message_id: bytes, body: byt
         timestamp_ns: time of publishing, nanoseconds since the epoch.
         attempts: how often the message was delivered, this time included; wraps at 16 bits.
         message_id: 16 hex digits.
-        body: what was published.
+        body: the message body.
 
     Raises:
         ValueError: the id is not 16 bytes long.
     """
-    if len(message_id) != MESSAGE_ID_SIZE_BYTES:
+    if len(message_id) != MESSAGE_ID_BYTES:
         raise ValueError(f"message id must be 16 bytes: {message_id!r}")
-    size = _HEADER.size - 4 + MESSAGE_META_SIZE_BYTES + len(body)
+    size = _HEADER.size - 4 + MESSAGE_META_BYTES + len(body)
     head = _MESSAGE.pack(size, FRAME_MESSAGE, timestamp_ns, attempts & 0xFFFF, message_id)
     return head + body
 

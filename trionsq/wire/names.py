@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["EPHEMERAL_SUFFIX", "NAME_SIZE_BYTES_MAX", "is_ephemeral", "is_valid_name", "quote"]
+__all__ = ["EPHEMERAL_SUFFIX", "MAX_NAME_BYTES", "is_ephemeral", "is_valid_name", "quote"]
 
 EPHEMERAL_SUFFIX = "#ephemeral"
-NAME_SIZE_BYTES_MAX = 64
+MAX_NAME_BYTES = 64
 """Includes the suffix of an ephemeral name."""
 
 # Used with fullmatch only: `$` would let a trailing newline pass.
@@ -32,9 +32,9 @@ _ESCAPES = {
 def is_valid_name(name: bytes) -> bool:
     """Tell whether `name`, as it came over the wire, may name a topic or a channel.
 
-    Spec: tcp-protocol, section 6; both kinds of name obey one rule.
+    Spec: tcp-protocol, section 6. Both kinds of name obey one rule.
     """
-    return len(name) <= NAME_SIZE_BYTES_MAX and _NAME.fullmatch(name) is not None
+    return len(name) <= MAX_NAME_BYTES and _NAME.fullmatch(name) is not None
 
 
 def is_ephemeral(name: str) -> bool:

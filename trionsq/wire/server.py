@@ -1,11 +1,11 @@
 """nsqd's side of a connection: bytes in, events out. No I/O, no clock.
 
-`ServerParser` takes everything that a read brought and hands it out as events, each of which may
-stand for a whole run of commands. The caller acts on one event before it asks for the next, so
-whatever an event changes (an upgrade after IDENTIFY, say) holds for the bytes after it.
+`ServerParser` gets the data of each read and returns events, each of which may stand for a run of
+commands. The caller acts on an event before it calls for the next one. So a change that an event
+makes (TLS after IDENTIFY, for instance) holds for the bytes after it.
 
-Runs of FINs and of PUBs are recognised by `trionsq.wire.runs`; anything unusual in them (an odd id,
-a fault) is left to the parser of single commands here, which is the arbiter.
+Runs of FIN and of PUB are recognised by `trionsq.wire.lines`. A run ends before anything unusual
+(an odd id, a fault), which the parser of single commands here decides.
 
 Spec: tcp-protocol, sections 2, 3, 7 to 13.
 """
@@ -27,57 +27,46 @@ from trionsq.wire.events import (
     PublishDeferred,
     PublishMany,
     PublishManyBegins,
-    Ready,
-    Requeue,
     StartClose,
-    Subscribe,
     Touch,
 )
-from trionsq.wire.mpub import MpubScan
-from trionsq.wire.params import (
+from trionsq.wire.lines import (
+    FIN_LINE_BYTES,
+    CommandLimits,
+    LineTooLong,
     Params,
-    message_id,
-    parse_digits,
+    fin_run,
+    parse_deferred,
+    parse_message_id,
+    parse_ready,
+    parse_requeue,
+    parse_subscribe,
+    pub_run,
     pub_topic,
     split_line,
     valid_name,
 )
-from trionsq.wire.runs import FIN_LINE_SIZE, fin_run, pub_run
-from trionsq.wire.states import COMMANDS, TRANSITIONS, ConnectionState
+from trionsq.wire.mpub import MpubScan
+from trionsq.wire.states import COMMANDS, MAGIC_V2, TRANSITIONS, ConnectionState
 
-__all__ = ["LINE_SIZE_MAX", "MAGIC_V2", "CommandLimits", "LineTooLong", "ServerParser"]
+__all__ = ["MAX_LINE_BYTES", "ServerParser"]
 
-MAGIC_V2: Final = b"  V2"
 # The original's read buffer: a line that does not fit ends the connection without a frame.
-LINE_SIZE_MAX: Final = 16384
-# A remainder below this is joined with the next read by a plain copy; above it input is gathered
-# in place, so that a body that trickles in costs no quadratic copying.
-_JOIN_SIZE_MAX: Final = 65536
+MAX_LINE_BYTES: Final = 16384
+# A remainder below this is copied and joined with the next read. A larger one grows in place, so
+# that a body in many small reads costs no quadratic copying.
+_MAX_JOIN_BYTES: Final = 65536
 _FIELD: Final = 4
 _NEVER: Final = 2**63
 _NOPS: Final = b"NOP\n" * 64
 _INT32 = Struct(">i")
-# Messages of an MPUB: 128 KiB with 10,000 more of them take 2 ms.
+# Messages of an MPUB. A read of 128 KiB with 10,000 more of them takes 2 ms.
 _WALKED_MANY: Final = 10_000
-
-
-class LineTooLong(Exception):
-    """A command line that does not fit the read buffer: the connection ends without a frame."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLimits:
-    """What the parser refuses by size or range (options of the same names)."""
-
-    max_msg_size: int = 1048576
-    max_body_size: int = 5242880
-    max_rdy_count: int = 2500
-    max_req_timeout_ms: int = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A command whose input is not there yet: bytes needed, and the error if it never comes."""
+    """An incomplete command: bytes that it needs, and the error if the input ends before."""
 
     need: int
     code: str
@@ -88,27 +77,14 @@ class ServerParser:
     """The commands of one client connection.
 
     Attributes:
-        state: the client's state, as the last event leaves it.
-        commands: complete command lines seen, a run counting as one.
+        state: the client's state after the last event.
+        commands: complete command lines so far; a run counts as one.
         heartbeats: whether the client gets heartbeats; without them SUB is refused.
-        tls_required: refuse every command but IDENTIFY (cleared when TLS is on).
+        tls_required: whether every command but IDENTIFY is refused; cleared when TLS is on.
     """
 
-    __slots__ = (
-        "_allowed",
-        "_buffer",
-        "_failure",
-        "_limits",
-        "_magic",
-        "_mpub",
-        "_pause_at",
-        "_pos",
-        "_waiting",
-        "commands",
-        "heartbeats",
-        "state",
-        "tls_required",
-    )
+    __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
+                 "_pos", "_waiting", "commands", "heartbeats", "state", "tls_required")  # fmt: skip
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
         self.state = ConnectionState.INIT
@@ -126,20 +102,19 @@ class ServerParser:
         self._pause_at = _NEVER
 
     def __repr__(self) -> str:
-        left = len(self._buffer) - self._pos
-        return f"<ServerParser {self.state.name} buffered={left} waiting={self._waiting}>"
+        return f"<ServerParser {self.state.name} buffered={self.buffered} waiting={self._waiting}>"
 
     @property
     def buffered(self) -> int:
-        """Bytes that were received and not yet handed out, in bytes."""
+        """Bytes received that no event has used yet."""
         return len(self._buffer) - self._pos
 
     def receive(self, data: bytes) -> None:
-        """Add what a read brought."""
+        """Add the data of a read."""
         left = len(self._buffer) - self._pos
         if not left:
             self._buffer = data
-        elif left < _JOIN_SIZE_MAX:
+        elif left < _MAX_JOIN_BYTES:
             self._buffer = bytes(self._buffer[self._pos :]) + data
         elif self._pos == 0 and isinstance(self._buffer, bytearray):
             self._buffer += data
@@ -150,30 +125,30 @@ class ServerParser:
         self._pos = 0
 
     def pause_after(self, commands: int) -> None:
-        """Have `next_event` return None after so many further commands, until this is called again.
+        """Make `next_event` return None after so many more commands, until this is called again.
 
-        A run that makes one event counts as one.
+        A run counts as one command.
         """
         self._pause_at = self.commands + commands
 
     @property
     def paused(self) -> bool:
-        """Whether there may be further events without further input."""
+        """Whether there may be more events without more input."""
         return self.commands >= self._pause_at
 
     @property
     def is_walking(self) -> bool:
-        """Whether an MPUB of very many messages comes in: each read of it takes milliseconds."""
+        """Whether an MPUB of very many messages is being read: each read takes milliseconds."""
         return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
 
-    def take_rest(self) -> bytes:
-        """Give up what was received after the last event (it belongs to an upgraded stream)."""
+    def pop_rest(self) -> bytes:
+        """Return the bytes after the last event, which belong to TLS or a compressed stream."""
         rest = bytes(self._buffer[self._pos :])
         self._buffer, self._pos = b"", 0
         return rest
 
     def end_of_input(self) -> ProtocolError | None:
-        """The error to answer if the input ends here, None if the connection just closes."""
+        """Return the error to answer if the input ends here, None if there is nothing to say."""
         if self._mpub is not None:
             return self._mpub[1].if_eof
         if self._waiting is not None and self._waiting.code:
@@ -181,11 +156,11 @@ class ServerParser:
         return None
 
     def next_event(self) -> Event | None:
-        """The next event, or None if more input is needed or `pause_after` wants it.
+        """Return the next event; None if more input is needed, or after `pause_after`.
 
         Raises:
             ProtocolError: always fatal: the connection is of no further use.
-            LineTooLong: the connection is to be closed without a frame.
+            LineTooLong: the connection must be closed without a frame.
         """
         if self._failure is not None:
             raise self._failure
@@ -196,30 +171,30 @@ class ServerParser:
         while True:
             buffer, pos = self._buffer, self._pos
             if pos == len(buffer):
-                # An idle connection holds nothing of its last command.
+                # An idle connection keeps no buffer.
                 self._buffer, self._pos = b"", 0
                 return None
             if self.commands >= self._pause_at:
                 return None
             waiting = self._waiting
             if waiting is not None and len(buffer) - pos < waiting.need:
-                self._let_go()
+                self._trim_buffer()
                 return None
-            end = buffer.find(b"\n", pos, pos + LINE_SIZE_MAX)
+            end = buffer.find(b"\n", pos, pos + MAX_LINE_BYTES)
             if end < 0:
-                if len(buffer) - pos >= LINE_SIZE_MAX:
+                if len(buffer) - pos >= MAX_LINE_BYTES:
                     raise LineTooLong
                 self._waiting = None
-                self._let_go()
+                self._trim_buffer()
                 return None
             event = self._command(buffer, pos, end + 1)
             if event is not _NOTHING:
                 return event
 
-    def _let_go(self) -> None:
-        """Forget what was handed out, if that is much and more than what is left."""
+    def _trim_buffer(self) -> None:
+        """Free the used part of the buffer, if it is large and more than the rest."""
         pos = self._pos
-        if pos > _JOIN_SIZE_MAX and 2 * pos > len(self._buffer):
+        if pos > _MAX_JOIN_BYTES and 2 * pos > len(self._buffer):
             self._buffer = self._buffer[pos:]
             self._pos = 0
 
@@ -243,15 +218,15 @@ class ServerParser:
         ):
             ids = fin_run(buffer, pos)
             if ids:
-                self._pos = pos + FIN_LINE_SIZE * len(ids)
+                self._pos = pos + FIN_LINE_BYTES * len(ids)
                 return Finish(ids)
         if line.startswith(b"PUB ") and not self.tls_required:
             # Allowed in any state.
             self._pos = after
-            publish = self._publish(pub_topic(line), line)
+            publish = self._pub((), line)
             if publish is None:
                 self._pos = pos
-                self._let_go()
+                self._trim_buffer()
             return publish
         params = split_line(line)
         name = params[0]
@@ -267,18 +242,17 @@ class ServerParser:
         event = _HANDLERS[name](self, params, line)
         if self._waiting is not None:
             self._pos = pos
-            self._let_go()
+            self._trim_buffer()
         elif state is not self.state:
             self.state = state
             self._allowed = _ALLOWED[state]
         return event
 
-    # Each handler finds self._pos after the line. It moves it on over the body, or sets
-    # self._waiting (then the line is read again once enough input is there).
+    # Each handler finds self._pos after the line. It moves it over the body, or sets self._waiting.
 
-    def _body(self, buffer: bytes | bytearray, start: int, size: int) -> bytes:
+    def _pop_body(self, start: int, size: int) -> bytes:
         self._pos = start + size
-        return bytes(buffer[start : start + size])
+        return bytes(self._buffer[start : start + size])
 
     def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
         self._waiting = _Waiting(len(line) + more, code, text)
@@ -300,7 +274,7 @@ class ServerParser:
         if there < _FIELD + size:
             self._wait(line, _FIELD + size, "E_BAD_BODY", f"{command} failed to read body")
             return None
-        return self._body(buffer, pos + _FIELD, size)
+        return self._pop_body(pos + _FIELD, size)
 
     def _identify(self, params: Params, line: bytes) -> Event | None:
         body = self._sized(line, "IDENTIFY")
@@ -315,81 +289,54 @@ class ServerParser:
     def _sub(self, params: Params, line: bytes) -> Event:
         if not self.heartbeats:
             raise ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if len(params) < 3:
-            raise ProtocolError("E_INVALID", "SUB insufficient number of parameters")
-        topic = valid_name(params[1], "E_BAD_TOPIC", "SUB topic name")
-        return Subscribe(topic, valid_name(params[2], "E_BAD_CHANNEL", "SUB channel name"))
+        return parse_subscribe(params)
 
     def _rdy(self, params: Params, line: bytes) -> Event | None:
         if self.state is ConnectionState.CLOSING:
             return _NOTHING
-        count = 1
-        if len(params) > 1:
-            parsed = parse_digits(params[1])
-            if parsed is None:
-                raise ProtocolError("E_INVALID", b"RDY could not parse count " + params[1])
-            count = parsed
-        limit = self._limits.max_rdy_count
-        if count > limit:
-            raise ProtocolError("E_INVALID", f"RDY count {count} out of range 0-{limit}")
-        return Ready(count)
+        return parse_ready(params, self._limits.max_rdy_count)
 
     def _fin(self, params: Params, line: bytes) -> Event:
-        return Finish([message_id(params, "FIN", 1)])
+        return Finish([parse_message_id(params, "FIN", 1)])
 
     def _req(self, params: Params, line: bytes) -> Event:
-        id_ = message_id(params, "REQ", 2)
-        delay_ms = parse_digits(params[2])
-        if delay_ms is None:
-            raise ProtocolError("E_INVALID", b"REQ could not parse timeout " + params[2])
-        return Requeue(id_, min(delay_ms, self._limits.max_req_timeout_ms))
+        return parse_requeue(params, self._limits.max_req_timeout_ms)
 
     def _touch(self, params: Params, line: bytes) -> Event:
-        return Touch(message_id(params, "TOUCH", 1))
+        return Touch(parse_message_id(params, "TOUCH", 1))
 
     def _cls(self, params: Params, line: bytes) -> Event:
         return StartClose()
 
     def _nop(self, params: Params, line: bytes) -> Event | None:
-        # Compressed, a flood of them costs who sends it nothing; here it should not cost more.
+        # Compressed NOPs cost their sender next to nothing, so a flood of them must be cheap here.
         while self._buffer.startswith(_NOPS, self._pos):
             self._pos += len(_NOPS)
         return _NOTHING
 
-    def _publish(self, topic: str, line: bytes) -> Publish | None:
+    def _pub(self, params: Params, line: bytes) -> Publish | None:
+        topic = pub_topic(line)
         if not self._message_is_there(line, "PUB"):
             return None
-        bodies, self._pos = pub_run(
-            self._buffer, self._pos - len(line), line, self._limits.max_msg_size
-        )
+        start = self._pos - len(line)
+        bodies, self._pos = pub_run(self._buffer, start, line, self._limits.max_msg_size)
         return Publish(topic, bodies)
 
-    def _pub(self, params: Params, line: bytes) -> Event | None:
-        return self._publish(pub_topic(line), line)
-
     def _dpub(self, params: Params, line: bytes) -> Event | None:
-        if len(params) < 3:
-            raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
-        topic = valid_name(params[1], "E_BAD_TOPIC", "DPUB topic name")
-        delay_ms = parse_digits(params[2])
-        if delay_ms is None:
-            raise ProtocolError("E_INVALID", b"DPUB could not parse timeout " + params[2])
-        limit = self._limits.max_req_timeout_ms
-        if delay_ms > limit:
-            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{limit}")
+        topic, delay_ms = parse_deferred(params, self._limits.max_req_timeout_ms)
         if not self._message_is_there(line, "DPUB"):
             return None
         (size,) = _INT32.unpack_from(self._buffer, self._pos)
-        body = self._body(self._buffer, self._pos + _FIELD, size)
-        return PublishDeferred(topic, delay_ms, ListBodies([body]))
+        bodies = ListBodies([self._pop_body(self._pos + _FIELD, size)])
+        return PublishDeferred(topic, delay_ms, bodies)
 
     def _message_is_there(self, line: bytes, command: str) -> bool:
         buffer, pos = self._buffer, self._pos
         there = len(buffer) - pos
         self._waiting = None
         if there < _FIELD:
-            text = f"{command} failed to read message body size"
-            self._wait(line, _FIELD, "E_BAD_MESSAGE", text)
+            text = "failed to read message body size"
+            self._wait(line, _FIELD, "E_BAD_MESSAGE", f"{command} {text}")
             return False
         (size,) = _INT32.unpack_from(buffer, pos)
         limit = self._limits.max_msg_size
@@ -414,11 +361,11 @@ class ServerParser:
         except ProtocolError as error:
             self._failure = error
             event = None
-        if event is None:
-            self._mpub = (topic, scan)
-            self._let_go()
-            return PublishManyBegins(topic)
-        return event
+        if event is not None:
+            return event
+        self._mpub = (topic, scan)
+        self._trim_buffer()
+        return PublishManyBegins(topic)
 
     def _continue_mpub(self, topic: str, scan: MpubScan) -> Event | None:
         bodies = scan.scan(self._buffer, self._pos)
@@ -429,7 +376,7 @@ class ServerParser:
         return PublishMany(topic, bodies)
 
 
-# An event slot that says: handled, and nobody needs to hear of it.
+# In place of an event: the command is done and needs none.
 _NOTHING: Final = StartClose()
 
 _ALLOWED: Final = {

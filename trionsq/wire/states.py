@@ -12,11 +12,15 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["COMMANDS", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
+__all__ = ["COMMANDS", "MAGIC_V2", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
+
+
+MAGIC_V2 = b"  V2"
+"""The first bytes of every connection: the version of the protocol."""
 
 
 class ConnectionState(enum.IntEnum):
-    """State of a connection. The numbers are those that /stats shows; 1 and 2 are not used."""
+    """State of a connection. /stats shows the numbers; 1 and 2 are not used."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -36,8 +40,8 @@ TRANSITIONS: Mapping[tuple[ConnectionState, bytes], ConnectionState] = MappingPr
         (ConnectionState.SUBSCRIBED, b"REQ"): ConnectionState.SUBSCRIBED,
         (ConnectionState.SUBSCRIBED, b"TOUCH"): ConnectionState.SUBSCRIBED,
         (ConnectionState.SUBSCRIBED, b"CLS"): ConnectionState.CLOSING,
-        # Allowed so that a consumer which raises its RDY while it closes is not cut off; nsqd
-        # does nothing with it.
+        # Allowed, without effect, so that a consumer that raises its RDY while closing is not
+        # disconnected.
         (ConnectionState.CLOSING, b"RDY"): ConnectionState.CLOSING,
         (ConnectionState.CLOSING, b"FIN"): ConnectionState.CLOSING,
         (ConnectionState.CLOSING, b"REQ"): ConnectionState.CLOSING,

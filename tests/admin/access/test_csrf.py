@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from quart import Response
 
-from admin.access.csrf import Tokens
+from admin.access.cross_site import Tokens
 from admin.access.modes import Mode
 from tests.admin.access.support import Site, basic, cookie_of, site
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.watch.counters import Counters, Rates
+from admin.watch.node import Counters, Rates
 
 KEY = ("t", "c")
 

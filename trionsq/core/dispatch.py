@@ -1,0 +1,212 @@
+"""The half of a channel that hands queued messages to clients: credit, turns, sampling.
+
+Spec: tcp-protocol, sections 10 and 11.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from trionsq.core.batch import Segment, sampled
+from trionsq.core.containers import NEVER
+from trionsq.core.deferred import Deferred
+from trionsq.core.in_flight import COMPACT_AFTER_S, InFlight
+from trionsq.core.recovered import ChannelStore
+from trionsq.core.subscription import Delivery, Subscription
+
+__all__ = ["MAX_DELIVERY_MESSAGES", "MAX_DISPATCH", "ChannelDispatch"]
+
+# A delivery is at most this much, and 256 KiB (`recovered.MAX_DELIVERY_BYTES`), so that clients
+# share fairly and no frame buffer grows large.
+MAX_DELIVERY_MESSAGES: Final = 512
+# Deliveries made, or deferred messages read from the backend, in one turn: one or two milliseconds.
+MAX_DISPATCH: Final = 64
+
+
+def _ignore_time(at_s: float) -> None:
+    return None
+
+
+def _ignore() -> None:
+    return None
+
+
+class ChannelDispatch:
+    """Deliveries of one channel.
+
+    A client has credit while it has fewer messages in flight than its RDY. Clients with credit
+    wait in a line; each gets one delivery in turn.
+
+    Attributes:
+        wake: makes the channel's task call `dispatch` in a turn to come.
+        wake_at: gets the monotonic time at which `scan` should run, `NEVER` if it need not.
+        wake_at_s: the time that `wake_at` got last.
+        made_room: is called when messages have left the memory queue.
+        store: the queue.
+        in_flight: the messages that clients hold.
+        deferred: messages that wait for their due time.
+        waiting: the line of clients with credit; at most half of them are disconnected.
+        paused: whether deliveries are stopped.
+    """
+
+    def __init__(self, store: ChannelStore, random: Random) -> None:
+        self.store = store
+        self.wake: Callable[[], None] = _ignore
+        self.wake_at: Callable[[float], None] = _ignore_time
+        self.wake_at_s = NEVER
+        self.made_room: Callable[[], None] = _ignore
+        self.in_flight = InFlight(store, self.scan_at)
+        self.deferred = Deferred()
+        self.waiting: deque[Subscription] = deque()
+        self.paused = False
+        self._gone_waiting = 0
+        self._random = random
+
+    def scan_at(self, at_s: float) -> None:
+        """Have `scan` run at that time at the latest."""
+        if at_s < self.wake_at_s:
+            self.wake_at_s = at_s
+            self.wake_at(at_s)
+
+    def set_ready(self, subscription: Subscription, rdy: int, now_s: float) -> None:
+        """Set the RDY of a client."""
+        subscription.rdy = rdy
+        self.offer_credit(subscription, now_s)
+
+    def unblock(self, subscription: Subscription, now_s: float) -> None:
+        """Note that the client takes deliveries again, after it refused one."""
+        subscription.blocked = False
+        self.offer_credit(subscription, now_s)
+
+    def offer_credit(self, subscription: Subscription, now_s: float) -> None:
+        """Put a client with credit in the line, and deliver at once if messages wait."""
+        if not subscription.waiting:
+            if (
+                subscription.rdy <= len(subscription.in_flight)
+                or subscription.blocked
+                or subscription.gone
+            ):
+                return
+            subscription.waiting = True
+            self.waiting.append(subscription)
+        if self.store.memory.depth or self.store.backend.depth:
+            self.dispatch(now_s)
+
+    def line_up(self, subscription: Subscription) -> None:
+        """Put a client with credit in the line; the caller sees to the deliveries."""
+        if not (
+            subscription.waiting
+            or subscription.rdy <= len(subscription.in_flight)
+            or subscription.blocked
+            or subscription.gone
+        ):
+            subscription.waiting = True
+            self.waiting.append(subscription)
+
+    def leave_line(self, subscription: Subscription) -> None:
+        """Note that a client is disconnected. It stays in the line until that is half stale."""
+        subscription.gone = True
+        subscription.rdy = 0
+        if subscription.waiting:
+            self._gone_waiting += 1
+            if 2 * self._gone_waiting > len(self.waiting):
+                # An idle channel whose clients come and go would gather them here.
+                self.waiting = deque(one for one in self.waiting if not one.gone)
+                self._gone_waiting = 0
+
+    def dispatch(self, now_s: float) -> int:
+        """Deliver to the clients in the line, one delivery each in turn.
+
+        After `MAX_DISPATCH` deliveries the channel's task goes on, in its next turn. Returns how
+        many clients were looked at.
+        """
+        store, waiting = self.store, self.waiting
+        left = MAX_DISPATCH
+        if self.paused:
+            return 0
+        messages_left = False
+        while waiting and (store.memory.depth or store.backend.depth):
+            if not left:
+                self.wake_if_waiting()
+                break
+            left -= 1
+            subscription = waiting.popleft()
+            if subscription.epoch != self.in_flight.epoch:
+                self.in_flight.drop_emptied(subscription)
+            credit = subscription.rdy - len(subscription.in_flight)
+            if credit <= 0:
+                subscription.waiting = False
+                self._gone_waiting -= subscription.gone
+                continue
+            segment: Segment | None = None
+            try:
+                segment = store.pop_segment(min(credit, MAX_DELIVERY_MESSAGES))
+                if segment is None:
+                    waiting.appendleft(subscription)
+                    if store.must_read_on:
+                        self.wake()
+                    break
+                if segment.batch.defer_ms:
+                    self.deferred.add_stored(segment)
+                    # `scan` finds out whether its time has come.
+                    self.scan_at(now_s)
+                    waiting.appendleft(subscription)
+                    continue
+                rate = subscription.sample_rate
+                kept = sampled(segment, rate, self._random) if rate else segment
+                is_taken = kept is None or self._deliver(subscription, kept, now_s)
+            except Exception:
+                if segment is not None:
+                    store.memory.put_back(segment)  # a defect loses no message
+                waiting.append(subscription)  # behind the others, which may be served
+                raise
+            if not is_taken:
+                # The whole segment: sampling is applied again at the next delivery.
+                store.memory.put_back(segment)
+                subscription.waiting = False
+                continue
+            messages_left = True
+            delivered = kept.last - kept.first if kept is not None else 0
+            if kept is not segment:
+                store.drop("sampled", segment.count - delivered)
+            if not delivered:
+                waiting.appendleft(subscription)
+            elif credit > delivered:
+                waiting.append(subscription)
+            else:
+                subscription.waiting = False
+        if messages_left:
+            self.made_room()
+        return MAX_DISPATCH - left
+
+    def _deliver(self, subscription: Subscription, segment: Segment, now_s: float) -> bool:
+        """Hand one delivery to a client; False if the client takes no more now."""
+        deadline_s = now_s + subscription.msg_timeout_s
+        delivery = Delivery(segment, now_s, deadline_s)
+        if not subscription.offer(delivery):
+            subscription.blocked = True
+            return False
+        count = expected = segment.last - segment.first
+        entries = dict.fromkeys(delivery.ids, delivery)
+        in_flight = subscription.in_flight
+        if in_flight:
+            expected += len(in_flight)
+            in_flight.update(entries)
+        else:
+            subscription.in_flight = in_flight = entries
+        subscription.message_count += count
+        self.in_flight.count += count
+        if len(in_flight) != expected:
+            self.in_flight.drop_replaced(expected - len(in_flight))
+        compact_s = now_s + COMPACT_AFTER_S
+        if deadline_s < subscription.check_s or compact_s < subscription.check_s:
+            self.in_flight.schedule_check(subscription, min(deadline_s, compact_s))
+        return True
+
+    def wake_if_waiting(self) -> None:
+        """Wake the channel's task if there are messages, and clients with credit."""
+        if self.waiting and self.store.depth:
+            self.wake()
