@@ -441,7 +441,7 @@ async def test_the_log_has_a_trace_a_minute(
     assert defects.counts["scan"] == defects.counts["topic"] == 1000
     records = [record for record in caplog.records if record.exc_info]
     assert len(records) == 4
-    assert "(599 more defects of this part since its last trace)" in caplog.text
+    assert "(599 more defects of this part since its last traceback)" in caplog.text
     assert defects.last == {"scan": "X: TypeError: again", "topic": "X: TypeError: again"}
 
 
