@@ -322,9 +322,8 @@ class Connection:
         transport, decoder = self._transport, self._decoder
         data: bytes | None = b""
         try:
-            for (
-                frame
-            ) in decoder:  # those that arrived together with the last answer of the handshake
+            # Frames may have arrived together with the last answer of the handshake.
+            for frame in decoder:
                 self._handle_frame(frame)
             while True:
                 # A short read has emptied the socket.
