@@ -132,7 +132,7 @@ async def test_a_defect_in_a_channels_task_loses_no_message(
 ) -> None:
     """Each message comes to the client once, when the task begins again; the counts add up."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=2**20)
+        talk, client, _ = connect(broker, capacity_bytes=2**20)
         await talk.say(commands.identify({"sample_rate": 99, "feature_negotiation": True}))
         await talk.frame()
         await talk.subscribe("t", "c", ready=50)
