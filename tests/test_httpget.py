@@ -99,7 +99,7 @@ async def test_a_url_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.parametrize("host", ["a..b", ".", "a" * 64])
 async def test_a_name_that_can_be_no_host(host: str) -> None:
     """A name that can't even be looked up is a wrong URL, not an error of encoding."""
-    with pytest.raises(httpget.UrlError, match="is no host"):
+    with pytest.raises(httpget.UrlError, match="is not a host name"):
         await httpget.get(f"http://{host}:1/")
 
 

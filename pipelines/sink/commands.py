@@ -178,9 +178,9 @@ def _delays_of(batch: pa.RecordBatch) -> pa.Array | None:
         return None
     delays = pc.fill_null(batch.column("defer_ms").cast(pa.int64()), 0)
     bounds = pc.min_max(delays).as_py()
-    if bounds["min"] < 0 or bounds["max"] > commands.DELAY_MS_MAX:
+    if bounds["min"] < 0 or bounds["max"] > commands.MAX_DELAY_MS:
         invalid = bounds["min"] if bounds["min"] < 0 else bounds["max"]
-        raise RowsError(f"defer_ms must be 0 to {commands.DELAY_MS_MAX}, not {invalid}")
+        raise RowsError(f"defer_ms must be 0 to {commands.MAX_DELAY_MS}, not {invalid}")
     return delays if bounds["max"] else None
 
 

@@ -16,5 +16,5 @@ async def document_of(broker: Broker, asked: StatsFilter | None = None) -> dict[
     """The document as JSON has it."""
     form = StatsJson()
     rows = [form.row(row) async for row in statistics(broker, asked or StatsFilter())]
-    document: dict[str, Any] = json.loads(b"".join([*rows, form.end()]))
+    document: dict[str, Any] = json.loads(b"".join([*rows, form.end_document()]))
     return document

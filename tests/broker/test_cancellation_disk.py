@@ -15,7 +15,7 @@ from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
 from tests.soak import more_in_soak, swept
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import Job, JobDefects, JobDone

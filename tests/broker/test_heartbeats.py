@@ -10,9 +10,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_nobody_left, connect, publish
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
+from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import run_heartbeats
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory

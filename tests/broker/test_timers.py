@@ -49,9 +49,9 @@ def test_what_is_due_comes_out_in_order(times: list[float], now_s: float) -> Non
     queue = ScanQueue()
     at_s_of = {a_channel(str(number)): at_s for number, at_s in enumerate(times)}
     for channel, at_s in at_s_of.items():
-        queue.set(channel, at_s)
+        queue.set_time(channel, at_s)
     found: list[float] = []
-    while (due := queue.pop_due(now_s)) is not None:
+    while (due := queue.pop_due_channel(now_s)) is not None:
         found.append(at_s_of[due])
     assert found == sorted(at_s for at_s in times if at_s <= now_s)
     assert len(queue) == len(times) - len(found)
@@ -62,14 +62,14 @@ def test_a_later_word_takes_the_place_of_an_earlier_one(times: list[float]) -> N
     """However often a channel changes its mind, it is there once, with the last time it said."""
     queue = ScanQueue()
     channel, other = a_channel(), a_channel("other")
-    queue.set(other, 200.0)
+    queue.set_time(other, 200.0)
     for at_s in times:
-        queue.set(channel, at_s)
+        queue.set_time(channel, at_s)
         assert len(queue) == 2
-    assert queue.pop_due(times[-1] - 0.001) is None
-    assert queue.pop_due(times[-1]) is channel
-    queue.set(other, NEVER)
-    assert (len(queue), queue.pop_due(1000.0)) == (0, None)
+    assert queue.pop_due_channel(times[-1] - 0.001) is None
+    assert queue.pop_due_channel(times[-1]) is channel
+    queue.set_time(other, NEVER)
+    assert (len(queue), queue.pop_due_channel(1000.0)) == (0, None)
 
 
 @pytest.mark.parametrize("channels", [1, 100])
@@ -158,8 +158,8 @@ async def test_no_deadline_is_missed(seed: int, autojump_clock: MockClock) -> No
     assert max(late_s) <= SCAN_S + 0.001
 
 
-async def test_a_channel_deleted_with_an_alarm_set(autojump_clock: MockClock) -> None:
-    """Its alarm rings in vain and leaves nothing behind."""
+async def test_a_channel_deleted_before_its_scan(autojump_clock: MockClock) -> None:
+    """Its entry leaves the scan queue with it."""
     async with nsqd_in_memory(msg_timeout_ns=1500 * MILLISECOND_NS) as broker:
         consumer = Conversation.begin(broker)
         await consumer.subscribe("t", "c", ready=10)

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_balances, connect, numbered, publish
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
@@ -256,8 +256,8 @@ async def test_channels_come_and_go_amid_a_fan_out(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new one does not get the batch under way, a deleted one holds up nobody."""
-    monkeypatch.setattr("trionsq.core.topic._PUMP_MAX", 10)
-    monkeypatch.setattr("trionsq.broker.topic._COST_MAX", 10)
+    monkeypatch.setattr("trionsq.core.topic._MAX_PUMP", 10)
+    monkeypatch.setattr("trionsq.broker.topic._MAX_COST", 10)
     async with nsqd_in_memory() as broker:
         topic = broker.topic("t")
         for number in range(100):

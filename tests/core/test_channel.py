@@ -182,7 +182,7 @@ def test_requeue_puts_the_message_at_the_tail() -> None:
 
 
 def test_requeue_with_a_delay_waits_for_its_time() -> None:
-    """It counts as deferred, gives credit back, and the alarm is set for it."""
+    """It counts as deferred, gives credit back, and a scan is asked for at its deadline."""
     channel = new_channel()
     client = Client(channel, rdy=1)
     put(channel, 0, 1)
@@ -210,18 +210,18 @@ def test_a_timeout_gives_credit_back() -> None:
 
 
 def test_alarms_never_come_late() -> None:
-    """The alarm is for the earliest deadline, and for copying out what is old."""
-    alarms: list[float] = []
+    """`wake_at` gets the earliest deadline, or the time to copy out old messages."""
+    times: list[float] = []
     channel = new_channel()
-    channel.wake_at = alarms.append
+    channel.wake_at = times.append
     slow = Client(channel, rdy=1)
     quick = Client(channel, rdy=1, msg_timeout_s=1.0)
     put(channel, 0, 1)
-    assert (slow.ids, alarms) == (message_ids(0, 1), [COMPACT_AFTER_S])
+    assert (slow.ids, times) == (message_ids(0, 1), [COMPACT_AFTER_S])
     put(channel, 1, 1)
-    assert (quick.ids, alarms) == (message_ids(1, 1), [COMPACT_AFTER_S, 1.0])
+    assert (quick.ids, times) == (message_ids(1, 1), [COMPACT_AFTER_S, 1.0])
     channel.scan(0.5, wall_ns(0.5))
-    assert alarms[-1] == channel.wake_at_s == 1.0
+    assert times[-1] == channel.wake_at_s == 1.0
     quick.finish(message_ids(1, 1))
     slow.finish(message_ids(0, 1))
     channel.scan(1.0, wall_ns(1.0))
@@ -230,7 +230,7 @@ def test_alarms_never_come_late() -> None:
 
 
 def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:
-    """Also if a later alarm was set already; after the scan the rest pins no batch."""
+    """Also if a later scan was asked for already; after the scan the rest pins no batch."""
     channel = new_channel()
     channel.put(Segment(batch(90, 1, defer_ms=5000), 0, 1), 0.0, wall_ns(0.0))
     assert channel.wake_at_s == 5.0

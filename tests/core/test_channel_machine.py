@@ -1,7 +1,7 @@
 """Any sequence of events leaves a channel as a dictionary model has it (trionsq.core.channel).
 
 Published = finished + waiting + in flight + deferred + dropped by a counted reason, and each
-message is in one place; RDY is never exceeded; nobody starves; no alarm comes late.
+message is in one place; RDY is never exceeded; nobody starves; no scan is asked for too late.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule(step_s=steps_s)
     def time_passes(self, step_s: float) -> None:
-        """The scan runs when the alarm says so, and not before."""
+        """The scan runs at the time that the channel asked for, and not before."""
         model = self.model
         model.now_s += step_s
         if model.channel.wake_at_s <= model.now_s:

@@ -1,4 +1,4 @@
-"""Deliveries and their frames (trionsq.core.delivery)."""
+"""Deliveries and their frames (trionsq.core.subscription)."""
 
 from __future__ import annotations
 

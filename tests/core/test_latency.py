@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.latency import ERROR_MAX, EXACT_MAX, Latencies, quantiles
+from trionsq.core.latency import MAX_ERROR, MAX_EXACT, Latencies, quantiles
 from trionsq.core.subscription import Delivery, Subscription
 
 WINDOW_S = 10.0
@@ -64,7 +64,7 @@ def test_many_latencies_give_quantiles_of_bounded_error(
     random = Random(seed)
     recorders = [recorder() for _ in range(channels)]
     every = []
-    for _ in range(3 * EXACT_MAX * channels):
+    for _ in range(3 * MAX_EXACT * channels):
         latency_ns = int(random.lognormvariate(10, spread / 5))
         record(random.choice(recorders), latency_ns, 1, random.choice([0.0, WINDOW_S / 2]))
         every.append(latency_ns)
@@ -72,7 +72,7 @@ def test_many_latencies_give_quantiles_of_bounded_error(
     assert count == len(every)
     assert values[0] == max(every)
     for value, right in zip(values, exact(every, QUANTILES), strict=True):
-        assert abs(value - right) <= right * ERROR_MAX
+        assert abs(value - right) <= right * MAX_ERROR
 
 
 def test_no_number_of_latencies_grows_it_without_bound() -> None:
@@ -83,7 +83,7 @@ def test_no_number_of_latencies_grows_it_without_bound() -> None:
     [_, half] = channel.halves(0.0)
     octaves = 11  # in a factor of 1000, those cut at the ends included
     assert len(half.buckets) <= octaves * 64
-    assert len(half.exact) <= EXACT_MAX
+    assert len(half.exact) <= MAX_EXACT
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40))

@@ -92,7 +92,7 @@ def test_a_body_of_exactly_the_bound_is_whole() -> None:
 
 def test_a_far_offset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than passed to at any cost; what can be got to is shown."""
-    monkeypatch.setattr(peek, "SEGMENTS_MAX", 3)
+    monkeypatch.setattr(peek, "MAX_SEGMENTS", 3)
     queue = queue_of(1, 1, 1, 1, 1)
     page = Page(1, 100)
     show_segments(queue.peek(), 3, page)

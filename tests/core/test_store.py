@@ -1,4 +1,4 @@
-"""Memory up to a limit, and a backend behind it (trionsq.core.store)."""
+"""Memory up to a limit, and a backend behind it (trionsq.core.queue)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def spin(until: threading.Event) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Profile:
+def samples() -> Profile:
     """A profile of a program with a busy thread and an idle event loop."""
 
     async def main() -> Profile:
@@ -44,26 +44,26 @@ def seen() -> Profile:
     return trio.run(main)
 
 
-def own_samples(seen: Profile) -> int:
+def own_samples(samples: Profile) -> int:
     """Samples of the main thread: what tests before have left others to do is not looked at."""
     main = threading.main_thread().name
-    return sum(count for thread, _, count in seen.counted() if thread.name == main)
+    return sum(count for thread, _, count in samples.counted() if thread.name == main)
 
 
-def samples_of(seen: Profile, function: str) -> int:
+def samples_of(samples: Profile, function: str) -> int:
     """Samples with that function somewhere in the stack."""
     return sum(
         count
-        for _, stack, count in seen.counted()
+        for _, stack, count in samples.counted()
         if any(code.co_qualname == function for code, _ in stack)
     )
 
 
-def test_what_is_busy_is_found(seen: Profile) -> None:
+def test_what_is_busy_is_found(samples: Profile) -> None:
     """The busy thread's function has its samples, under the thread's name."""
-    assert samples_of(seen, "spin") > 5
-    assert "busy" in [thread.name for thread in seen.threads]
-    assert seen.seconds >= 0.5
+    assert samples_of(samples, "spin") > 5
+    assert "busy" in [thread.name for thread in samples.threads]
+    assert samples.seconds >= 0.5
 
 
 async def test_by_the_processors_clock_waiting_costs_nothing() -> None:
@@ -77,14 +77,18 @@ async def test_by_the_processors_clock_waiting_costs_nothing() -> None:
     idle = await profile(0.2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(busy)
-        seen = await profile(0.5)
+        samples = await profile(0.5)
         nursery.cancel_scope.cancel()
     assert own_samples(idle) <= 5
-    total = own_samples(seen)
+    total = own_samples(samples)
     # The timer goes by the kernel's ticks, which on a busy machine are not the time that was used.
-    assert 0.5 * seen.cpu_seconds - 0.05 <= total * seen.interval_s <= 2 * seen.cpu_seconds + 0.05
+    assert (
+        0.5 * samples.cpu_seconds - 0.05
+        <= total * samples.interval_s
+        <= 2 * samples.cpu_seconds + 0.05
+    )
     own = "test_by_the_processors_clock_waiting_costs_nothing.<locals>.busy"
-    assert samples_of(seen, own) >= total / 10
+    assert samples_of(samples, own) >= total / 10
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
@@ -124,9 +128,9 @@ def repeated(data: bytes, number: int) -> list[bytes]:
     return [value for field, value in fields(data) if field == number and isinstance(value, bytes)]
 
 
-def test_pprof_can_read_it(seen: Profile) -> None:
+def test_pprof_can_read_it(samples: Profile) -> None:
     """The messages of profile.proto refer to each other, and each sample adds up."""
-    data = gzip.decompress(pprof_bytes(seen))
+    data = gzip.decompress(pprof_bytes(samples))
     strings = [text.decode() for text in repeated(data, 6)]
     assert strings[0] == ""
     types = [[strings[int(n)] for _, n in fields(each)] for each in repeated(data, 1)]
@@ -145,14 +149,14 @@ def test_pprof_can_read_it(seen: Profile) -> None:
             stack.append(names[dict(fields(lines[number]))[1]])
         [counted] = repeated(sample, 2)
         count, at = varint(counted, 0)
-        assert varint(counted, at)[0] == count * round(seen.interval_s * 1e9)
+        assert varint(counted, at)[0] == count * round(samples.interval_s * 1e9)
         spinning += count * ("spin" in stack)
-    assert spinning == samples_of(seen, "spin")
+    assert spinning == samples_of(samples, "spin")
 
 
-def test_text_names_the_functions(seen: Profile) -> None:
+def test_text_names_the_functions(samples: Profile) -> None:
     """What was busiest comes first, but for threads that wait, which other tests may have left."""
-    lines = list(text_lines(seen, 40))
+    lines = list(text_lines(samples, 40))
     assert "sampled 200 times a second" in lines[0]
     assert "spin" in "\n".join(lines)
 

@@ -11,7 +11,7 @@ from trionsq.http.fast_requests import (
     MAX_HEAD_BYTES,
     RequestHead,
     Target,
-    is_strange_start,
+    is_unknown_start,
     recognise_head,
 )
 
@@ -135,7 +135,7 @@ def test_usual_requests_are_recognised(head: bytes, expected: RequestHead) -> No
 )
 def test_what_can_not_become_a_known_head_is_not_waited_for(begun: bytes, strange: bool) -> None:
     """The framework's parser may refuse it, or answer it, before an empty line comes."""
-    assert is_strange_start(b"xy" + begun, 2) is strange
+    assert is_unknown_start(b"xy" + begun, 2) is strange
 
 
 def test_a_head_that_does_not_fit_is_given_up_in_linear_time() -> None:

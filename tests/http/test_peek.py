@@ -236,7 +236,7 @@ async def test_far_offsets_are_refused(
     app: QuartTrio, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory, on disk, in flight and deferred: rather than paid for."""
-    monkeypatch.setattr(core_peek, "SEGMENTS_MAX", 5)
+    monkeypatch.setattr(core_peek, "MAX_SEGMENTS", 5)
     monkeypatch.setattr(storage_peek, "MAX_SCANNED_BYTES", 1000)
     monkeypatch.setattr(storage_peek, "_BLOCK_BYTES", 500)
     monkeypatch.setattr(peek, "_MAX_SKIPPED", 5)
@@ -247,7 +247,7 @@ async def test_far_offsets_are_refused(
     refused = (400, {"message": "OFFSET_TOO_FAR"})
     assert await ask(app, "/topic/peek", offset=8) == refused
     publish(broker, "t", *numbered(80))
-    monkeypatch.setattr(core_peek, "SEGMENTS_MAX", 100)
+    monkeypatch.setattr(core_peek, "MAX_SEGMENTS", 100)
     assert await ask(app, "/topic/peek", offset=85) == refused
     assert (await ask(app, "/topic/peek", offset=20))[0] == 200
     broker.topic("t").channel("c")

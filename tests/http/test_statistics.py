@@ -43,7 +43,7 @@ async def text_of(broker: Broker, asked: StatsFilter) -> str:
     """The text."""
     form = StatsText(broker.clock.now_ns())
     rows = [form.row(row) async for row in statistics(broker, asked)]
-    return b"".join([*rows, form.end()]).decode()
+    return b"".join([*rows, form.end_document()]).decode()
 
 
 def topic_names(document: Mapping[str, Any]) -> list[str] | None:

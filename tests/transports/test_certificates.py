@@ -201,8 +201,8 @@ def test_a_changed_certificate_is_used_within_a_second(
     # A handshake that had begun goes on with what it had.
     _, peer = shaken(old, client_engine(no_check()))
     assert peer.info().common_name == "old"
-    assert [text for text in caplog.messages if "anew" in text] == [
-        f"TLS: certificate {cert} loaded anew"
+    assert [text for text in caplog.messages if "reloaded" in text] == [
+        f"TLS: reloaded certificate {cert}"
     ]
 
 

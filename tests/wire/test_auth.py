@@ -264,7 +264,7 @@ def test_patterns_are_bounded(said: bytes) -> None:
 
 def test_patterns_that_are_kept_are_bounded_in_bytes() -> None:
     """However many answers bring however large ones: by the limits that each was compiled with."""
-    bound = sum(size.kept * (size.nbytes_max + 4 * size.text_max) for size in auth._SIZES)
+    bound = sum(size.kept * (size.max_bytes + 4 * size.max_text) for size in auth._SIZES)
     assert bound <= 128 * 2**20
     for answer in range(4):
         read_grant(body(*[entry(f"a{answer}.{number}", ()) for number in range(2000)]))
@@ -272,7 +272,7 @@ def test_patterns_that_are_kept_are_bounded_in_bytes() -> None:
         read_grant(body(entry("b" * 2000 + str(number))))
         read_grant(body(entry("(?:)" * 50_000 + str(number))))
     for size, (text_max, compiler) in zip(auth._SIZES, auth._COMPILERS, strict=True):
-        assert text_max == size.text_max
+        assert text_max == size.max_text
         assert 0 < compiler.cache_info().currsize <= size.kept
 
 

@@ -15,7 +15,7 @@ from trionsq.wire import commands
 MESSAGE_ID = b"0123456789abcdef"
 NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)
 BODIES = st.binary(min_size=1)
-DELAYS_MS = st.integers(0, commands.DELAY_MS_MAX)
+DELAYS_MS = st.integers(0, commands.MAX_DELAY_MS)
 
 
 def split(command: bytes) -> tuple[list[bytes], bytes]:
@@ -105,7 +105,7 @@ def test_auth_carries_the_secret() -> None:
         lambda: commands.publish("t", b""),
         lambda: commands.publish_deferred("#ephemeral", 1, b"x"),
         lambda: commands.publish_deferred("t", -1, b"x"),
-        lambda: commands.publish_deferred("t", commands.DELAY_MS_MAX + 1, b"x"),
+        lambda: commands.publish_deferred("t", commands.MAX_DELAY_MS + 1, b"x"),
         lambda: commands.publish_deferred("t", 1, b""),
         lambda: commands.publish_many("t", []),
         lambda: commands.publish_many("t", [b"x", b""]),
@@ -117,7 +117,7 @@ def test_auth_carries_the_secret() -> None:
         lambda: commands.touch(b"0123456789ABCDEF"),
         lambda: commands.requeue(b"0123456789 bcdef", 0),
         lambda: commands.requeue(MESSAGE_ID, -1),
-        lambda: commands.requeue(MESSAGE_ID, commands.DELAY_MS_MAX + 1),
+        lambda: commands.requeue(MESSAGE_ID, commands.MAX_DELAY_MS + 1),
         lambda: commands.auth(""),
         lambda: commands.identify({"sample_rate": float("nan")}),
     ],

@@ -9,11 +9,11 @@ from tests.wire.reference import Command, Outcome, parse
 from trionsq.wire import commands
 from trionsq.wire.lines import CommandLimits
 
-LIMITS = CommandLimits(max_req_timeout_ms=commands.DELAY_MS_MAX)
+LIMITS = CommandLimits(max_req_timeout_ms=commands.MAX_DELAY_MS)
 names = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)
 ids = st.binary(min_size=8, max_size=8).map(lambda raw: raw.hex().encode())
 bodies = st.binary(min_size=1, max_size=60)
-delays_ms = st.integers(0, commands.DELAY_MS_MAX)
+delays_ms = st.integers(0, commands.MAX_DELAY_MS)
 
 Written = tuple[bytes, list[Command]]
 

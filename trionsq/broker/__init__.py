@@ -2,7 +2,7 @@
 
 In this order each file imports only from those before it, and from other packages:
 
-- `options`, `clock`, `defects`, `chores`: what nsqd can be told; its two times; unexpected
+- `options`, `runtime`, `defects`, `chores`: options; clock and ports; unexpected
   exceptions; work in turns
 - `admission`, `auth`, `heartbeats`, `inbox`, `output`: parts of a connection
 - `client`: a connection: its ioloop and its message pump

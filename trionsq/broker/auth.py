@@ -21,7 +21,7 @@ from trionsq import httpget
 from trionsq.broker.options import NsqdOptions
 from trionsq.durations import SECOND_NS
 from trionsq.wire.auth import (
-    ANSWER_NBYTES_MAX,
+    MAX_ANSWER_BYTES,
     Grant,
     Question,
     https_retry_url,
@@ -182,7 +182,7 @@ class AuthServers:
         return content
 
     async def _send(self, url: str, question: Question) -> httpget.Answer:
-        limits = (self._connect_timeout_s, self._request_timeout_s, ANSWER_NBYTES_MAX)
+        limits = (self._connect_timeout_s, self._request_timeout_s, MAX_ANSWER_BYTES)
         context = self._context() if url.startswith("https://") else None
         if self._posts:
             return await httpget.post(

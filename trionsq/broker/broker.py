@@ -1,4 +1,4 @@
-"""The broker: topics, channels and clients, and the tasks that they live in."""
+"""The broker: its parts, its tasks, its start and its stop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trionsq.broker.auth import AuthServers
 from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
-from trionsq.broker.clock import Clock
 from trionsq.broker.commands import AuthCommands, Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_tls
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
-from trionsq.broker.options import ListeningPorts, LiveOptions, NsqdOptions
+from trionsq.broker.options import NsqdOptions
 from trionsq.broker.registry import TopicRegistry
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
 from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
@@ -47,9 +47,10 @@ __all__ = ["VERSION", "Broker", "data_folder"]
 
 log = logging.getLogger("trionsq")
 
-# The nsqd whose behaviour this is.
+# The version of nsqd whose behaviour this is.
 VERSION: Final = "1.3.0"
-_IDS_LIMIT_S: Final = 2.0
+# For the last save of the id reserve. The older reserve on disk is higher, so it is safe too.
+_SAVE_IDS_S: Final = 2.0
 
 
 class Broker:
@@ -84,7 +85,7 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """Make it; it listens nowhere by itself.
+        """Make a broker that listens nowhere by itself.
 
         Raises:
             TlsConfigError: the certificate's files can't be used.
@@ -165,13 +166,13 @@ class Broker:
         return f"<Broker topics={len(self.topics)} clients={len(self.clients)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The broker's life, until `stop`: then connections are closed, messages saved.
+        """Run until `stop`, then close the connections and save the messages.
 
-        If an exception ends it that nobody expected, messages are saved all the same, and then it
-        is raised. Cancellation ends it at once, and what is in memory only is lost.
+        An unexpected exception is raised after the messages are saved. A cancellation ends the
+        broker at once; messages that are only in memory are lost.
 
         Raises:
-            MetadataError: there are metadata that can't be understood.
+            MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
         self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
@@ -181,8 +182,10 @@ class Broker:
                 await self._serve(records, task_status)
             except Exception as error:
                 if self.registry.is_loading:
-                    raise  # to write down the topics that there are so far would lose the others
-                log.critical("NSQ: ends by a defect; messages are saved first", exc_info=error)
+                    raise  # saving an incomplete list of topics would lose the others
+                log.critical(
+                    "NSQ: stopping because of a defect; saving messages first", exc_info=error
+                )
                 self.stop()
                 await self._save()
                 saved = True
@@ -210,7 +213,7 @@ class Broker:
             tasks.cancel_scope.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until `run` has ended: all that could be saved is saved."""
+        """Wait until `run` has ended and has saved what can be saved."""
         await self._ended.wait()
 
     def _start_timers(self, tasks: trio.Nursery) -> None:
@@ -236,20 +239,19 @@ class Broker:
             tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=name)
 
     async def save_metadata(self) -> None:
-        """Write down which topics and channels there are and which are paused.
+        """Save which topics and channels exist and which are paused.
 
         A failure is logged, and shows in `health`.
         """
         await self._metadata.save()
 
     async def _save(self) -> None:
-        """Move everything to disk, in bounded time."""
+        """Move all messages and metadata to disk, in bounded time."""
         self.registry.finish_deletions()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._save_metadata_at_last, name="last save of the metadata")
             self.unsaved += await save_all(self.topics.values(), self.folder)
-        # Tried once: if it fails, the reserve on disk stands, which is higher.
-        with trio.move_on_after(_IDS_LIMIT_S):
+        with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 
     async def _save_metadata_at_last(self) -> None:
@@ -257,22 +259,22 @@ class Broker:
             self.unsaved.append("the metadata (nsqd.dat)")
 
     def stop(self) -> None:
-        """Begin to end `run`."""
+        """Have `run` end."""
         self._stop.set()
 
     @property
     def client_failures(self) -> int:
-        """Connections that ended by a defect of nsqd."""
+        """Connections that a defect of nsqd ended."""
         return self.defects.counts["client"]
 
     @property
     def exiting(self) -> bool:
-        """Whether `stop` was called: topics and channels are not made or changed any more."""
+        """Whether `stop` was called: no topic or channel is made or changed any more."""
         return self._stop.is_set()
 
     @property
     def unready(self) -> str | None:
-        """Why clients had better go elsewhere now, None if they need not."""
+        """Why clients should use another nsqd now; None if this one is ready."""
         if self.exiting:
             return "exiting"
         if self._tasks is None or self.registry.is_loading:
@@ -282,7 +284,7 @@ class Broker:
 
     @property
     def health(self) -> str:
-        """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
+        """``OK``, or ``NOK -`` and the fault, as /ping and /stats show it."""
         fault = self.folder.fault
         if fault is None and self.defects.stopped:
             what, reason = next(iter(self.defects.stopped.items()))
@@ -291,7 +293,7 @@ class Broker:
 
     @property
     def defect_counts(self) -> Mapping[str, int]:
-        """Exceptions that nobody expected, by the part of nsqd, the disk jobs among them."""
+        """Unexpected exceptions by the part of nsqd; the disk jobs are one of the parts."""
         return {**self.defects.counts, "disk_job": self.folder.background.defects.count}
 
     def _log_lost_messages(self) -> None:
@@ -299,7 +301,7 @@ class Broker:
             log.warning("NSQ: %d messages were in memory only and are lost", count)
 
     def accept(self, transport: Transport) -> None:
-        """Serve a connection as `connect` does; close it at once if `admission` has it so."""
+        """Serve a connection as `connect` does, or close it at once if `admission` refuses it."""
         try:
             admitted = not self.exiting and self.admission.admit(
                 transport.host, transport.peer, self.clock.now_s()
@@ -313,11 +315,11 @@ class Broker:
 
     @property
     def queued_output_nbytes(self) -> int:
-        """Bytes for clients that their sockets have not taken yet."""
+        """Bytes for clients that their sockets have not accepted yet."""
         return sum(client.output.pending for client in self.clients)
 
     def connect(self, transport: Transport) -> Client:
-        """Serve a connection, in a task of its own, however many there are."""
+        """Serve a connection in a task of its own, without asking `admission`."""
         assert self._connections is not None, "the broker does not run"
         client = Client(self.context, transport)
         self.clients[client] = None
@@ -344,7 +346,7 @@ class Broker:
 
 
 def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
-    """The data path with what the options say of it."""
+    """The data path, with the limits of the options."""
     return DataFolder(
         disk,
         background,

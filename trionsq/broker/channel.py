@@ -1,4 +1,4 @@
-"""The task of a channel: takes what its topic hands over and serves the clients that wait."""
+"""The task of a channel: delivers messages to the clients that wait for them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
@@ -21,12 +21,12 @@ from trionsq.wire.names import is_ephemeral
 
 __all__ = ["Channel", "ChannelOwner"]
 
-# Connections that a turn closes: each has two tasks, which then have their last turn.
-_CLOSE_MAX: Final = 32
+# Connections closed in one turn: each has two tasks, which then run once more.
+_MAX_CLOSE: Final = 32
 
 
 class ChannelOwner(Protocol):
-    """A topic, as its channels see it."""
+    """The topic of a channel, as the channel sees it."""
 
     name: str
     channels: dict[str, Channel]
@@ -37,15 +37,15 @@ class ChannelOwner(Protocol):
 
 
 class Channel:
-    """A channel: the decisions are `core`'s, the task gives them their turn.
+    """A channel: `core` decides, the task calls it in turns.
 
     Attributes:
         name: of the channel.
-        topic: it belongs to.
-        core: its state.
+        topic: the topic that it belongs to.
+        core: the state of the channel.
         clients: the subscribed clients.
-        exiting: it is being deleted; no client may subscribe any more.
-        wake: makes the task look whether it can deliver something.
+        exiting: whether the channel is being deleted; no client may subscribe then.
+        wake: makes the task look at the queue.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Channel:
         return is_ephemeral(self.name)
 
     async def run(self, defects: Defects) -> None:
-        """The channel's life: until it is deleted or the broker ends.
+        """Run until the channel is deleted or the broker ends.
 
-        ``defects`` keep an exception that nobody expected: the task begins again after a pause.
+        ``defects`` notes an unexpected exception; the task starts again after a pause.
         """
         what = f"CHANNEL({self.topic.name}:{self.name})"
         with self.cancel_scope:
@@ -90,7 +90,7 @@ class Channel:
 
     @property
     def will_make_room(self) -> bool:
-        """Whether the task is about to hand messages to clients."""
+        """Whether the task is about to deliver messages."""
         core = self.core
         return (
             self._wake_up.is_pending
@@ -117,7 +117,7 @@ class Channel:
         self.core.add_subscription(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:
-        """End a subscription; an ephemeral channel goes with its last client."""
+        """End a subscription, and delete an ephemeral channel after its last client."""
         self.clients.discard(client)
         self.core.remove_subscription(
             client.consumer, client.pump.pop_unwritten(), requeue_now, self._clock.now_s()
@@ -134,22 +134,22 @@ class Channel:
     def empty(self) -> Chore:
         """Drop all messages: waiting, in flight and deferred.
 
-        No message of before is delivered when the chore is done, which it mostly is at once.
+        When the chore is done, which is mostly at once, no older message can be delivered.
         """
         return self._chores.start(self.core.empty())
 
     def mark_exiting(self) -> None:
-        """The task has ended: nobody subscribes any more."""
+        """Refuse subscriptions from now on: the task has ended."""
         self.exiting = True
 
     def check(self) -> str | None:
-        """What is wrong with its account of its messages, None if nothing is. Cheap."""
+        """Return what is wrong with the channel's counters, None if nothing is. Cheap."""
         return self.core.check()
 
     def close(self) -> Chore:
-        """End the task and the connections of all clients; what waits is dropped.
+        """End the task, drop all messages and close the connections of all clients.
 
-        Nobody subscribes any more, and nothing is delivered. The chore closes the clients.
+        Subscriptions and deliveries end at once. The chore closes the clients.
         """
         self.exiting = True
         self.cancel_scope.cancel()
@@ -161,5 +161,5 @@ class Channel:
     def _close_clients(self) -> Iterator[None]:
         for number, client in enumerate(self.clients.walk(), 1):
             client.close()
-            if number % _CLOSE_MAX == 0:
+            if number % _MAX_CLOSE == 0:
                 yield

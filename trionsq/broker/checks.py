@@ -1,6 +1,6 @@
-"""Invariants, looked at while nsqd runs: what a queue counts must add up.
+"""Invariants checked while nsqd runs: the counters of each queue must add up.
 
-Each check costs the same whatever a queue holds. One that fails is a defect of ours; nsqd goes on.
+A check has constant cost. A failed check is a defect of nsqd, which goes on.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Checks"]
 
 log = logging.getLogger("trionsq")
 
-# All queues are checked that often.
+# Time between two checks of all queues.
 _INTERVAL_S: Final = 10.0
-# Queues that are checked in one turn: a fraction of a millisecond.
-_CHECKS_MAX: Final = 100
-# Queues whose broken invariants are kept to be shown.
-_SHOWN_MAX: Final = 100
+# Queues checked in one turn: a fraction of a millisecond.
+_MAX_CHECKS: Final = 100
+# Queues whose broken invariants are kept for the debug page.
+_MAX_SHOWN: Final = 100
 
 
 class CheckedClient(Protocol):
@@ -34,12 +34,12 @@ class CheckedClient(Protocol):
 
 
 class Checks:
-    """The invariants of all topics and channels, and of what is written to each client.
+    """The invariants of all topics, channels and client outputs.
 
     Attributes:
-        broken: what does not add up, by the name of the queue or client; the first find of each.
-        broken_count: of how many of them something was found since the start.
-        checks_count: how many were looked at since the start.
+        broken: the first broken invariant of each queue or client, by its name.
+        broken_count: queues and clients with a broken invariant since the start.
+        checks_count: checks since the start.
     """
 
     def __init__(self, topics: Mapping[str, Topic], clients: Iterable[CheckedClient]) -> None:
@@ -53,18 +53,18 @@ class Checks:
         return f"<Checks {self.checks_count} made, {self.broken_count} failed>"
 
     async def run(self) -> None:
-        """Check all queues now and then, for ever."""
+        """Check all queues every 10 seconds, forever."""
         while True:
             await trio.sleep(_INTERVAL_S)
             await self.check_all()
 
     async def check_all(self) -> None:
-        """Check all queues now, some in each turn of the event loop."""
+        """Check all queues now, in turns of the event loop."""
         for _ in self._steps():
             await trio.lowlevel.checkpoint()
 
     def _steps(self) -> Iterator[None]:
-        """Yield where a turn ends."""
+        """Check all queues; yields where a turn ends."""
         checks = 0
         for topic in list(self._topics.values()):
             self._check(topic.name, topic.check())
@@ -72,15 +72,15 @@ class Checks:
                 channel = topic.channels[core.name]
                 self._check(f"{topic.name}:{channel.name}", channel.check())
                 checks += 1
-                if checks % _CHECKS_MAX == 0:
+                if checks % _MAX_CHECKS == 0:
                     yield
             checks += 1
-            if checks % _CHECKS_MAX == 0:
+            if checks % _MAX_CHECKS == 0:
                 yield
         for client in list(self._clients):
             self._check(f"client({client.peer})", client.output.check())
             checks += 1
-            if checks % _CHECKS_MAX == 0:
+            if checks % _MAX_CHECKS == 0:
                 yield
 
     def _check(self, queue: str, text: str | None) -> None:
@@ -88,6 +88,6 @@ class Checks:
         if text is None or queue in self.broken:
             return
         self.broken_count += 1
-        if len(self.broken) < _SHOWN_MAX:
+        if len(self.broken) < _MAX_SHOWN:
             self.broken[queue] = text
-            log.error("NSQ: what %s counts does not add up: %s", queue, text)
+            log.error("NSQ: counters of %s do not add up: %s", queue, text)

@@ -1,7 +1,7 @@
-"""Work that is too long for one turn of the event loop, done a step at a time.
+"""Work that is too long for one turn of the event loop, done in steps.
 
-All chores of a broker share one task: in each turn one of them does one step, in rotation. So
-however many there are, they never hold up the loop for longer than one step.
+All chores of a broker share one task: in each turn one chore does one step, in rotation. So any
+number of chores holds up the event loop for one step at most.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Chore", "Chores"]
 
 
 class Chore:
-    """Work under way.
+    """Work in progress.
 
     Attributes:
         steps: yields where a step ends.
-        is_done: whether it has ended, by itself, by a defect or by `cancel`.
+        is_done: whether it has ended, by itself, by a defect or by `stop`.
     """
 
     __slots__ = ("_done", "is_done", "steps")
@@ -32,13 +32,13 @@ class Chore:
         self._done: trio.Event | None = None
 
     def stop(self) -> None:
-        """Do no more of it."""
+        """Do no more steps."""
         self.is_done = True
         if self._done is not None:
             self._done.set()
 
     async def wait(self) -> None:
-        """Wait until it is done. A cancellation ends the waiting, not the work."""
+        """Wait until the chore is done. A cancellation ends the wait, not the work."""
         if not self.is_done:
             if self._done is None:
                 self._done = trio.Event()
@@ -46,7 +46,7 @@ class Chore:
 
 
 class Chores:
-    """The chores of a broker. A defect in one of them ends that one only."""
+    """The chores of a broker. A defect in a chore ends that chore only."""
 
     def __init__(self, defects: Defects) -> None:
         self._defects = defects
@@ -58,13 +58,13 @@ class Chores:
         return len(self._chores)
 
     def start(self, steps: Iterator[None]) -> Chore:
-        """Begin with the first step here and now; most chores have no second one."""
+        """Do the first step at once; most chores have no second one."""
         chore = Chore(steps)
         self._step(chore)
         return chore
 
     def start_later(self, steps: Iterator[None]) -> Chore:
-        """Begin in a turn to come: for what a client can ask for often."""
+        """Do the first step in a later turn: for work that a client can cause often."""
         chore = Chore(steps)
         self._queue(chore)
         return chore
@@ -77,19 +77,19 @@ class Chores:
         self._wake.set()
 
     def _step(self, chore: Chore) -> None:
-        """One step of a chore, which is queued again if there is more to do."""
+        """Do one step of a chore, and queue it again if there is more to do."""
         try:
             next(chore.steps)
         except StopIteration:
             chore.stop()
         except Exception as error:
-            self._defects.note("chore", "NSQ: a piece of long work", error)
+            self._defects.note("chore", "NSQ: chore", error)
             chore.stop()
         else:
             self._queue(chore)
 
     async def run(self) -> None:
-        """Work, for ever. When it is cancelled nobody is left waiting for the rest."""
+        """Do all chores, forever. A cancellation stops them, and so releases all who wait."""
         try:
             while True:
                 while self._chores:

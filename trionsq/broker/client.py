@@ -17,10 +17,10 @@ import trio
 
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import ClientAuth
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
 from trionsq.broker.output import MessagePump, Output
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.logtext import printable
 from trionsq.transports.tls import TlsInfo

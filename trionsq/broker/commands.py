@@ -14,9 +14,9 @@ import trio
 from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.chores import Chores
 from trionsq.broker.client import Client, Handler, Reply
-from trionsq.broker.clock import Clock
 from trionsq.broker.identify import IdentifyCommand
 from trionsq.broker.registry import TopicRegistry
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
 from trionsq.logtext import printable

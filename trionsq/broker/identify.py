@@ -12,8 +12,8 @@ from typing import Final
 import trio
 
 from trionsq.broker.client import Client, Reply
-from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles
 from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import HANDSHAKE_S, reason_of, start_tls

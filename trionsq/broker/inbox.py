@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """What a task is handed, by any number of others."""
+    """Items for one task, from any number of other tasks."""
 
     __slots__ = ("_count", "_receive", "_send")
 
-    def __init__(self, items_max: int) -> None:
-        self._send, self._receive = trio.open_memory_channel[T](items_max)
+    def __init__(self, max_items: int) -> None:
+        self._send, self._receive = trio.open_memory_channel[T](max_items)
         self._count = 0
 
     def __len__(self) -> int:
-        """Items on their way: in the channel, or given to the task but not seen by it yet."""
+        """Items that the task has not got yet: in the channel, or handed to the waiting task."""
         return self._count
 
     def offer(self, item: T) -> bool:
-        """Hand over an item; False if the channel is full."""
+        """Send an item; False if the channel is full."""
         try:
             self._send.send_nowait(item)
         except trio.WouldBlock:
@@ -38,13 +38,13 @@ class Inbox(Generic[T]):
         return True
 
     def pop_item(self) -> T | None:
-        """The next item in the channel, None if there is none."""
+        """Return the next item in the channel, None if there is none."""
         if not self._count:
             return None
         try:
             item = self._receive.receive_nowait()
         except trio.WouldBlock:
-            return None  # the one item was given to the task, which has not run yet
+            return None  # trio handed the only item to the task, which has not run yet
         self._count -= 1
         return item
 

@@ -17,7 +17,8 @@ import trio
 from trionsq import NSQ_VERSION, httpget
 from trionsq.broker.defects import Defects
 from trionsq.broker.lookup_peer import LookupPeer, Registration
-from trionsq.broker.options import ListeningPorts, LiveOptions, NsqdOptions
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import ListeningPorts, LiveOptions
 from trionsq.broker.topic import Topic
 from trionsq.logtext import printable
 from trionsq.wire.lookup import LookupdInfo

@@ -256,7 +256,7 @@ class LookupPeer:
 
     async def _answer(self) -> bytes:
         with _in_time("an answer's size"):
-            head = await self._receive(lookup.SIZE_NBYTES)
+            head = await self._receive(lookup.SIZE_BYTES)
         size = lookup.answer_size(head, self._max_answer_bytes)
         if size <= len(self._received):
             return self._pop_received(size)

@@ -1,4 +1,4 @@
-"""The topics and channels that there are, by name: made, loaded, and deleted."""
+"""Topics and channels by name: how they are made, loaded and deleted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
@@ -42,7 +42,7 @@ _MAX_LOGGED_NAMES: Final = 5
 
 
 class ChangeListener(Protocol):
-    """Is called when a topic (``channel`` empty) or a channel was made, or is ``gone``."""
+    """Called after a topic (empty ``channel``) or a channel was made, or deleted (``gone``)."""
 
     def __call__(
         self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
@@ -50,13 +50,13 @@ class ChangeListener(Protocol):
 
 
 class TopicRegistry:
-    """The topics of a broker, with their channels, and the tasks that they live in.
+    """The topics of a broker with their channels; starts the task of each.
 
     Attributes:
         topics: by name.
         scan_queue: when each channel is scanned for time-outs and due messages.
-        ids_after_ns: message ids of topics that were deleted lie before this time.
-        is_loading: the metadata are being loaded, and are not complete yet.
+        ids_after_ns: message ids of deleted topics lie before this time.
+        is_loading: the metadata are being loaded, so `topics` is not complete yet.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class TopicRegistry:
         self._tasks = tasks
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made if need be. The name is valid.
+        """Get or make the topic of a valid name.
 
-        If a command makes it, `Topic.claim_wait` tells what that command has to wait for.
+        A command that makes it has to wait for `Topic.claim_wait`.
         """
         return self.topics.get(name) or self._new_topic(name)
 
@@ -192,7 +192,7 @@ class TopicRegistry:
     def _delete_topic(self, topic: Topic) -> Chore:
         log.info("TOPIC(%s): deleting", topic.name)
         del self.topics[topic.name]
-        # A topic of that name may be made again, and its ids must not be these.
+        # A new topic of that name must not use these ids again.
         self.ids_after_ns = max(self.ids_after_ns, topic.core.ids.until_ns)
         chore = topic.close()
         if topic.channels:
@@ -222,7 +222,7 @@ class TopicRegistry:
                 topic.delete_channel(name)
 
     def count_held(self) -> int:
-        """Messages that are in memory only."""
+        """Count the messages that are only in memory."""
         return sum(queue.held for queue in self._states())
 
     def _states(self) -> Iterator[TopicState | ChannelState]:

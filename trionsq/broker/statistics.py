@@ -25,8 +25,8 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
-from trionsq.broker.options import ListeningPorts, NsqdOptions
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock, ListeningPorts
 from trionsq.broker.stats_types import (
     ChannelStats,
     ClientHead,

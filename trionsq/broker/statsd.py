@@ -20,7 +20,8 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 import trio
 
 from trionsq.broker.defects import Defects
-from trionsq.broker.options import ListeningPorts, NsqdOptions
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import ListeningPorts
 from trionsq.broker.statistics import (
     ChannelRow,
     StatsFilter,

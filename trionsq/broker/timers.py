@@ -1,4 +1,4 @@
-"""What happens by time: the queue scan, one coarse look at all clients, and the disk's part."""
+"""Work by time: the queue scan, heartbeats of all clients, and syncs and retries of disk queues."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import MAX_SCAN, ChannelState
 from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
@@ -29,43 +29,43 @@ _Looked = TypeVar("_Looked", bound="Looked")
 _SCAN_INTERVAL_S: Final = 0.1
 # A channel whose scan failed is scanned again after this time.
 _SCAN_RETRY_S: Final = 1.0
-# Clients that are looked at before other tasks get their turn. If a heartbeat is due for each, that
-# is about a millisecond, nearly all of it system calls.
-_LOOKS_MAX: Final = 64
-# A disk queue that failed is tried again that often.
+# Clients looked at before other tasks get their turn. If a heartbeat is due for each, that takes
+# about a millisecond, nearly all of it in system calls.
+_MAX_LOOKS: Final = 64
+# Time between two tries of a disk queue that failed.
 _DISK_RETRY_S: Final = 1.0
 
 
 class ScanQueue:
-    """Which channel wants to be scanned when. Idle channels cost nothing."""
+    """When to scan which channel. Idle channels are not in it."""
 
     def __init__(self) -> None:
-        self._alarms: TimerQueue[ChannelState] = TimerQueue()
+        self._times: TimerQueue[ChannelState] = TimerQueue()
 
     def __len__(self) -> int:
-        """Channels that want to be scanned: each is there once."""
-        return len(self._alarms)
+        """Channels to be scanned; each is in the queue once."""
+        return len(self._times)
 
-    def set(self, channel: ChannelState, at_s: float) -> None:
+    def set_time(self, channel: ChannelState, at_s: float) -> None:
         """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
         if at_s == NEVER:
-            self._alarms.discard(channel)
+            self._times.discard(channel)
         else:
-            self._alarms.set(channel, at_s)
+            self._times.set(channel, at_s)
 
-    def pop_due(self, now_s: float) -> ChannelState | None:
-        """Take the next channel if its time has come, else None."""
-        return self._alarms.pop_due(now_s)
+    def pop_due_channel(self, now_s: float) -> ChannelState | None:
+        """Remove and return the next channel if its time has come, else return None."""
+        return self._times.pop_due(now_s)
 
 
 async def run_queue_scan(
     queue: ScanQueue, clock: Clock, options: NsqdOptions, defects: Defects
 ) -> None:
-    """Scan the channels that are due, for ever.
+    """Scan the channels that are due, forever.
 
-    Other tasks get their turn after --queue-scan-selection-count channels, or as many as have
-    `MAX_SCAN` messages to be looked at. A channel that has more waits for its next turn. A channel
-    whose scan fails is scanned again a second later.
+    Other tasks get their turn after --queue-scan-selection-count channels, or after `MAX_SCAN`
+    messages. A channel with more messages waits for its next turn. A channel whose scan fails is
+    scanned again a second later.
     """
     selection = max(1, options.queue_scan_selection_count)
     while True:
@@ -74,7 +74,7 @@ async def run_queue_scan(
             now_s, now_ns = clock.now_s(), clock.now_ns()
             channels = looks = 0
             while channels < selection and looks < MAX_SCAN:
-                channel = queue.pop_due(now_s)
+                channel = queue.pop_due_channel(now_s)
                 if channel is None:
                     break
                 try:
@@ -82,7 +82,7 @@ async def run_queue_scan(
                 except Exception as error:
                     defects.note("scan", f"CHANNEL({channel.name}): scan", error)
                     channel.wake_at_s = now_s + _SCAN_RETRY_S
-                    queue.set(channel, channel.wake_at_s)
+                    queue.set_time(channel, channel.wake_at_s)
                 channels += 1
             if not channels:
                 break
@@ -99,13 +99,13 @@ class Looked(Hashable, Protocol):
 
 
 async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Defects) -> None:
-    """Look after heartbeats and stalled connections, for ever.
+    """Send heartbeats and close stalled connections, forever.
 
-    A client whose look fails is closed: nobody would look after it any more.
+    A client whose check fails is closed, because it would not be checked again.
     """
     while True:
         now_s = clock.now_s()
-        while clients := looks.pop_due(now_s, _LOOKS_MAX):
+        while clients := looks.pop_due(now_s, _MAX_LOOKS):
             for client in clients:
                 try:
                     client.check_heartbeat(now_s)
@@ -119,7 +119,7 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
-    """Make durable what was written or read, every --sync-timeout, for ever."""
+    """Sync all disk queues every --sync-timeout, forever."""
     while True:
         await trio.sleep(timeout_s)
         for _ in folder.sync_in_steps():
@@ -127,7 +127,7 @@ async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
 
 
 async def run_disk_retries(folder: DataFolder) -> None:
-    """Let disk queues that failed see whether they can go on, for ever."""
+    """Let disk queues that failed try again, forever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
         for _ in folder.retry_in_steps():

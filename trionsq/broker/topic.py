@@ -1,4 +1,4 @@
-"""The task of a topic: takes what was published and fans it out to the channels."""
+"""The task of a topic: fans published messages out to the channels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
@@ -21,30 +21,30 @@ from trionsq.wire.names import is_ephemeral
 
 __all__ = ["PublishRefused", "Topic"]
 
-# Channels that are made before other tasks get their turn: each has a task and maybe files.
-_MADE_MAX: Final = 16
-# What the task does before others get their turn: so many segments, or so much work in units of
-# `core.Channel.put`, which is about a millisecond.
-_SEGMENTS_MAX: Final = 16
-_COST_MAX: Final = 1024
-# Publishers that look for room in each turn; others stand in line behind them.
-_SEEKERS_MAX: Final = 16
-# Channels that a turn deletes.
-_DELETE_MAX: Final = 16
+# Channels created before other tasks get their turn: each has a task, and may have files.
+_MAX_CREATED: Final = 16
+# Segments, and cost in units of `ChannelState.put`, before other tasks get their turn: about a
+# millisecond.
+_MAX_SEGMENTS: Final = 16
+_MAX_COST: Final = 1024
+# Publishers that look for room in each turn; the others wait in line behind them.
+_MAX_SEEKERS: Final = 16
+# Channels deleted in one turn.
+_MAX_DELETE: Final = 16
 
 
 class PublishRefused(Exception):
-    """Nothing was queued; the text says why."""
+    """No message was queued; the text says why."""
 
 
 class Topic:
-    """A topic: the decisions are `core`'s, the task gives them their turn.
+    """A topic: `core` decides, the task calls it in turns.
 
     Attributes:
         name: of the topic.
-        core: its state.
+        core: the state of the topic.
         channels: by name.
-        exiting: it is being deleted; publishing fails.
+        exiting: whether the topic is being deleted; publishing fails then.
     """
 
     def __init__(
@@ -56,7 +56,16 @@ class Topic:
         deleted: Callable[[Topic], Chore],
         channel_gone: Callable[[Topic, Channel], None],
     ) -> None:
-        """``new_channel`` makes a channel and starts its task; ``deleted`` hears of the end."""
+        """Create a topic.
+
+        Args:
+            core: its state.
+            clock: time.
+            chores: run long work in turns.
+            new_channel: creates a channel and starts its task.
+            deleted: deletes an ephemeral topic after its last channel.
+            channel_gone: is called with each deleted channel.
+        """
         self.name = core.name
         self.core = core
         self.channels: dict[str, Channel] = {}
@@ -67,26 +76,28 @@ class Topic:
         self._new_channel = new_channel
         self._deleted = deleted
         self._channel_gone = channel_gone
-        # While it is found out which channels there are elsewhere; and for whom that is waited.
+        # Set while nsqlookupds are asked for channels. The second event is for the command that
+        # created the topic.
         self._preparing: trio.Event | None = None
         self._creator_waits: trio.Event | None = None
         self._wake_up = WakeUp()
-        self._may_go_on = trio.Event()
+        self._may_try_again = trio.Event()
         self._seekers: trio.Semaphore | None = None
         core.wake = self._wake_up.wake
-        core.store.backend.caught_up = self._go_on
+        core.store.backend.caught_up = self._try_again
 
     def __repr__(self) -> str:
         return f"<Topic {self.core!r}>"
 
     def prepare(self) -> None:
-        """Have the creating command wait for the channels that `run` is given."""
+        """Make the command that created the topic wait until `run` has created its channels."""
         self._preparing = self._creator_waits = trio.Event()
 
     def claim_wait(self) -> trio.Event | None:
-        """What the command that made the topic waits for, None if it may go on.
+        """Return the event that the creating command must wait for, None if there is none.
 
-        Whoever asks first made it; all others go on at once: what they publish is queued.
+        The first caller is the creating command. All others go on at once; their messages are
+        queued.
         """
         event, self._creator_waits = self._creator_waits, None
         return event
@@ -96,18 +107,18 @@ class Topic:
         defects: Defects,
         channels: Callable[[str], Awaitable[list[str]]] | None = None,
     ) -> None:
-        """The topic's life: until it is deleted or the broker ends.
+        """Run until the topic is deleted or the broker ends.
 
         Args:
-            defects: keep an exception that nobody expected: the task begins again after a pause.
-            channels: after `prepare`: finds out which channels are made before the first message
-                goes anywhere.
+            defects: notes an unexpected exception; the task starts again after a pause.
+            channels: after `prepare`: returns the channels to create before the first message is
+                fanned out.
         """
         what = f"TOPIC({self.name})"
         with self.cancel_scope:
             if channels is not None:
                 with defects.fence("topic", what):
-                    await self._make_channels(channels)
+                    await self._create_channels(channels)
             pump = partial(self._pump, defects, what)
             await defects.keep_running("topic", what, pump, stops_messages=True)
 
@@ -119,7 +130,7 @@ class Topic:
             while done := core.pump(clock.now_s(), clock.now_ns()):
                 segments += 1
                 cost += done
-                if segments == _SEGMENTS_MAX or cost >= _COST_MAX:
+                if segments == _MAX_SEGMENTS or cost >= _MAX_COST:
                     await trio.lowlevel.checkpoint()
                     segments = cost = 0
                     wake_up.clear()
@@ -127,12 +138,12 @@ class Topic:
                 defects.runs(what)
             await wake_up.wait()
 
-    async def _make_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
+    async def _create_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
         assert self._preparing is not None
         try:
-            for made, name in enumerate(await channels(self.name), 1):
+            for number, name in enumerate(await channels(self.name), 1):
                 self.channel(name)
-                if made % _MADE_MAX == 0:
+                if number % _MAX_CREATED == 0:
                     await trio.lowlevel.checkpoint()
         finally:
             self._preparing.set()
@@ -157,7 +168,7 @@ class Topic:
 
     @property
     def will_make_room(self) -> bool:
-        """Whether the topic's task is about to move messages on."""
+        """Whether the topic's task is about to move messages out of memory."""
         core = self.core
         if self._preparing is not None:
             return False
@@ -167,9 +178,9 @@ class Topic:
         return core.can_pump and core.store.memory.depth > 0
 
     def should_wait(self, count: int) -> bool:
-        """Whether ``count`` messages had better be published after `wait_for_room`.
+        """Whether ``count`` messages should be published after `wait_for_room` only.
 
-        That is so while memory has no room for them but is about to have, so that they need not go
+        True while memory has no room but is about to have some, so that the messages need not go
         to disk; and while the disk is behind.
         """
         store = self.core.store
@@ -184,25 +195,25 @@ class Topic:
         return isinstance(self.core.error, BackendBusy)
 
     async def wait_for_room(self, count: int) -> None:
-        """Wait as long as `should_wait` says so; `publish` is the next step."""
+        """Wait while `should_wait` is true. The caller publishes without another await."""
         if self._seekers is None:
-            self._seekers = trio.Semaphore(_SEEKERS_MAX)
+            self._seekers = trio.Semaphore(_MAX_SEEKERS)
         async with self._seekers:
             while self.should_wait(count):
                 if self.core.store.backend.behind or self._waits_for_disk:
-                    await self._may_go_on.wait()
+                    await self._may_try_again.wait()
                 else:
                     await trio.lowlevel.checkpoint()
 
-    def _go_on(self) -> None:
-        """What held up the fan-out or publishers may be over: all of them look again."""
-        self._may_go_on.set()
-        self._may_go_on = trio.Event()
+    def _try_again(self) -> None:
+        """Let the fan-out and all waiting publishers try again."""
+        self._may_try_again.set()
+        self._may_try_again = trio.Event()
         self.core.retry()
         self._wake_up.wake()
 
     def channel(self, name: str) -> Channel:
-        """The channel of that name, made if need be. The name is valid."""
+        """Return the channel of that name; create it if there is none. The name must be valid."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self.channels[name] = self._new_channel(self, name)
@@ -215,14 +226,14 @@ class Topic:
     def _channel_caught_up(self, channel: Channel) -> None:
         channel.wake()
         if self.core.error is not None:
-            self._go_on()
+            self._try_again()
 
     def _made_room(self) -> None:
         if self.core.error is not None:
-            self._go_on()
+            self._try_again()
 
     def delete_channel(self, name: str) -> Chore:
-        """Delete a channel; an ephemeral topic goes with its last one.
+        """Delete a channel, and an ephemeral topic after its last channel.
 
         The chore closes the clients.
         """
@@ -232,7 +243,7 @@ class Topic:
         if is_ephemeral(self.name) and not self.channels and not self.exiting:
             self._deleted(self)
         else:
-            self._go_on()
+            self._try_again()
         self._channel_gone(self, channel)
         return chore
 
@@ -244,37 +255,37 @@ class Topic:
         self._wake_up.wake()
 
     def empty(self) -> Chore:
-        """Drop what waits at the topic, not at its channels."""
+        """Drop all messages of the topic, not those of its channels."""
         chore = self._chores.start(self.core.empty())
-        self._go_on()
+        self._try_again()
         return chore
 
     def check(self) -> str | None:
-        """What is wrong with its account of its messages, None if nothing is. Cheap."""
+        """Return what is wrong with the topic's counters, None if nothing is. Cheap."""
         return self.core.check()
 
     def mark_exiting(self) -> None:
-        """The task has ended: nothing is published any more."""
+        """Refuse publishes and subscriptions from now on: the task has ended."""
         self.exiting = True
-        self._go_on()
+        self._try_again()
         for channel in self.channels.values():
             channel.mark_exiting()
 
     def close(self) -> Chore:
-        """End the task, and delete all channels; what waits is dropped.
+        """End the task, drop all messages and delete all channels.
 
-        Nothing is published or fanned out any more. The chore deletes the channels.
+        Publishing and fan-out end at once. The chore deletes the channels.
         """
         self.exiting = True
         self.cancel_scope.cancel()
         emptying = self.core.empty()
-        self._go_on()
+        self._try_again()
         self.core.store.backend.delete()
         return self._chores.start(chain(self._delete_channels(), emptying))
 
     def _delete_channels(self) -> Iterator[None]:
         closing: list[Chore] = []
-        while names := list(islice(self.channels, _DELETE_MAX)):
+        while names := list(islice(self.channels, _MAX_DELETE)):
             closing += map(self.delete_channel, names)
             if self.channels:
                 yield

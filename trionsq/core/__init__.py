@@ -1,9 +1,13 @@
-"""Queue, topic and channel decisions: synchronous code to which the time is given.
+"""Queue, topic and channel decisions: synchronous code; the time is an argument.
 
-- `column`, `ids`: values for each message of a batch; message ids, in ranges
-- `batch`: the unit in which messages travel, and segments of it
-- `queue`, `backend`, `store`: where messages wait, in memory and beyond
-- `delivery`, `consumer`: messages handed to a client, in flight until a deadline
+- `batch`, `ids`: messages published together, and their ids
+- `queue`: messages that wait in memory, and the interface of the backend for what is over
+- `topic`: `TopicState` admits messages and hands them to its channels
+- `channel`: `ChannelState`, the state of a channel; `dispatch` delivers to clients with credit
+- `recovered`: the queue of a channel, without the copies that an unclean end left
+- `subscription`: one client's RDY, and its `Delivery` objects with their frames
+- `in_flight`: the messages that all clients of a channel hold, and their deadlines
 - `deferred`: messages that wait for their due time
-- `channel`, `topic`: what goes where, and when
+- `peek`, `latency`: looking at messages, and times from publishing to FIN
+- `containers`: members in order of arrival, items in order of time
 """

@@ -1,7 +1,7 @@
 """The unit in which messages travel: a batch, and a segment of one in a queue.
 
-A batch is what one command or one run of commands published: bodies, ids, one timestamp. Every
-channel gets the same object, so nothing is made for a single message before it is delivered.
+A batch has the messages that one command, or one run of commands, published: bodies, ids, one
+timestamp. All channels share the batch, so no object is made for a single message before delivery.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Column(Protocol):
     """Values of one size, one for each message of a batch."""
 
     def slice(self, first: int, last: int) -> list[bytes]:
-        """The values ``first`` to ``last`` (exclusive)."""
+        """Return the values ``first`` to ``last`` (exclusive)."""
 
 
 class ListColumn:
@@ -41,9 +41,9 @@ class MessageBatch:
         bodies: the message bodies.
         count: number of messages.
         ids: the message ids, in the order of the bodies.
-        timestamp_ns: time of publishing of the first message, nanoseconds since the epoch.
-        stamps: the times of all messages, 8 bytes each (big endian), None if they are equal.
-        defer_ms: delay that each channel adds before the first delivery (DPUB), else 0.
+        timestamp_ns: when the first message was published, in nanoseconds since the epoch.
+        stamps: when each message was published, 8 bytes each (big endian); None if all are equal.
+        defer_ms: delay before the first delivery on each channel (DPUB), else 0.
     """
 
     __slots__ = ("bodies", "count", "defer_ms", "ids", "stamps", "timestamp_ns")
@@ -67,7 +67,7 @@ class MessageBatch:
         return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"
 
     def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
-        """A batch of its own with copies of some messages, which pins nothing of this one."""
+        """Return a batch with copies of some messages; it keeps no memory of this one."""
         bodies = ListBodies([self.bodies.body_at(index) for index in indexes])
         if self.stamps is None:
             return MessageBatch(bodies, ListColumn(ids), self.timestamp_ns)
@@ -76,7 +76,7 @@ class MessageBatch:
         return MessageBatch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
 
     def stamp(self, index: int) -> bytes:
-        """The time of publishing of one message, 8 bytes as `stamps` has them."""
+        """Return when one message was published: 8 bytes, as in `stamps`."""
         if self.stamps is None:
             return self.timestamp_ns.to_bytes(8, signed=True)
         return self.stamps.slice(index, index + 1)[0]
@@ -109,27 +109,27 @@ class Segment:
 
     @property
     def first_ns(self) -> int:
-        """When the first message was published, nanoseconds since the epoch."""
+        """When the first message was published, in nanoseconds since the epoch."""
         if self.batch.stamps is None:
             return self.batch.timestamp_ns
         return int.from_bytes(self.batch.stamp(self.first), signed=True)
 
     def ids(self) -> list[bytes]:
-        """The ids of the messages, 16 bytes each."""
+        """Return the ids of the messages, 16 bytes each."""
         return self.batch.ids.slice(self.first, self.last)
 
 
-def join_segments(singles: Sequence[Segment]) -> MessageBatch:
-    """Segments of one message each, as one batch."""
-    bodies = [one.batch.bodies.body_at(one.first) for one in singles]
-    ids = [one.ids()[0] for one in singles]
-    stamps = [one.batch.stamp(one.first) for one in singles]
+def join_segments(segments: Sequence[Segment]) -> MessageBatch:
+    """Return one batch with the messages of segments that have one message each."""
+    bodies = [segment.batch.bodies.body_at(segment.first) for segment in segments]
+    ids = [segment.ids()[0] for segment in segments]
+    stamps = [segment.batch.stamp(segment.first) for segment in segments]
     first_ns = int.from_bytes(stamps[0], signed=True)
     return MessageBatch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
 
 
 def sampled(segment: Segment, rate: int, random: Random) -> Segment | None:
-    """The part of ``segment`` that sampling at ``rate`` percent keeps; None if it keeps nothing."""
+    """Return the messages of ``segment`` that sampling at ``rate`` percent keeps, None if none."""
     # The original keeps a message if a number of 0..99 is not above the rate.
     kept = [index for index in range(segment.first, segment.last) if random.randrange(100) <= rate]
     if not kept:

@@ -15,7 +15,7 @@ NEVER = float("inf")
 
 
 class _Place(Generic[T]):
-    """A link of the chain. One that was taken out still leads on to those behind it."""
+    """A link of the chain. A removed link still leads to the links behind it."""
 
     __slots__ = ("behind", "is_member", "member", "number", "previous")
 
@@ -28,12 +28,15 @@ class _Place(Generic[T]):
 
 
 class Roster(Generic[T]):
-    """A set that keeps the order of arrival. To add and to remove cost the same for any size."""
+    """A set in order of arrival, to be walked in turns while members come and go.
+
+    Adding and removing cost the same for any size.
+    """
 
     __slots__ = ("_arrivals", "_first", "_last", "_places")
 
     def __init__(self) -> None:
-        # The head of the chain; nobody sits there.
+        # The head of the chain, which has no member.
         self._first: _Place[T] = _Place(None, 0, None)
         self._last = self._first
         self._arrivals = 0
@@ -52,7 +55,7 @@ class Roster(Generic[T]):
         return self.walk()
 
     def add(self, member: T) -> None:
-        """Add at the end who is no member yet."""
+        """Add a new member at the end."""
         self._arrivals += 1
         place = _Place(member, self._arrivals, self._last)
         self._places[member] = place
@@ -60,7 +63,7 @@ class Roster(Generic[T]):
         self._last = place
 
     def discard(self, member: T) -> None:
-        """Remove a member; nothing happens if it is none."""
+        """Remove a member; does nothing if there is no such member."""
         place = self._places.pop(member, None)
         if place is None:
             return
@@ -75,7 +78,7 @@ class Roster(Generic[T]):
         place.previous = None
 
     def walk(self) -> Iterator[T]:
-        """Yield those that are members now, each only if it still is one when its turn comes."""
+        """Yield all present members, except those removed before their turn."""
         last_number = self._arrivals
         place = self._first.behind
         while place is not None and place.number <= last_number:
@@ -87,13 +90,14 @@ class Roster(Generic[T]):
 class TimerQueue(Generic[T]):
     """Items by the monotonic time at which each is due, in seconds; the earliest first.
 
-    A sorted list: a change costs a search in it, and moves the pointers of what is due earlier.
+    Each item has one entry, however often its time changes. The entries are a sorted list: a change
+    costs a binary search, and moves the pointers of all items that are due earlier.
     """
 
     __slots__ = ("_entries", "_entry_of", "_order")
 
     def __init__(self) -> None:
-        # Times are negated, so that what is due next stands at the cheap end.
+        # Times are negated: the next item stands at the end, where removing is cheap.
         self._entries: list[tuple[float, int, T]] = []
         self._entry_of: dict[T, tuple[float, int, T]] = {}
         self._order = count(0, -1)
@@ -106,24 +110,24 @@ class TimerQueue(Generic[T]):
 
     @property
     def next_s(self) -> float:
-        """When the first one is due; `NEVER` if there is none."""
+        """When the first item is due; `NEVER` if there is none."""
         return -self._entries[-1][0] if self._entries else NEVER
 
     def set(self, item: T, at_s: float) -> None:
-        """Make ``item`` due at that time, and at no other."""
+        """Make ``item`` due at that time, in place of any other time."""
         self.discard(item)
         entry = (-at_s, next(self._order), item)
         self._entry_of[item] = entry
         insort(self._entries, entry)
 
     def discard(self, item: T) -> None:
-        """Take ``item`` out, if it is in."""
+        """Remove ``item``, if it is in the queue."""
         entry = self._entry_of.pop(item, None)
         if entry is not None:
             del self._entries[bisect_left(self._entries, entry)]
 
     def pop_due(self, now_s: float) -> T | None:
-        """Take out the first item if it is due, else None."""
+        """Remove and return the first item if it is due, else return None."""
         if not self._entries or -self._entries[-1][0] > now_s:
             return None
         item = self._entries.pop()[2]

@@ -1,7 +1,7 @@
-"""Messages of a channel that wait for their due time, which is wall clock nanoseconds.
+"""Messages of a channel that wait for their due time, in wall clock nanoseconds.
 
-Each is an object of its own: it would pin the batch that it came in, and the delay of that batch is
-not to be served again.
+Each message is copied out of its batch: it would keep the whole batch in memory, and the delay of
+that batch must not be applied again.
 
 Spec: nsqd-internals, section 2.
 """
@@ -18,13 +18,13 @@ from trionsq.core.peek import in_order
 
 __all__ = ["Deferred"]
 
-# Messages that are saved at once.
-_SAVE_MAX: Final = 1000
+# Messages saved in one append.
+_MAX_SAVE: Final = 1000
 _MS_NS: Final = 1_000_000
 
 
 class Deferred:
-    """The deferred messages, the next due first; of the same time the one that came first."""
+    """The deferred messages, the next due first; with equal times the one that came first."""
 
     __slots__ = ("_heap", "_order")
 
@@ -36,64 +36,65 @@ class Deferred:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
-        """Due times and messages, the next due first. Nothing may change meanwhile."""
+        """Yield due times and messages, the next due first. Nothing may change meanwhile."""
         return ((due_ns, segment) for due_ns, _, segment in in_order(self._heap))
 
     @property
     def next_ns(self) -> int | None:
-        """When the next one is due; None if there is none."""
+        """When the next message is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def add_segment(self, segment: Segment, due_ns: int) -> None:
-        """Keep all messages of a segment until then."""
+        """Add all messages of a segment, due at that time."""
         for place, id_ in enumerate(segment.ids()):
-            alone = segment.batch.extract([segment.first + place], [id_])
-            self._push(due_ns, Segment(alone, 0, 1, segment.attempts))
+            batch = segment.batch.extract([segment.first + place], [id_])
+            self._push(due_ns, Segment(batch, 0, 1, segment.attempts))
 
     def add_stored(self, segment: Segment) -> None:
-        """Keep the one message of a segment that a backend gave, which says when it is due."""
+        """Add the one message of a segment that a backend returned; the batch has its due time."""
         batch = segment.batch
-        alone = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
-        self._push(batch.timestamp_ns + batch.defer_ms * _MS_NS, alone)
+        copy = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
+        self._push(batch.timestamp_ns + batch.defer_ms * _MS_NS, copy)
 
-    def _push(self, due_ns: int, one: Segment) -> None:
-        heappush(self._heap, (due_ns, next(self._order), one))
+    def _push(self, due_ns: int, segment: Segment) -> None:
+        heappush(self._heap, (due_ns, next(self._order), segment))
 
     def pop_due(self, now_ns: int) -> Iterator[Segment]:
-        """Take those that are due, one by one, as they are asked for."""
+        """Pop and yield the messages that are due, one by one."""
         heap = self._heap
         while heap and heap[0][0] <= now_ns:
             yield heappop(heap)[2]
 
-    def drop(self, count_max: int, nbytes_max: int) -> int:
-        """Forget some, no matter which, within about these limits; how many."""
+    def drop(self, max_count: int, max_bytes: int) -> int:
+        """Drop any messages, within about these limits; returns how many."""
         heap = self._heap
         dropped = nbytes = 0
-        # The end of a heap can go: the rest is one.
-        while heap and dropped < count_max and nbytes < nbytes_max:
+        # Without its last entry a heap is still a heap.
+        while heap and dropped < max_count and nbytes < max_bytes:
             nbytes += heap.pop()[2].batch.bodies.nbytes
             dropped += 1
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None]) -> None:
-        """Move all to ``append``, with their due times, in their order.
+        """Move all messages to ``append``, with their due times and in their order.
 
         Raises:
-            BackendError: of ``append``; the rest is still here.
+            BackendError: from ``append``; the rest is still here.
         """
         heap = self._heap
-        # The next due at the end, where a list is cut at no cost.
+        # The next due at the end, where removing is cheap.
         heap.sort(reverse=True)
         try:
             while heap:
-                next_ones = heap[: -_SAVE_MAX - 1 : -1]
+                next_ones = heap[: -_MAX_SAVE - 1 : -1]
                 attempts, alike = next(groupby(next_ones, _attempts))
-                taken = list(alike)
-                batch = join_segments([segment for _, _, segment in taken])
-                append(Segment(batch, 0, len(taken), attempts), [due_ns for due_ns, _, _ in taken])
-                del heap[-len(taken) :]
+                entries = list(alike)
+                batch = join_segments([segment for _, _, segment in entries])
+                due_times_ns = [due_ns for due_ns, _, _ in entries]
+                append(Segment(batch, 0, len(entries), attempts), due_times_ns)
+                del heap[-len(entries) :]
         finally:
-            # What is left is in order, which makes it a heap.
+            # A sorted list is a heap.
             heap.reverse()
 
 

@@ -1,7 +1,7 @@
 """Message ids: 64 bits of time tick, node and sequence, as 16 hex digits, made in ranges.
 
-The first 13 digits are a tick of 1.048576 ms and the node, the last 3 the sequence inside the
-tick. So a range of ids is a prefix and two numbers, and its text is a join with a table.
+The first 13 digits are a tick of 1.048576 ms and the node, the last 3 digits the sequence in the
+tick. So a range of ids is a prefix and two numbers, and its text is joined from a table.
 
 Spec: tcp-protocol, section 5 (message id).
 """
@@ -25,7 +25,7 @@ IdRange = tuple[bytes, int, int]
 
 
 class RangeIds:
-    """Ids that were taken together: almost always one range."""
+    """The ids of one batch: almost always one range."""
 
     __slots__ = ("_ranges",)
 
@@ -50,28 +50,28 @@ class RangeIds:
 
 
 class IdSource:
-    """The ids of one topic: they rise strictly, also when the clock steps back.
+    """The ids of one topic. They rise strictly, also when the clock steps back.
 
-    A burst of more than 4,096 messages in a tick takes ids of ticks to come.
+    A burst of more than 4,096 messages in a tick uses ids of later ticks.
     """
 
     __slots__ = ("_node", "_prefix", "_sequence", "_tick")
 
     def __init__(self, node_id: int, after_ns: int = 0) -> None:
-        """``node_id`` is 0..1023 (--node-id); ids begin after those of the time ``after_ns``."""
+        """``node_id`` is 0..1023 (--node-id); the first id is later than ids of ``after_ns``."""
         self._node = node_id
-        # For 0 that is the tick of 1970: a machine without a clock starts there.
+        # 0 is the tick of 1970, where a machine without a clock starts.
         self._tick = (after_ns >> _TICK_SHIFT) - _TICK_EPOCH - 1
         self._sequence = SEQUENCES
         self._prefix = b""
 
     @property
     def until_ns(self) -> int:
-        """The time whose ids, and those of all times before, may have been given out."""
+        """The time up to which ids may have been used, in nanoseconds since the epoch."""
         return (self._tick + _TICK_EPOCH + 1) << _TICK_SHIFT
 
     def next_ids(self, count: int, now_ns: int) -> RangeIds:
-        """The next ``count`` ids at wall clock time ``now_ns``."""
+        """Return the next ``count`` ids at wall clock time ``now_ns``."""
         tick = (now_ns >> _TICK_SHIFT) - _TICK_EPOCH
         if tick > self._tick:
             self._start(tick)

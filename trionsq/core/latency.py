@@ -1,9 +1,9 @@
-"""End-to-end latency: from a message's timestamp to its FIN, in quantiles over a sliding window.
+"""End-to-end latency: from a message's timestamp to its FIN, as quantiles over a sliding window.
 
-FINs come in runs, and messages of one batch share a timestamp, so what is recorded is a latency
-and how many messages had it. Few of these are kept as they are and quantiles are exact then; many
-are counted in buckets whose width grows with the value: counts of any number of channels merge
-without a further error.
+FINs come in runs, and messages of one batch share a timestamp. So a record is a latency and the
+number of messages that had it. While there are few records, quantiles are exact. More records are
+counted in buckets whose width grows with the value, and the counts of any number of channels can be
+added without a further error.
 
 Spec: nsqd-internals, section 4.
 """
@@ -19,20 +19,20 @@ from typing import Final
 from trionsq.core.batch import Column
 from trionsq.core.subscription import Delivery
 
-__all__ = ["ERROR_MAX", "EXACT_MAX", "Latencies", "MergedLatencies", "quantiles"]
+__all__ = ["MAX_ERROR", "MAX_EXACT", "Latencies", "MergedLatencies", "quantiles"]
 
-# Latencies that are kept as they are, in each half of the window.
-EXACT_MAX: Final = 512
-# Different latencies of several channels together that are kept as they are.
-_MERGED_EXACT_MAX: Final = 8 * EXACT_MAX
-# 64 to 127 of a power of two's scale: a bucket is at most 1/64 of its value wide.
+# Records kept exactly, in each half of the window.
+MAX_EXACT: Final = 512
+# Different latencies of several channels together that are kept exactly.
+_MAX_MERGED_EXACT: Final = 8 * MAX_EXACT
+# A bucket keeps the 7 highest bits of a value, so its width is at most 1/64 of the value.
 _BITS: Final = 7
-ERROR_MAX: Final = 1 / 128
-"""The most by which a value from a bucket is off, relative to the value."""
+MAX_ERROR: Final = 1 / 128
+"""The largest error of a value from a bucket, relative to the value."""
 
 
 class _Half:
-    """The latencies of one half of the window. Both holders are of (latency, messages)."""
+    """The latencies of one half of the window, with the number of messages for each."""
 
     __slots__ = ("buckets", "count", "exact", "longest_ns")
 
@@ -42,18 +42,18 @@ class _Half:
         self.exact: list[tuple[int, int]] = []
         self.buckets: dict[int, int] = {}
 
-    def add(self, latency_ns: int, count: int) -> None:
+    def record(self, latency_ns: int, count: int) -> None:
         self.count += count
         if latency_ns > self.longest_ns:
             self.longest_ns = latency_ns
         self.exact.append((latency_ns, count))
-        if len(self.exact) > EXACT_MAX:
+        if len(self.exact) > MAX_EXACT:
             self._to_buckets()
 
     def merge_into(self, merged: Counter[int]) -> None:
-        """Add how many messages had which latency."""
+        """Add the number of messages of each latency."""
         if self.buckets:
-            # It is inexact anyway, and buckets are the faster to merge.
+            # The result is inexact anyway, and buckets merge faster.
             self._to_buckets()
             merged.update(self.buckets)
         else:
@@ -61,7 +61,7 @@ class _Half:
                 merged[latency_ns] += count
 
     def _to_buckets(self) -> None:
-        """Count what is exact under the values in the middle of their buckets."""
+        """Move the exact records to their buckets."""
         buckets = self.buckets
         get = buckets.get
         for latency_ns, count in self.exact:
@@ -71,7 +71,7 @@ class _Half:
 
 
 def _middle_of_bucket(latency_ns: int) -> int:
-    """The value that stands for all latencies of a bucket; it stands for itself."""
+    """Return the middle of the bucket of a latency; small latencies are their own bucket."""
     shift = latency_ns.bit_length() - _BITS
     return (latency_ns >> shift << shift) + (1 << shift >> 1) if shift > 0 else latency_ns
 
@@ -82,7 +82,7 @@ class Latencies:
     __slots__ = ("_half_s", "_halves", "_now_ns", "_turn_s")
 
     def __init__(self, window_s: float, now_ns: Callable[[], int], now_s: float) -> None:
-        """The window is above 0; ``now_ns`` is the wall clock, ``now_s`` monotonic as always."""
+        """``window_s`` is above 0; ``now_ns`` is the wall clock, ``now_s`` monotonic."""
         self._half_s = window_s / 2
         self._now_ns = now_ns
         self._halves = [_Half(), _Half()]  # the older one first
@@ -92,7 +92,7 @@ class Latencies:
         return f"<Latencies {' + '.join(str(half.count) for half in self._halves)}>"
 
     def _turn(self, now_s: float) -> None:
-        """Forget what is older than the window."""
+        """Drop records that are older than the window."""
         halves = int((now_s - self._turn_s) / self._half_s) + 1
         for _ in range(min(halves, 2)):
             self._halves = [self._halves[1], _Half()]
@@ -101,37 +101,37 @@ class Latencies:
     def record_finished(
         self, ids: Sequence[bytes], deliveries: Sequence[Delivery | None], now_s: float
     ) -> None:
-        """Record a run of FINs: the ids, and the delivery that each was in flight by, if any."""
+        """Record a run of FINs: the ids, and the in-flight entry of each, None if it had none."""
         if now_s >= self._turn_s:
             self._turn(now_s)
         now_ns = self._now_ns()
-        add = self._halves[1].add
+        record = self._halves[1].record
         first = 0
         for delivery, run in groupby(deliveries):
             last = first + len(list(run))
             if delivery is not None:
                 stamps = delivery.batch.stamps
                 if stamps is None:
-                    # A clock that was set back makes no negative latencies.
-                    add(max(0, now_ns - delivery.batch.timestamp_ns), last - first)
+                    # No negative latencies after the clock was set back.
+                    record(max(0, now_ns - delivery.batch.timestamp_ns), last - first)
                 else:
                     # Neighbours were often published together.
                     for stamp, same in groupby(_stamps(stamps, delivery, ids[first:last])):
                         stamp_ns = int.from_bytes(stamp, signed=True)
-                        add(max(0, now_ns - stamp_ns), len(list(same)))
+                        record(max(0, now_ns - stamp_ns), len(list(same)))
             first = last
 
     def halves(self, now_s: float) -> list[_Half]:
-        """Both halves of the window, for `quantiles`."""
+        """Return both halves of the window."""
         if now_s >= self._turn_s:
             self._turn(now_s)
         return self._halves
 
 
 def _stamps(stamps: Column, delivery: Delivery, ids: Sequence[bytes]) -> list[bytes]:
-    """The timestamps of these messages, of a batch in which they differ."""
+    """Return the timestamps of these messages, from a batch in which they differ."""
     place = delivery.ids.index(ids[0])
-    if delivery.ids[place : place + len(ids)] == ids:  # as consumers mostly finish them
+    if delivery.ids[place : place + len(ids)] == ids:  # the usual order of FINs
         first = delivery.first + place
         return stamps.slice(first, first + len(ids))
     of_id = dict(zip(delivery.ids, stamps.slice(delivery.first, delivery.last), strict=True))
@@ -141,7 +141,7 @@ def _stamps(stamps: Column, delivery: Delivery, ids: Sequence[bytes]) -> list[by
 class MergedLatencies:
     """The latencies of several channels together. Channels are added one by one.
 
-    What it holds is bounded, however many channels there are.
+    The memory is bounded for any number of channels.
 
     Attributes:
         count: messages finished in the window.
@@ -161,45 +161,45 @@ class MergedLatencies:
             self.count += half.count
             self._longest_ns = max(self._longest_ns, half.longest_ns)
             half.merge_into(self._merged)
-        if len(self._merged) > _MERGED_EXACT_MAX:
+        if len(self._merged) > _MAX_MERGED_EXACT:
             buckets: Counter[int] = Counter()
             for latency_ns, count in self._merged.items():
                 buckets[_middle_of_bucket(latency_ns)] += count
             self._merged = buckets
 
-    def quantiles_ns(self, wanted: Sequence[float]) -> list[int]:
-        """The quantiles in nanoseconds, in the order in which they are ``wanted``.
+    def quantiles_ns(self, levels: Sequence[float]) -> list[int]:
+        """Return the latencies in nanoseconds at the given quantiles, in their order.
 
-        A quantile q of n latencies is the one at place ceil(q * n) in their order; 0 if there is
-        none.
+        The quantile q of n latencies is the one at place ceil(q * n), in order of size; 0 if there
+        are no latencies.
         """
-        return _values(self._merged, self.count, self._longest_ns, wanted)
+        return _values(self._merged, self.count, self._longest_ns, levels)
 
 
 def quantiles(
-    channels: Iterable[Latencies], wanted: Sequence[float], now_s: float
+    channels: Iterable[Latencies], levels: Sequence[float], now_s: float
 ) -> tuple[int, list[int]]:
-    """The number of messages finished in the window, and the quantiles of their latencies in ns."""
+    """Return the messages finished in the window, and the quantiles of their latencies in ns."""
     merged = MergedLatencies()
     for channel in channels:
         merged.add_channel(channel, now_s)
-    return merged.count, merged.quantiles_ns(wanted)
+    return merged.count, merged.quantiles_ns(levels)
 
 
 def _values(
-    merged: Counter[int], count: int, longest_ns: int, wanted: Sequence[float]
+    merged: Counter[int], count: int, longest_ns: int, levels: Sequence[float]
 ) -> list[int]:
-    found = dict.fromkeys(wanted, 0)
+    result_ns = dict.fromkeys(levels, 0)
     ordered = iter(sorted(merged.items()))
     seen = value_ns = 0
-    for quantile in sorted(found):
+    for quantile in sorted(result_ns):
         place = min(count, max(1, ceil(quantile * count)))
         if place == count:
-            # Also where it is in a bucket, this one is known.
-            found[quantile] = longest_ns
+            # The longest latency is known exactly, whatever its bucket.
+            result_ns[quantile] = longest_ns
             continue
         while seen < place:
             value_ns, messages = next(ordered)
             seen += messages
-        found[quantile] = min(value_ns, longest_ns)
-    return [found[quantile] for quantile in wanted]
+        result_ns[quantile] = min(value_ns, longest_ns)
+    return [result_ns[quantile] for quantile in levels]

@@ -22,32 +22,32 @@ __all__ = [
     "free",
 ]
 
-# What is moved to the backend at once when all of memory is.
+# Messages moved to the backend in one append, at the end of the broker's life.
 _MAX_SAVE_MESSAGES: Final = 10_000
 _MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
-# What is let go of in one turn: 2,000 objects of the usual size are a millisecond, and the kernel
-# takes about as long for so many bytes.
+# Memory freed in one turn: 2,000 objects of the usual size take a millisecond, and the kernel takes
+# about as long for so many bytes.
 _MAX_FREE_COUNT: Final = 2_000
 _MAX_FREE_BYTES: Final = 16 * 1024 * 1024
 
 
 class BackendError(Exception):
-    """The backend did not take the messages. None of them was stored; the text says why."""
+    """The backend refused messages. None of them was stored; the text says why."""
 
 
 class BackendBusy(BackendError):
-    """Too much waits to be made durable. No fault: when it is, the messages will be taken."""
+    """The backend has too much to make durable. It takes messages again when that is done."""
 
 
 class Backend(Protocol):
     """A FIFO of messages outside of memory, in batches. All calls are synchronous.
 
     Attributes:
-        depth: messages that were appended and not yet read; above 0 as long as `read` may give
-            one.
-        behind: whether too much waits to be made durable. To be asked before `append`, which
-            itself does not refuse for that.
-        caught_up: is called when `behind` has ended.
+        depth: messages that were appended and not yet read; above 0 as long as `read` may return
+            some.
+        behind: whether too much waits to be made durable. Callers look at it before `append`,
+            which does not refuse for it.
+        caught_up: is called when `behind` has become false.
     """
 
     caught_up: Callable[[], None]
@@ -58,49 +58,50 @@ class Backend(Protocol):
     def behind(self) -> bool: ...
 
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
-        """Take all messages of ``segment`` or none.
+        """Store all messages of ``segment``, or none.
 
-        ``due_ns`` is for deferred messages: when each is due, in nanoseconds since the epoch. Such
-        a message comes back alone, in a batch whose timestamp_ns and defer_ms add up to that time.
+        ``due_ns`` has the due time of each message, in nanoseconds since the epoch, if they are
+        deferred. `read` returns a deferred message alone, in a batch whose timestamp_ns and
+        defer_ms add up to its due time.
 
         Raises:
             BackendError: nothing was stored.
         """
 
-    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
-        """The next messages, at least one and within both limits; None if it can give none now.
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        """Return the next messages: at least one, within both limits; None if there are none now.
 
-        How much it reads at once is for the backend to decide, whatever the limits allow.
+        The backend may return fewer messages than the limits allow.
         """
 
     def peek(self) -> BackendView | None:
-        """What is stored now, to be looked at; None if that is nothing."""
+        """Return a view of the messages stored now, None if there are none."""
 
     def oldest_ns(self) -> int | None:
-        """When the message was published that is read next, nanoseconds since the epoch.
+        """Return when the next message was published, in nanoseconds since the epoch.
 
-        None if there is none or that is not known. Cheap: nothing is read for it twice.
+        None if there is no message, or the time is not known. Cheap: no data is read twice for it.
         """
 
     def check(self) -> str | None:
-        """What is wrong with its own account of itself, None if nothing is. Cheap."""
+        """Return what is wrong with the backend's counters, None if nothing is. Cheap."""
 
     def empty(self) -> int:
-        """Drop everything; the number of messages dropped."""
+        """Drop all messages; returns how many."""
 
     def delete(self) -> None:
-        """Drop everything and leave nothing behind."""
+        """Drop all messages and remove all files."""
 
     def close(self) -> None:
-        """Make durable what was appended, and let go of all resources.
+        """Make all messages durable, and release all resources.
 
         Raises:
-            BackendError: it is not durable.
+            BackendError: some messages are not durable.
         """
 
 
 class MessageQueue:
-    """A FIFO of messages that holds them by segments.
+    """A FIFO of messages in memory, by segments.
 
     Attributes:
         depth: messages in the queue.
@@ -125,12 +126,12 @@ class MessageQueue:
         self.depth += segment.last - segment.first
 
     def put_back(self, segment: Segment) -> None:
-        """Add at the head what `take` gave."""
+        """Add a segment at the head, after `pop_segment` returned it."""
         self._segments.appendleft(segment)
         self.depth += segment.last - segment.first
 
-    def pop_segment(self, count_max: int, nbytes_max: int) -> Segment:
-        """Take from the head: messages of one segment, at least one, within both limits.
+    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
+        """Pop messages of the first segment: at least one, and within both limits.
 
         Raises:
             IndexError: the queue is empty.
@@ -138,8 +139,8 @@ class MessageQueue:
         head = self._segments[0]
         first = head.first
         count = head.last - first
-        if count > count_max or head.batch.bodies.nbytes > nbytes_max:
-            count = self._fit(head, min(count, count_max), nbytes_max)
+        if count > max_count or head.batch.bodies.nbytes > max_bytes:
+            count = self._fit(head, min(count, max_count), max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:
@@ -148,45 +149,45 @@ class MessageQueue:
         return Segment(head.batch, first, last, head.attempts)
 
     @staticmethod
-    def _fit(head: Segment, count: int, nbytes_max: int) -> int:
+    def _fit(head: Segment, count: int, max_bytes: int) -> int:
         bodies = head.batch.bodies
-        if bodies.nbytes <= nbytes_max:
+        if bodies.nbytes <= max_bytes:
             return count
         if bodies.size:
-            return min(count, max(1, nbytes_max // bodies.size))
+            return min(count, max(1, max_bytes // bodies.size))
         nbytes = fit = 0
         for body in bodies.slice(head.first, head.first + count):
             nbytes += len(body)
-            if nbytes > nbytes_max:
+            if nbytes > max_bytes:
                 break
             fit += 1
         return max(1, fit)
 
     def peek(self) -> Iterator[Segment]:
-        """The segments in order, to be looked at only. Nothing may change meanwhile."""
+        """Return the segments in order. Neither they nor the queue may change meanwhile."""
         return iter(self._segments)
 
-    def drop(self, count_max: int, nbytes_max: int) -> int:
-        """Forget segments from the head, within about these limits; how many."""
+    def drop(self, max_count: int, max_bytes: int) -> int:
+        """Drop segments at the head, within about these limits; returns how many."""
         segments = self._segments
         dropped = nbytes = 0
-        while segments and dropped < count_max and nbytes < nbytes_max:
-            one = segments.popleft()
-            self.depth -= one.last - one.first
-            nbytes += one.batch.bodies.nbytes
+        while segments and dropped < max_count and nbytes < max_bytes:
+            segment = segments.popleft()
+            self.depth -= segment.last - segment.first
+            nbytes += segment.batch.bodies.nbytes
             dropped += 1
         return dropped
 
 
 class Droppable(Protocol):
-    """A holder of messages from which some can be dropped at a time."""
+    """A container of messages that can be dropped in parts."""
 
     def __len__(self) -> int: ...
-    def drop(self, count_max: int, nbytes_max: int) -> int: ...
+    def drop(self, max_count: int, max_bytes: int) -> int: ...
 
 
 def free(holder: Droppable) -> Iterator[None]:
-    """Let go of all that ``holder`` has; yields where a turn ends."""
+    """Drop all messages of ``holder``; yields where a turn ends."""
     while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
         yield
 
@@ -197,7 +198,7 @@ class Store:
     Attributes:
         limit: messages that memory may hold (--mem-queue-size).
         memory: the memory queue.
-        backend: the overflow.
+        backend: the messages over the limit.
         backend_in_count: messages appended to the backend.
         backend_out_count: messages read from the backend.
         dropped: messages given up on purpose, by reason. The backend counts its own here as well.
@@ -230,9 +231,10 @@ class Store:
         return self.limit - self.memory.depth
 
     def oldest_ns(self) -> int | None:
-        """When the older was published of the two that are next, in memory and in the backend.
+        """Return when the next message was published, in nanoseconds since the epoch.
 
-        Nanoseconds since the epoch; None if nothing waits, or it is not known.
+        Memory and the backend each have a next message; the older one counts. None if no message
+        waits, or its time is not known.
         """
         head = next(self.memory.peek(), None)
         stored_ns = self.backend.oldest_ns() if self.backend.depth else None
@@ -241,9 +243,9 @@ class Store:
         return min(head.first_ns, stored_ns)
 
     def admit(self, segment: Segment) -> Segment | None:
-        """Make sure of a place for all messages of ``segment``, or of none.
+        """Find room for all messages of ``segment``, or for none.
 
-        Returns the part that the caller is to append to `memory`, None if the backend took it all.
+        Returns the part that the caller must append to `memory`, None if the backend has it all.
 
         Raises:
             BackendBusy: memory is full and the backend is behind; nothing changed.
@@ -280,15 +282,15 @@ class Store:
         self.backend.append(segment, due_ns)
         self.backend_in_count += count
 
-    def read_backend(self, count_max: int, nbytes_max: int) -> Segment | None:
+    def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         """As `Backend.read`, and counted."""
-        segment = self.backend.read(count_max, nbytes_max)
+        segment = self.backend.read(max_count, max_bytes)
         if segment is not None:
             self.backend_out_count += segment.last - segment.first
         return segment
 
     def restore(self, segment: Segment) -> None:
-        """Put messages at the tail that were in the queue before: they are never refused."""
+        """Append messages that were in the queue before. They are never refused."""
         if segment.count > self.room:
             try:
                 self.append_to_backend(segment)
@@ -328,7 +330,7 @@ class Store:
         return memory
 
     def check(self) -> str | None:
-        """What is wrong with the store's account of itself, None if nothing is."""
+        """Return what is wrong with the counters, None if nothing is."""
         if self.memory.depth < 0:
             return f"negative depth: {self.memory.depth} messages in memory"
         return self.backend.check()

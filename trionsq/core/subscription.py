@@ -19,13 +19,13 @@ _SIZE_AND_TYPE: Final = Struct(">ii")
 _TIMESTAMP_AND_ATTEMPTS: Final = Struct(">qH")
 _ATTEMPTS: Final = Struct(">H")
 _FRAME_TYPE: Final = 2
-# A frame's size field counts the type, the timestamp, the attempts and the id.
+# The size field of a frame counts the type, the timestamp, the attempts and the id.
 _FRAME_EXTRA: Final = 4 + 8 + 2 + 16
 _ATTEMPTS_MASK: Final = 0xFFFF
 # Size fields of small bodies come from a table: packing one costs more than looking it up.
 _SMALL: Final = 4096
 _SIZES: Final = [_SIZE_AND_TYPE.pack(_FRAME_EXTRA + size, _FRAME_TYPE) for size in range(_SMALL)]
-# Bodies that are taken back at once: they may have to be written to disk.
+# Bodies removed in one call: the messages may have to be written to disk.
 _MAX_REMOVE_BYTES: Final = 1024 * 1024
 # The oldest messages in flight that one `compact` looks at: more than the RDY that
 # --max-rdy-count allows by default.
@@ -33,7 +33,7 @@ _MAX_COMPACT_LOOKS: Final = 4096
 
 
 def _sizes(bodies: Sequence[bytes]) -> list[bytes]:
-    """The size and type fields of the frames."""
+    """Return the size and type fields of the frames."""
     sizes = list(map(len, bodies))
     if max(sizes) < _SMALL:
         return list(map(_SIZES.__getitem__, sizes))
@@ -41,18 +41,18 @@ def _sizes(bodies: Sequence[bytes]) -> list[bytes]:
 
 
 class Delivery:
-    """Consecutive messages in flight at one consumer, with one deadline.
+    """Consecutive messages in flight at one client, with one deadline.
 
-    The in-flight entries of all these messages are this one object.
+    The in-flight entries of all these messages refer to this one object.
 
     Attributes:
         batch, first, last: the messages.
         ids: their ids.
-        attempts: deliveries, this one included.
-        started_s: monotonic time of the hand-over, in seconds.
+        attempts: deliveries, including this one.
+        started_s: monotonic time of the delivery, in seconds.
         deadline_s: monotonic time at which the messages time out, in seconds.
-        written: whether the frames were given to the socket.
-        some_gone: whether messages left (by time-out or by emptying) before they were written.
+        written: whether the frames were written to the socket.
+        some_gone: whether some messages timed out, or were dropped, before they were written.
     """
 
     __slots__ = ("attempts", "batch", "deadline_s", "first", "ids", "last", "some_gone",
@@ -74,12 +74,12 @@ class Delivery:
 
     @property
     def nbytes(self) -> int:
-        """Size of the bodies; of equal ones exactly, of others their share of the batch."""
+        """Size of the bodies: exact if all have one size, else their share of the batch."""
         batch = self.batch
         return batch.bodies.nbytes * (self.last - self.first) // batch.count
 
     def frames(self) -> bytes:
-        """The message frames of all messages."""
+        """Return the message frames of all messages."""
         ids = self.ids
         bodies = self.batch.bodies
         attempts = self.attempts & _ATTEMPTS_MASK
@@ -96,24 +96,24 @@ class Delivery:
             parts[1::3] = ids
             parts[2::3] = bodies.slice(self.first, self.last)
             return b"".join(parts)
-        cut = bodies.slice(self.first, self.last)
+        slices = bodies.slice(self.first, self.last)
         parts = [_TIMESTAMP_AND_ATTEMPTS.pack(self.batch.timestamp_ns, attempts)] * (4 * len(ids))
-        parts[0::4] = _sizes(cut)
+        parts[0::4] = _sizes(slices)
         parts[2::4] = ids
-        parts[3::4] = cut
+        parts[3::4] = slices
         return b"".join(parts)
 
     def _stamped_frames(self, stamps: Column, attempts: int) -> bytes:
-        cut = self.batch.bodies.slice(self.first, self.last)
-        parts = [_ATTEMPTS.pack(attempts)] * (5 * len(cut))
-        parts[0::5] = _sizes(cut)
+        slices = self.batch.bodies.slice(self.first, self.last)
+        parts = [_ATTEMPTS.pack(attempts)] * (5 * len(slices))
+        parts[0::5] = _sizes(slices)
         parts[1::5] = stamps.slice(self.first, self.last)
         parts[3::5] = self.ids
-        parts[4::5] = cut
+        parts[4::5] = slices
         return b"".join(parts)
 
     def extract(self, ids: list[bytes]) -> Segment:
-        """Copies of the messages with these ids, as a segment that pins nothing of the batch."""
+        """Return copies of these messages, as a segment that keeps no memory of the batch."""
         if len(ids) == 1:
             places = [self.first + self.ids.index(ids[0])]
         else:
@@ -122,26 +122,26 @@ class Delivery:
         return Segment(self.batch.extract(places, ids), 0, len(ids), self.attempts)
 
     def keep_only(self, ids: list[bytes]) -> None:
-        """Forget all messages but these, and let go of the batch: the entries stay valid."""
+        """Replace the batch by a copy of these messages. In-flight entries stay valid."""
         segment = self.extract(ids)
         self.batch = segment.batch
         self.first, self.last, self.ids = 0, len(ids), ids
 
 
 class Subscription:
-    """One subscription. It outlives its connection until the last in-flight message is gone.
+    """One subscription. It outlives its connection while it has messages in flight.
 
     Attributes:
-        offer: takes a delivery on behalf of the client, False if its hand-over queue is full.
-        in_flight: the delivery of each message in flight, by id. In order of the deadlines, but
-            for the few that `touch` capped.
-        rdy: the most messages the client wants in flight.
+        offer: hands a delivery to the client; False if the client's queue of deliveries is full.
+        in_flight: the delivery of each message in flight, by id. In order of the deadlines, except
+            for the few messages whose deadline `touch` limited.
+        rdy: the number of messages that the client wants in flight.
         msg_timeout_s: time until a message times out, in seconds.
         sample_rate: percent of the messages that are delivered; 0 is all.
-        waiting: whether the channel has it in its queue of clients with credit.
-        blocked: whether its hand-over queue was full; `Channel.unblock` ends that.
+        waiting: whether it is in the channel's line of clients with credit.
+        blocked: whether the client refused a delivery; `ChannelDispatch.unblock` ends that.
         gone: whether the connection has ended.
-        gives_back: whether what is in flight goes back to the queue before its deadline.
+        gives_back: whether messages in flight return to the queue before their deadline.
         check_s: monotonic time at which the channel looks for time-outs, `NEVER` if it does not.
         epoch: how often the channel had been emptied when this consumer's part in that was done.
         message_count, finish_count, requeue_count: for /stats.
@@ -187,7 +187,7 @@ class Subscription:
         self.finish_count = 0
         self.requeue_count = 0
         self._capped: list[tuple[float, bytes]] = []
-        # What the counters were when all in flight was old and compact, None if it was not.
+        # The counters when all messages in flight were old and copied out, None if some were not.
         self._compacted: tuple[int, int, int, int] | None = None
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class Subscription:
 
     @property
     def credit(self) -> int:
-        """How many messages more the client wants; may be negative."""
+        """How many more messages the client wants; may be negative."""
         return self.rdy - len(self.in_flight)
 
     def touch(self, id_: bytes, now_s: float, max_msg_timeout_s: float) -> bool:
@@ -215,54 +215,54 @@ class Subscription:
         if latest_s < deadline_s:
             deadline_s = latest_s
             if delivery.deadline_s == deadline_s:
-                # It keeps its place in the order of deadlines, or in the heap.
+                # The message keeps its place in the order of deadlines, or in the heap.
                 return True
             heappush(self._capped, (deadline_s, id_))
         del self.in_flight[id_]
-        alone = Delivery(delivery.extract([id_]), delivery.started_s, deadline_s)
-        alone.attempts = delivery.attempts
-        alone.written = True
-        self.in_flight[id_] = alone
+        touched = Delivery(delivery.extract([id_]), delivery.started_s, deadline_s)
+        touched.attempts = delivery.attempts
+        touched.written = True
+        self.in_flight[id_] = touched
         return True
 
     def next_deadline_s(self) -> float:
-        """The earliest deadline, infinite if nothing is in flight."""
+        """Return the earliest deadline, infinity if nothing is in flight."""
         for delivery in self.in_flight.values():
             first_s = delivery.deadline_s
             return min(first_s, self._capped[0][0]) if self._capped else first_s
         return float("inf")
 
-    def remove_expired(self, now_s: float, count_max: int) -> list[Segment]:
-        """Take out messages whose deadline has passed, as segments of their own.
+    def remove_expired(self, now_s: float, max_count: int) -> list[Segment]:
+        """Remove messages whose deadline has passed, and return copies of them as segments.
 
-        They are ``count_max`` at most, and few if they are large; `next_deadline_s` tells whether
+        They are ``max_count`` at most, and few if they are large; `next_deadline_s` tells whether
         there are more.
         """
         due: dict[bytes, Delivery] = {}
         nbytes = 0
         for id_, delivery in self.in_flight.items():
-            if delivery.deadline_s > now_s or len(due) == count_max or nbytes > _MAX_REMOVE_BYTES:
+            if delivery.deadline_s > now_s or len(due) == max_count or nbytes > _MAX_REMOVE_BYTES:
                 break
             due[id_] = delivery
             nbytes += delivery.batch.bodies.nbytes // delivery.batch.count
         capped = self._capped
-        for _ in range(count_max - len(due)):
+        for _ in range(max_count - len(due)):
             if not capped or capped[0][0] > now_s:
                 break
             id_ = heappop(capped)[1]
-            found = self.in_flight.get(id_)
-            if found is not None and found.deadline_s <= now_s:
-                due[id_] = found
+            capped_delivery = self.in_flight.get(id_)
+            if capped_delivery is not None and capped_delivery.deadline_s <= now_s:
+                due[id_] = capped_delivery
         segments = self.remove_entries(list(due.items()))
         if not self.in_flight:
             capped.clear()
         return segments
 
-    def remove_first(self, count_max: int) -> list[Segment]:
-        """Take out the first messages in flight, whatever their deadline."""
+    def remove_first(self, max_count: int) -> list[Segment]:
+        """Remove the first messages in flight, whatever their deadline, as `remove_expired`."""
         entries: list[tuple[bytes, Delivery]] = []
         nbytes = 0
-        for entry in islice(self.in_flight.items(), count_max):
+        for entry in islice(self.in_flight.items(), max_count):
             if nbytes > _MAX_REMOVE_BYTES:
                 break
             entries.append(entry)
@@ -270,20 +270,20 @@ class Subscription:
         return self.remove_entries(entries)
 
     def remove_unwritten(self, delivery: Delivery) -> list[Segment]:
-        """Take out what is left of a delivery that never reached the client: it does not count."""
+        """Remove the messages of a delivery that never reached the client: it does not count."""
         present = self.present_ids(delivery)
         if len(present) < len(delivery.ids):
             segments = self.remove_entries([(id_, delivery) for id_ in present])
             for segment in segments:
                 segment.attempts -= 1
             return segments
-        # All of it: nothing need be copied.
+        # All messages are still there, so nothing has to be copied.
         for id_ in present:
             del self.in_flight[id_]
         return [Segment(delivery.batch, delivery.first, delivery.last, delivery.attempts - 1)]
 
     def remove_entries(self, entries: list[tuple[bytes, Delivery]]) -> list[Segment]:
-        """Take out these in-flight entries, as segments of their own."""
+        """Remove these in-flight entries, and return copies of the messages as segments."""
         segments = []
         for delivery, group in groupby(entries, itemgetter(1)):
             ids = [id_ for id_, _ in group]
@@ -294,7 +294,7 @@ class Subscription:
         return segments
 
     def drop_all(self) -> int:
-        """Drop everything in flight; the number of messages dropped."""
+        """Drop all messages in flight; returns how many."""
         for delivery in self.in_flight.values():
             delivery.some_gone = True
         dropped = len(self.in_flight)
@@ -303,12 +303,12 @@ class Subscription:
         return dropped
 
     def present_ids(self, delivery: Delivery) -> list[bytes]:
-        """The ids of ``delivery`` that are still in flight by it."""
+        """Return the ids of ``delivery`` whose in-flight entry is still that delivery."""
         get = self.in_flight.get
         return [id_ for id_ in delivery.ids if get(id_) is delivery]
 
     def compact(self, older_than_s: float) -> int:
-        """Copy out what is left of old deliveries that hold less than a quarter of their batch.
+        """Copy the messages of old deliveries that hold less than a quarter of their batch.
 
         Otherwise a few slow messages would keep whole batches in memory. Returns how many messages
         were looked at: none, if nothing has changed since all of them were.
@@ -326,7 +326,7 @@ class Subscription:
                 break
             left.setdefault(delivery, []).append(id_)
         if looks == _MAX_COMPACT_LOOKS:
-            # The last one may go on behind what was looked at.
+            # The last delivery may have more messages behind the ones that were looked at.
             left.popitem()
             all_is_old = False
         for delivery, ids in left.items():

@@ -1,6 +1,6 @@
 """A topic's decisions: what is admitted, and how batches fan out to the channels.
 
-Synchronous, and told the time; `trionsq.broker` drives it. Spec: nsqd-internals, section 1.
+Synchronous; the caller, `trionsq.broker`, passes the time. Spec: nsqd-internals, section 1.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from trionsq.wire.bodies import Bodies
 
 __all__ = ["TopicState"]
 
-# No limit of its own: a batch moves whole, whatever was published together.
-_ANY: Final = 2**63
-# What one `pump` may cost, in units of what `ChannelState.put` says it costs: half a millisecond.
-_PUMP_MAX: Final = 512
-# Of large batches so many bytes count as one unit more for each channel: they may go to disk.
-_PUMP_NBYTES: Final = 16 * 1024
+# No limit: a segment goes to the channels whole.
+_NO_LIMIT: Final = 2**63
+# What one `pump` may cost, in the units of `ChannelState.put`: half a millisecond.
+_MAX_PUMP: Final = 512
+# Each 16 KiB of bodies cost one unit more for each channel: they may go to disk.
+_PUMP_COST_BYTES: Final = 16 * 1024
 
 
 class _FanOut:
-    """A segment, and the channels that still lack it.
+    """A segment, and the channels that have not got it yet.
 
     Attributes:
         segment: the messages.
         next: the channel that gets them next.
-        behind: the channels behind that one. A channel that is made meanwhile is not among them,
-            nor one that was deleted.
-        some_got_it: whether a channel has got them.
+        behind: the channels after that one, without those that are created or deleted meanwhile.
+        some_got_it: whether a channel has got the messages.
     """
 
     __slots__ = ("behind", "next", "segment", "some_got_it")
@@ -52,12 +51,12 @@ class TopicState:
     """One topic.
 
     Attributes:
-        wake: makes the topic's task call `pump` in a turn to come.
+        wake: makes the topic's task call `pump` in a later turn.
         channels: by name.
         message_count, message_bytes: published since the start.
         fanned_out_count: messages that every channel has got, since the start.
-        ids: of its messages.
-        error: why the last fan-out could not go on, None if nothing is stuck.
+        ids: makes the ids of its messages.
+        error: why a channel refused the last segment, None if the fan-out is not stuck.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
@@ -71,11 +70,11 @@ class TopicState:
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
         self.fanned_out_count = 0
-        # The channels in the order in which they were made.
+        # The channels in order of their creation.
         self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
         self._backend_next = False
-        # What channels must know that an unclean end left twice; theirs, as long as they need it.
+        # Shared with the channels that still need it, and kept alive by them only.
         self._recovered: ref[Recovered] | None = None
 
     def __repr__(self) -> str:
@@ -83,7 +82,7 @@ class TopicState:
 
     @property
     def depth(self) -> int:
-        """Messages that no channel, or not yet every channel, has got."""
+        """Messages that not all channels have got."""
         return self.store.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     @property
@@ -93,29 +92,29 @@ class TopicState:
 
     @property
     def held(self) -> int:
-        """Messages in memory that no channel, or not yet every channel, has got."""
+        """Messages in memory that not all channels have got."""
         return self.store.memory.depth + (self._fan_out.segment.count if self._fan_out else 0)
 
     def oldest_ns(self) -> int | None:
-        """As `Store.oldest_ns`, with what not every channel has got yet."""
-        waiting_ns = self.store.oldest_ns()
+        """As `Store.oldest_ns`, including the segment that is being fanned out."""
+        queued_ns = self.store.oldest_ns()
         if self._fan_out is None:
-            return waiting_ns
-        begun_ns = self._fan_out.segment.first_ns
-        return begun_ns if waiting_ns is None else min(begun_ns, waiting_ns)
+            return queued_ns
+        fan_out_ns = self._fan_out.segment.first_ns
+        return fan_out_ns if queued_ns is None else min(fan_out_ns, queued_ns)
 
     @property
     def can_pump(self) -> bool:
-        """Whether messages can go on to the channels now."""
+        """Whether messages can go to the channels now."""
         return bool(self.channels) and not self.paused and self.error is None
 
     @property
     def stuck_at(self) -> ChannelState | None:
-        """The channel that had no room for what the topic hands on."""
+        """The channel that had no room for the last segment."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
     def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> None:
-        """Admit messages: all of them, or none.
+        """Queue messages: all of them, or none.
 
         Raises:
             BackendError: there is no room for them.
@@ -130,10 +129,10 @@ class TopicState:
             self.wake()
 
     def pump(self, now_s: float, now_ns: int) -> int:
-        """Hand a segment to the channels: to so many as one turn can serve, then to the next ones.
+        """Put a segment on the channels; after as many as fit in one turn, the next call goes on.
 
-        If a channel has no room, the segment stays with it and with the channels behind it,
-        `error` says why, and the topic does not pump until `retry`.
+        If a channel has no room, the fan-out is stuck there: `error` says why, and the topic does
+        not pump until `retry`.
 
         Returns the cost, in units of `ChannelState.put`; 0 if nothing could be done.
         """
@@ -141,24 +140,25 @@ class TopicState:
             return 0
         fan_out = self._fan_out
         if fan_out is None:
-            segment = self._take()
+            segment = self._pop_segment()
             if segment is None:
                 return 0
             fan_out = self._fan_out = _FanOut(segment, self._roster.walk())
-        return self._hand_on(fan_out, now_s, now_ns)
+        return self._put_on_channels(fan_out, now_s, now_ns)
 
     def peek(self) -> Iterator[Segment]:
-        """What waits in memory, to be looked at only. Nothing may change meanwhile."""
+        """Yield the segments in memory. Neither they nor the queue may change meanwhile."""
         if self._fan_out is not None:
             yield self._fan_out.segment
         yield from self.store.memory.peek()
 
-    def _take(self) -> Segment | None:
+    def _pop_segment(self) -> Segment | None:
         store = self.store
-        # In turn, so that a steady stream through memory does not leave the backlog where it is.
+        # Memory and backend take turns, so that a steady stream through memory does not hold up the
+        # backlog.
         if store.backend.depth and (self._backend_next or not store.memory.depth):
             self._backend_next = False
-            segment = store.read_backend(_ANY, _ANY)
+            segment = store.read_backend(_NO_LIMIT, _NO_LIMIT)
             if segment is not None:
                 if self._recovered is not None:
                     self._note_recovered(segment)
@@ -166,7 +166,7 @@ class TopicState:
         if not store.memory.depth:
             return None
         self._backend_next = True
-        return store.memory.pop_segment(_ANY, _ANY)
+        return store.memory.pop_segment(_NO_LIMIT, _NO_LIMIT)
 
     def _note_recovered(self, segment: Segment) -> None:
         recovered = self._recovered() if self._recovered is not None else None
@@ -175,21 +175,21 @@ class TopicState:
         else:
             recovered.note_segment(segment)
 
-    def _hand_on(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
+    def _put_on_channels(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
         segment = fan_out.segment
         batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
-        nbytes_cost = batch.bodies.nbytes // _PUMP_NBYTES
+        bytes_cost = batch.bodies.nbytes // _PUMP_COST_BYTES
         cost = 0
         channel = fan_out.next
         while channel is not None:
-            if cost >= _PUMP_MAX:
+            if cost >= _MAX_PUMP:
                 return cost
             try:
                 cost += channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
             except BackendError as error:
                 self.error = error
                 return 0
-            cost += nbytes_cost
+            cost += bytes_cost
             fan_out.some_got_it = True
             channel = fan_out.next = next(fan_out.behind, None)
         self._fan_out = None
@@ -201,17 +201,17 @@ class TopicState:
         self.fanned_out_count += fan_out.segment.count
 
     def retry(self) -> bool:
-        """Let a fan-out that was stuck be tried again; whether it was stuck."""
-        stuck = self.error is not None
+        """Let a stuck fan-out be tried again. Returns whether it was stuck."""
+        was_stuck = self.error is not None
         self.error = None
-        return stuck
+        return was_stuck
 
     def walk_channels(self) -> Iterator[ChannelState]:
-        """Yield the channels of now, but for those that are deleted before their turn comes."""
+        """Yield all present channels, except those deleted before their turn."""
         return self._roster.walk()
 
     def add_channel(self, channel: ChannelState) -> None:
-        """Begin to fan out to a channel: it gets what is pumped from now on."""
+        """Add a channel. It gets the messages that are fanned out from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
         if channel.store.is_recovering is not None:
@@ -220,7 +220,7 @@ class TopicState:
             self._recovered = ref(channel.store.recovered)
 
     def remove_channel(self, name: str) -> None:
-        """End the fan-out to a channel. What no other channel got goes back to the queue."""
+        """Remove a channel. A segment that no other channel has got goes back to the queue."""
         channel = self.channels.pop(name)
         self._roster.discard(channel)
         fan_out = self._fan_out
@@ -237,26 +237,27 @@ class TopicState:
         self.retry()
 
     def save(self) -> None:
-        """Move what waits at the topic to its backend, and to those of channels that lack it.
+        """Move all messages to the backend; a fan-out ends in the backends of its channels.
 
         Raises:
             BackendError: the rest is still in memory.
         """
         fan_out = self._fan_out
         if fan_out is not None:
-            one = fan_out.segment
+            batch, first, last = fan_out.segment.batch, fan_out.segment.first, fan_out.segment.last
             while fan_out.next is not None:
-                fan_out.next.save_published(Segment(one.batch, one.first, one.last, one.attempts))
+                copy = Segment(batch, first, last, fan_out.segment.attempts)
+                fan_out.next.save_published(copy)
                 fan_out.some_got_it = True
                 fan_out.next = next(fan_out.behind, None)
             self._end_fan_out(fan_out)
         self.store.save_memory()
 
     def empty(self) -> Iterator[None]:
-        """Drop what waits at the topic.
+        """Drop all messages of the topic, not those of its channels.
 
-        It is gone at once; whoever exhausts the iterator, which yields where a turn ends, lets go
-        of the memory.
+        They are gone at once. The caller frees the memory by exhausting the iterator, which yields
+        where a turn ends.
         """
         memory = self.store.empty()
         recovered = self._recovered() if self._recovered is not None else None
@@ -272,9 +273,9 @@ class TopicState:
         return free(memory)
 
     def check(self) -> str | None:
-        """What is wrong with the topic's account of its messages, None if nothing is.
+        """Return what is wrong with the topic's counters, None if nothing is.
 
-        It costs the same whatever the topic holds. What a backend held at the start is no part.
+        The cost is constant. Messages that the backend held at the start are in no counter.
         """
         store = self.store
         came = self.message_count + store.backend_out_count

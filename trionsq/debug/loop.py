@@ -1,6 +1,6 @@
-"""What the event loop does for a while: how often it runs, how late it is, who holds it up.
+"""What the event loop does for a while: its turns, its lag, and the steps that hold it up.
 
-While it is asked for it costs some five microseconds for each step of a task, else nothing.
+Watching costs about five microseconds for each step of a task.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from trionsq.debug.steps import GarbagePauses, SlowStep, StepWatch
 
 __all__ = ["LoopMetrics", "loop_document", "trio_metrics", "watch_loop"]
 
-# The probe sleeps so long; what it oversleeps is the loop's lag.
+# The sleep of a probe; the time that it oversleeps is the lag of the event loop.
 _PROBE_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class LoopMetrics:
-    """Of ``seconds`` of watching.
+    """What was seen of the event loop.
 
     Attributes:
-        seconds: wall time.
+        seconds: duration, wall time.
         cpu_seconds: processor time of the process, all threads.
-        turns: times that the loop looked for I/O and timers.
-        steps: times that a task ran.
+        turns: how often the loop checked for I/O and timers.
+        steps: how often a task ran.
         busy_seconds: wall time in tasks.
-        lag_ms: of a task that wanted to wake up, in order, shortest first.
+        lag_ms: how late the probe woke up, sorted, shortest first.
         slowest: steps, longest first.
         garbage: pauses of the garbage collector, by generation.
     """
@@ -45,17 +45,17 @@ class LoopMetrics:
     garbage: dict[int, GarbagePauses]
 
     def lag_quantile_ms(self, quantile: float) -> float:
-        """The lag that ``quantile`` (0..1) of the wake-ups do not exceed."""
+        """Return the lag that ``quantile`` (0..1) of the wake-ups do not exceed."""
         if not self.lag_ms:
             return 0.0
         return self.lag_ms[min(len(self.lag_ms) - 1, int(quantile * len(self.lag_ms)))]
 
 
 async def watch_loop(seconds: float) -> LoopMetrics:
-    """Watch the event loop for so long.
+    """Watch the event loop for ``seconds``. Cancelling stops the watch.
 
     Raises:
-        UnderWayError: somebody else watches already.
+        UnderWayError: another watch is under way.
     """
     watch = StepWatch(trio.lowlevel.current_task())
     lag_ms: list[float] = []
@@ -90,7 +90,7 @@ async def watch_loop(seconds: float) -> LoopMetrics:
 
 
 def loop_document(metrics: LoopMetrics) -> dict[str, Any]:
-    """What the event loop did."""
+    """Return the metrics as JSON."""
     seconds = metrics.seconds
     return {
         "seconds": seconds,
@@ -127,7 +127,7 @@ def loop_document(metrics: LoopMetrics) -> dict[str, Any]:
 
 
 def trio_metrics() -> dict[str, Any]:
-    """trio's own statistics."""
+    """Return trio's own statistics as JSON."""
     statistics = trio.lowlevel.current_statistics()
     io = statistics.io_statistics
     return {

@@ -44,12 +44,14 @@ __all__ = [
     "trace_allocations",
 ]
 
-# Tracing ends early when its notes have grown to this: a snapshot of them stops the process for
-# a tenth of a second or so.
+# Tracing ends early when its records have grown to this size: a snapshot of so many stops the
+# process for about a tenth of a second.
 MAX_TRACED_BYTES: Final = 16 * 1024 * 1024
-_LOOK_S: Final = 0.1
+# Seconds between two checks of the size of the records.
+_CHECK_S: Final = 0.1
+# Objects that are counted in one step of the interpreter, which lets no other thread run.
 _SLICE: Final = 2_000
-# Of the process, as what is measured is.
+# Per process, as two measurements of a kind would measure each other.
 _under_way: set[str] = set()
 
 
@@ -59,10 +61,10 @@ class UnderWayError(Exception):
 
 @contextmanager
 def exclusive(kind: str) -> Iterator[None]:
-    """Let nobody else begin a measurement of ``kind`` inside the context.
+    """Allow no other measurement of ``kind`` inside the context.
 
     Raises:
-        UnderWayError: somebody else has begun one.
+        UnderWayError: one is under way.
     """
     if kind in _under_way:
         raise UnderWayError(kind)
@@ -74,7 +76,7 @@ def exclusive(kind: str) -> Iterator[None]:
 
 
 class CollectorMetrics(TypedDict):
-    """Of the garbage collector, by generation."""
+    """Metrics of the garbage collector; lists are by generation."""
 
     enabled: bool
     waiting: list[int]
@@ -85,7 +87,7 @@ class CollectorMetrics(TypedDict):
 
 
 class ProcessMetrics(TypedDict):
-    """Sizes in bytes; None where the system does not tell."""
+    """Metrics of the process; None if the system does not provide one."""
 
     pid: int
     python: str
@@ -101,13 +103,13 @@ class ProcessMetrics(TypedDict):
 
 
 def process_metrics() -> ProcessMetrics:
-    """The figures of now. Blocks for the time it takes to list the open files."""
+    """Return the current metrics. Blocks while it lists the open files."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "resident_bytes": _resident_bytes(),
-        # In KiB, on macOS in bytes.
+        # In KiB; on macOS in bytes.
         "peak_resident_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         "memory_blocks": sys.getallocatedblocks(),
         "open_files": _open_files(),
@@ -142,16 +144,16 @@ def _resident_bytes() -> int | None:
 def _open_files() -> int | None:
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
-            return len(os.listdir(folder)) - 1  # one of them is the folder itself
+            return len(os.listdir(folder)) - 1  # one of them is the listing itself
         except OSError:
             continue
     return None
 
 
 def free_memory() -> None:
-    """Collect garbage, and give back to the system what the allocator keeps for later."""
+    """Collect garbage, and return unused memory of the allocator to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
@@ -160,7 +162,7 @@ def free_memory() -> None:
 
 
 def thread_lines(*, stacks: bool) -> Iterator[str]:
-    """A line for each thread; with ``stacks`` where it is, outermost first."""
+    """Yield a line for each thread; with ``stacks`` also its stack, outermost line first."""
     frames = sys._current_frames()
     threads = threading.enumerate()
     yield f"{len(threads)} threads\n"
@@ -184,7 +186,7 @@ def _places(frame: FrameType | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TypeCount:
-    """How many objects of a type there are."""
+    """The number of objects of a type."""
 
     type: str
     count: int
@@ -192,10 +194,11 @@ class TypeCount:
 
 @dataclass(frozen=True, slots=True)
 class AllocationSite:
-    """Memory that is alive, by the line of code that asked for it.
+    """Memory in use, by the line of code that allocated it.
 
     Attributes:
-        size_bytes, blocks: how much.
+        size_bytes: total size.
+        blocks: number of allocations.
         stack: ``file:line``, outermost first.
     """
 
@@ -206,13 +209,14 @@ class AllocationSite:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """What was allocated while tracing and is still alive.
+    """Memory that was allocated during a trace and is still in use.
 
     Attributes:
-        seconds: traced; fewer than asked for if the notes grew too large.
-        alive_bytes, peak_bytes: all that is alive, and what was at most.
-        trace_bytes: memory for the notes themselves.
-        sites: the largest.
+        seconds: duration of the trace; shorter than requested if its records grew too large.
+        alive_bytes: memory in use.
+        peak_bytes: most memory in use at any moment of the trace.
+        trace_bytes: memory for the records themselves.
+        sites: the largest sites.
     """
 
     seconds: float
@@ -223,14 +227,13 @@ class Allocations:
 
 
 def census(top: int) -> list[TypeCount]:
-    """The most frequent types among containers (what holds no others is not counted).
+    """Return the most frequent types of containers; objects that hold no others are not counted.
 
-    To be called in a thread.
+    Call it in a thread.
     """
     objects = gc.get_objects()
     counts: Counter[type] = Counter()
     for start in range(0, len(objects), _SLICE):
-        # A slice at a time, for it is one step of the interpreter.
         counts.update(map(type, objects[start : start + _SLICE]))
     return [
         TypeCount(f"{kind.__module__}.{kind.__qualname__}", count)
@@ -239,12 +242,13 @@ def census(top: int) -> list[TypeCount]:
 
 
 async def trace_allocations(seconds: float, top: int, frames: int = 1) -> Allocations:
-    """Trace for so long, then tell the ``top`` sites, by stacks of up to ``frames`` lines.
+    """Trace allocations for ``seconds``; return the ``top`` sites, by stacks of ``frames`` lines.
 
-    A trace that somebody else has begun (PYTHONTRACEMALLOC) is used and goes on.
+    A trace that is under way for another reason (PYTHONTRACEMALLOC) is used and goes on. Cancelling
+    ends the trace.
 
     Raises:
-        UnderWayError: somebody else traces by this function.
+        UnderWayError: another call is under way.
     """
     with exclusive("heap"):
         ours = not tracemalloc.is_tracing()
@@ -254,7 +258,7 @@ async def trace_allocations(seconds: float, top: int, frames: int = 1) -> Alloca
         try:
             left_s = seconds
             while left_s > 0 and tracemalloc.get_tracemalloc_memory() < MAX_TRACED_BYTES:
-                await trio.sleep(min(_LOOK_S, left_s))
+                await trio.sleep(min(_CHECK_S, left_s))
                 left_s = seconds - (monotonic() - began_s)
             traced_s = monotonic() - began_s
             alive_bytes, peak_bytes = tracemalloc.get_traced_memory()
@@ -282,12 +286,12 @@ def _sites(snapshot: tracemalloc.Snapshot, top: int, frames: int) -> list[Alloca
 
 
 def census_document(counts: list[TypeCount]) -> list[dict[str, Any]]:
-    """How many objects there are of the most frequent types."""
+    """Return a census as JSON."""
     return [{"count": each.count, "type": each.type} for each in counts]
 
 
 def allocations_document(allocations: Allocations) -> dict[str, Any]:
-    """Who allocated what is alive."""
+    """Return allocations as JSON."""
     return {
         "seconds": allocations.seconds,
         "alive_bytes": allocations.alive_bytes,

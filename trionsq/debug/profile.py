@@ -2,7 +2,7 @@
 
 A timer that runs only while the process computes interrupts the main thread, and the stacks of all
 threads at that moment are one sample: an idle process has none. A sample costs some ten
-microseconds. Nothing runs while nobody asks.
+microseconds. Nothing runs unless a profile is requested.
 
 py-spy and memray show more, but they have to attach to the process, and most containers forbid
 that (no CAP_SYS_PTRACE, no debugger installed); docs/debugging.md says when to use them.

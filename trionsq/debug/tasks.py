@@ -1,8 +1,7 @@
-"""The living tree of a trio program: tasks, the nurseries they opened, and the tasks in those.
+"""The tree of a running trio program: tasks, their nurseries, and the tasks in those.
 
-The tree is gathered a slice at a time and other tasks go on in between, so it is no snapshot:
-a task may be missing that began or ended meanwhile. A task's children are where they belong
-even so.
+The tree is gathered in slices, and other tasks run in between, so it is not a snapshot: a task that
+began or ended meanwhile may be missing. Every task that is there is below its own parent.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from trionsq.debug.steps import Place, place_of
 
 __all__ = ["NurseryNode", "TaskNode", "TaskTree", "json_pieces", "task_tree", "text_pieces"]
 
-# Tasks looked at before others get their turn: less than a millisecond.
+# Tasks that are described before others run: less than a millisecond.
 _SLICE: Final = 50
-# Order in which they began; trio has no public name for it.
+# The order in which tasks began; trio has no public attribute for it.
 _AGE: Final = attrgetter("_counter")
 _INDENT: Final = "  "
 # What trio calls the wait at the end of a nursery's block.
@@ -37,14 +36,14 @@ class TaskNode:
     """A task.
 
     Attributes:
-        name: given when it was started; else that of the function.
-        function: that it runs, with its module.
+        name: set by whoever started the task; by default that of its function.
+        function: what the task runs, with its module.
         state: running, runnable or waiting.
-        cancelled: a cancellation is on its way to it, or was delivered.
-        waits_for: what it called of trio: ``Event.wait``; empty if it does not wait.
-        at: the innermost line outside trio; None if there is no such.
-        stack: from its outermost function to the innermost; empty unless asked for.
-        nurseries: that it has open.
+        cancelled: a cancellation was delivered, or is pending.
+        waits_for: the function of trio in which it waits: ``Event.wait``; empty if it does not.
+        at: the innermost line outside trio; None if there is none.
+        stack: from the outermost function to the innermost; empty unless requested.
+        nurseries: its open nurseries.
     """
 
     name: str
@@ -62,10 +61,11 @@ class NurseryNode:
     """An open nursery.
 
     Attributes:
-        cancel_called, shield: of its cancel scope.
-        deadline_s: of its cancel scope, in seconds from now; None if it has none.
+        cancel_called: its cancel scope was cancelled.
+        shield: its cancel scope is shielded.
+        deadline_s: of its cancel scope, in seconds from now; None if there is none.
         tasks: its children, in the order in which they began.
-        left_out: children that are not shown.
+        left_out: number of children that are not in the tree.
     """
 
     cancel_called: bool
@@ -77,7 +77,7 @@ class NurseryNode:
 
 @dataclass(frozen=True, slots=True)
 class TaskTree:
-    """The whole: ``shown`` tasks under ``root``, of ``living`` ones."""
+    """The whole tree: ``shown`` tasks below ``root``, of ``living`` tasks."""
 
     root: TaskNode
     shown: int
@@ -85,7 +85,7 @@ class TaskTree:
 
 
 class _Branch:
-    """The children of a nursery that are not in the tree yet."""
+    """A nursery whose children are not all in the tree yet."""
 
     def __init__(self, nursery: trio.Nursery, now_s: float) -> None:
         scope = nursery.cancel_scope
@@ -95,9 +95,9 @@ class _Branch:
 
 
 async def task_tree(*, limit: int, stacks: bool) -> TaskTree:
-    """The tree from the root task down, of at most ``limit`` tasks.
+    """Return the tree from the root task down, with at most ``limit`` tasks.
 
-    What is near the root comes first, and large nurseries take turns.
+    Tasks near the root come first, and large nurseries share what is left evenly.
     """
     running = trio.lowlevel.current_task()
     root_task = trio.lowlevel.current_root_task()
@@ -137,12 +137,12 @@ def _branches(task: Task, node: TaskNode) -> Iterator[_Branch]:
 
 
 def _describe(task: Task, running: Task, stacks: bool) -> TaskNode | None:
-    """None if the task has ended."""
+    """Describe a task; None if it has ended."""
     places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
     if not places:
         return None
     own = max((i for i, place in enumerate(places) if not place.is_of_trio), default=None)
-    # Neither has a public name: whether trio is about to resume it, and its cancel scopes.
+    # Neither is public: whether trio is about to resume the task, and its cancel scopes.
     state = "running" if task is running else "runnable" if task._next_send_fn else "waiting"
     inner = places[min((own or 0) + 1, len(places) - 1)]
     return TaskNode(
@@ -160,7 +160,7 @@ def _describe(task: Task, running: Task, stacks: bool) -> TaskNode | None:
 
 
 def text_pieces(tree: TaskTree) -> Iterator[str]:
-    """The tree for people: a line for each task and nursery."""
+    """Yield the tree as text: a line for each task and nursery."""
     left_out = tree.living - tree.shown
     more = f", {left_out} left out (?limit=)" if left_out > 0 else ""
     yield f"{tree.living} tasks, {tree.shown} shown{more}\n\n"
@@ -201,7 +201,7 @@ def _nursery_line(nursery: NurseryNode) -> str:
 
 
 def json_pieces(tree: TaskTree) -> Iterator[str]:
-    """The tree for programs: ``{"living", "shown", "left_out", "root": task}``.
+    """Yield the tree as JSON: ``{"living", "shown", "left_out", "root": task}``.
 
     A task has ``nurseries``, a nursery has ``tasks``.
     """

@@ -3,7 +3,7 @@
 - `serve`: a listening socket; connections begin on the fast path, then hypercorn has them
 - `fast_connection` (with `fast_path`, `fast_requests`): /pub, /mpub and /ping without the framework
 - `publish`: what both paths check of /pub and /mpub
-- `app`: which path does what; /pub and /mpub through the framework
+- `app`: the endpoint of each path; /pub and /mpub through the framework
 - `admin`: topics and channels, and /config; `stats`: /ping, /info and /stats; `peek`; `metrics`
 - `debug`: the pages under /debug
 

@@ -28,7 +28,7 @@ __all__ = ["Administration", "Configuration"]
 log = logging.getLogger("trionsq")
 
 _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
-# Numbers that TLS itself has for its versions.
+# The version numbers of the TLS protocol.
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
 _NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
@@ -39,13 +39,13 @@ _NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
 
 
 class Administration:
-    """The endpoints that change topics and channels. All answer with an empty body."""
+    """The endpoints that change topics and channels. Their responses have no body."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def topic_named(self, name: str) -> Topic:
-        """Raises HttpError TOPIC_NOT_FOUND."""
+        """Return a topic; raises HttpError TOPIC_NOT_FOUND."""
         topic = self._broker.topics.get(name)
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -66,7 +66,7 @@ class Administration:
         return self.topic_named(topic_name), channel_name
 
     def existing_channel(self) -> Channel:
-        """The one that the query names, or HttpError."""
+        """Return the channel of the query's parameters; raises HttpError."""
         topic, name = self._topic_and_channel_name()
         channel = topic.channels.get(name)
         if channel is None:
@@ -81,12 +81,12 @@ class Administration:
         return empty()
 
     async def delete_topic(self) -> Response:
-        """POST /topic/delete, with its channels; their consumers are closed."""
+        """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
         return empty()
 
     async def empty_topic(self) -> Response:
-        """POST /topic/empty: what waits at the topic, not at its channels."""
+        """POST /topic/empty: drop the messages of the topic, not those of its channels."""
         await self.topic_named(valid_topic_name(query())).empty().wait()
         return empty()
 
@@ -103,36 +103,36 @@ class Administration:
         return empty()
 
     async def create_channel(self) -> Response:
-        """POST /channel/create; the topic must exist."""
+        """POST /channel/create: the topic must exist."""
         topic, name = self._topic_and_channel_name()
         topic.channel(name)
         return empty()
 
     async def delete_channel(self) -> Response:
-        """POST /channel/delete; its consumers are closed."""
+        """POST /channel/delete: its consumers are disconnected."""
         channel = self.existing_channel()
         await channel.topic.delete_channel(channel.name).wait()
         return empty()
 
     async def empty_channel(self) -> Response:
-        """POST /channel/empty: what waits, is in flight or deferred."""
+        """POST /channel/empty: drop its waiting, in-flight and deferred messages."""
         await self.existing_channel().empty().wait()
         return empty()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        answer = self._to_channel(Channel.pause)
+        response = self._change_channel(Channel.pause)
         await self._broker.save_metadata()
-        return answer
+        return response
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        answer = self._to_channel(Channel.unpause)
+        response = self._change_channel(Channel.unpause)
         await self._broker.save_metadata()
-        return answer
+        return response
 
-    def _to_channel(self, act: Callable[[Channel], None]) -> Response:
-        act(self.existing_channel())
+    def _change_channel(self, change: Callable[[Channel], None]) -> Response:
+        change(self.existing_channel())
         return empty()
 
 
@@ -150,16 +150,16 @@ class Configuration:
         }
 
     async def get(self, opt: str) -> Response:
-        """GET /config/:opt: the option of that key in the config file."""
+        """GET /config/:opt: the option with that key in the config file."""
         if opt not in self._rows:
             raise HttpError(400, "INVALID_OPTION")
-        value = self._shown(opt)
+        value = self._value(opt)
         if isinstance(value, str):
             return text(value) if value else empty()
         return json_document(value)
 
     async def put(self, opt: str) -> Response:
-        """PUT /config/:opt: change it, and answer with the new value."""
+        """PUT /config/:opt: change the option; the response is its new value."""
         body = await read_body(self._broker.options.max_msg_size)
         if not body:
             raise HttpError(413, "INVALID_VALUE")
@@ -174,7 +174,7 @@ class Configuration:
         log.info("HTTP: option %s is now %r", opt, getattr(self._broker.options, name))
         return await self.get(opt)
 
-    def _shown(self, key: str) -> Any:
+    def _value(self, key: str) -> Any:
         broker = self._broker
         value = getattr(broker.options, self._rows[key][0])
         if key in _NUMBERED:

@@ -1,4 +1,4 @@
-"""The application: which path does what, what is refused before, and /pub and /mpub.
+"""The application: the endpoint of each path, common refusals, and /pub and /mpub.
 
 Spec: nsqd-http, sections 2 to 4.
 """
@@ -31,12 +31,12 @@ __all__ = ["create_app"]
 
 
 def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None) -> QuartTrio:
-    """The HTTP API of ``broker``.
+    """Return the HTTP API of ``broker``.
 
     Args:
-        broker: is asked.
-        is_open: answer; otherwise tell that it is to be asked by HTTPS.
-        gate: refuses requests, and is shown at /metrics.
+        broker: the broker.
+        is_open: answer requests; if not, refuse them because they have to come by HTTPS.
+        gate: refuses requests; /metrics shows how many.
     """
     gate = Gate() if gate is None else gate
 
@@ -44,7 +44,7 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
         if broker.exiting and method != "GET":
             raise HttpError(503, "EXITING")
 
-    def ask_by_https(path: str) -> Response | None:
+    def require_https(path: str) -> Response | None:
         if is_open or path in OPEN_PATHS:
             return None
         return tls_required(broker.ports.https)
@@ -54,7 +54,7 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
         _endpoints(broker, gate),
         max_body_bytes=max_bytes,
         check=check,
-        before=ask_by_https,
+        before=require_https,
         sites=gate.sites,
     )
 
@@ -71,7 +71,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         *Health(lambda: broker.unready).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),
-        # Older documented names.
+        # Deprecated names that the original still has.
         ("POST", "/put", publishing.pub),
         ("POST", "/mput", publishing.mpub),
         ("POST", "/topic/create", admin.create_topic),
@@ -93,7 +93,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
 
 
 class Publishing:
-    """The endpoints that take messages."""
+    """The endpoints of messages, through the framework."""
 
     def __init__(self, broker: Broker) -> None:
         self._rules = PublishRules(broker)
@@ -115,7 +115,7 @@ class Publishing:
         return text("OK")
 
     async def mpub(self) -> Response:
-        """POST /mpub: a message on each line, or counted ones. All are queued, or none."""
+        """POST /mpub: a message on each line, or with lengths. All are queued, or none."""
         if (request.content_length or 0) > self._rules.max_body_bytes:
             raise HttpError(413, "BODY_TOO_BIG")
         values = query()
@@ -137,7 +137,7 @@ class Publishing:
     async def _counted(self, values: Query) -> Bodies | None:
         body = bytearray()
         limit = self._rules.max_body_bytes
-        # What is over the limit could only be bytes after the last message, or one cut short.
+        # Bytes beyond the limit are ignored, or belong to a message that is refused anyway.
         while len(body) < limit and (piece := await next_piece()):
             body += piece
         return await in_turns(self._rules.messages(values, bytes(body[:limit])))

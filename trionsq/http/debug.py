@@ -1,6 +1,6 @@
 """/debug: what this nsqd does right now, for its operator. Ours; docs/debugging.md explains them.
 
-Each page costs something only while it is asked for. Whoever may not ask (--debug-from) is
+A page costs something only while it is requested. A client that --debug-from does not allow is
 answered 403.
 """
 
@@ -29,32 +29,36 @@ from trionsq.web.responses import attachment, html, json_document, plain
 
 __all__ = ["Debugging"]
 
-_BACK: Final = "<p><a href='/debug'>what this nsqd does</a>\n"
+_BACK: Final = "<p><a href='/debug'>debug pages of this nsqd</a>\n"
 _MAX_SECONDS: Final = 120.0
-# The processor's timer ticks no faster on most systems.
+# On most systems the timer of processor time ticks no faster.
 _MAX_HZ: Final = 250.0
 _MAX_TASKS: Final = 100_000
 _MAX_TOP: Final = 1_000
 
-# Path, what it tells, parameters.
+# Path, contents, parameters.
 _PAGES: Final = (
     ("/debug/tasks", "the tree of tasks: what each does or waits for", "limit=2000 stacks=0|1"),
-    ("/debug/loop", "event loop, process and queued output, after a look of", "seconds=1 top=10"),
-    ("/debug/checks", "whether what topics and channels count adds up", ""),
+    (
+        "/debug/loop",
+        "event loop, process and queued output, watched for a while",
+        "seconds=1 top=10",
+    ),
+    ("/debug/checks", "whether the counters of topics and channels add up", ""),
     (
         "/debug/heap",
-        "what is in memory; with seconds, who allocated it",
+        "objects in memory; with seconds, the lines that allocate memory",
         "seconds= top=30 frames=1",
     ),
     (
         "/debug/profile",
-        "where the time goes",
+        "CPU profile: where the time goes",
         "seconds=5 format=text|pprof hz=100",
     ),
-    ("/debug/pprof/", "pages that Go programs have, for tools that ask for them", ""),
+    ("/debug/pprof/", "pages of Go programs, for `go tool pprof` and others", ""),
 )
-# Topics, channels and clients that are looked at before other tasks get their turn.
-_MAX_LOOKS: Final = 200
+# Topics, channels and clients that are read before other tasks run.
+_MAX_READS: Final = 200
 _LIMITS: Final = frozenset(
     {
         "max_connections",
@@ -80,7 +84,7 @@ class Debugging:
         self._broker = broker
 
     def endpoints(self) -> Iterable[Endpoint]:
-        """Each page; none answers whoever may not ask."""
+        """Return all pages, each with the check of --debug-from."""
         pprof = Pprof("/debug/pprof/", _BACK)
         pages: list[Endpoint] = [
             ("GET", "/debug", self.index),
@@ -95,20 +99,23 @@ class Debugging:
         return [guarded(page, lambda: self._broker.options.debug_from) for page in pages]
 
     async def index(self) -> Response:
-        """GET /debug: what there is."""
+        """GET /debug: the list of pages."""
         values = query()
         if chosen(values, "format", "html", "json") == "json":
             return json_document(
-                [{"path": path, "tells": tells, "parameters": more} for path, tells, more in _PAGES]
+                [
+                    {"path": path, "tells": contents, "parameters": more}
+                    for path, contents, more in _PAGES
+                ]
             )
         rows = "".join(
-            f"<tr><td><a href='{path}'>{path}</a><td>{tells}<td>{more}\n"
-            for path, tells, more in _PAGES
+            f"<tr><td><a href='{path}'>{path}</a><td>{contents}<td>{more}\n"
+            for path, contents, more in _PAGES
         )
         return html(
             "<!doctype html><title>nsqd: debug</title>"
             f"<h1>What is this nsqd doing?</h1><table>\n{rows}</table>\n"
-            "<p>Text by default; all but the last two take format=json.\n"
+            "<p>All pages are text; all but the last two take format=json.\n"
         )
 
     async def tasks(self) -> Response:
@@ -120,7 +127,7 @@ class Debugging:
         )
         as_json = wants_json(values)
         pieces = tasks.json_pieces(tree) if as_json else tasks.text_pieces(tree)
-        # In a thread, for a large tree takes its time.
+        # In a thread, because a large tree takes time.
         body = await trio.to_thread.run_sync(_joined, pieces)
         return Response(
             body,
@@ -134,11 +141,11 @@ class Debugging:
         top = int(number(values, "top", 10, 0, _MAX_TOP))
         as_json = wants_json(values)
         seconds = number(values, "seconds", 1, 0.01, _MAX_SECONDS)
-        figures = await watch_loop(seconds)
+        metrics = await watch_loop(seconds)
         own_process = await trio.to_thread.run_sync(process_metrics)
         return _response(
             {
-                "loop": loop_document(figures),
+                "loop": loop_document(metrics),
                 "trio": trio_metrics(),
                 "process": own_process,
                 "broker": await broker_metrics(self._broker, top, trio.current_time()),
@@ -166,8 +173,9 @@ class Debugging:
             document["allocations"] = allocations_document(allocations)
         else:
             document["hint"] = (
-                "?seconds=10 tells who allocates; meanwhile every allocation costs two to four"
-                " times as much, and at the end all stands still for up to some tenths of a second"
+                "?seconds=10 shows the lines that allocate memory; meanwhile every allocation costs"
+                " two to four times as much, and at the end nsqd stops for up to some tenths of a"
+                " second"
             )
         document["process"] = await trio.to_thread.run_sync(process_metrics)
         counts = await trio.to_thread.run_sync(process.census, top)
@@ -181,7 +189,7 @@ class Debugging:
         samples = await profile(
             number(values, "seconds", 5, 0.01, _MAX_SECONDS), number(values, "hz", 100, 1, _MAX_HZ)
         )
-        # In a thread, for it may be large.
+        # In a thread, because a profile may be large.
         if form == "pprof":
             body = await trio.to_thread.run_sync(pprof_bytes, samples)
             return attachment(body, "nsqd.pb.gz", "application/octet-stream")
@@ -189,7 +197,9 @@ class Debugging:
 
 
 def _text(samples: Profile) -> str:
-    return "\n".join([*text_lines(samples, 40), ""])
+    # Names of files may have bytes that are no UTF-8.
+    text = "\n".join([*text_lines(samples, 40), ""])
+    return text.encode(errors="replace").decode()
 
 
 def _joined(pieces: Iterator[str]) -> bytes:
@@ -206,58 +216,58 @@ def _response(document: Mapping[str, Any], as_json: bool) -> Response:
 
 
 class _Sums:
-    """What is added up, some topics, channels and clients at a time."""
+    """Sums over all topics, channels and clients."""
 
     def __init__(self) -> None:
         self.channels = self.in_memory = self.held = self.in_flight = self.deferred = 0
-        self.queued_bytes = self.behind = 0
+        self.queued_bytes = self.queued_clients = 0
 
     async def add_all(self, broker: Broker, top: int) -> list[Client]:
-        """Add all; the ``top`` clients that owe most to their sockets."""
+        """Add all, in turns; return the ``top`` clients with the most queued output."""
         turns = _Turns()
         for topic in list(broker.topics.values()):
             self.in_memory += topic.core.store.memory.depth
-            await turns.spend()
+            await turns.count_read()
             for channel in list(topic.channels.values()):
                 core = channel.core
                 self.channels += 1
                 self.held += core.held
                 self.in_flight += core.in_flight_count
                 self.deferred += core.deferred_count
-                await turns.spend()
+                await turns.count_read()
         # The place breaks ties: clients have no order.
         most: list[tuple[int, int, Client]] = []
         for place, client in enumerate(list(broker.clients)):
             if pending := client.output.pending:
                 self.queued_bytes += pending
-                self.behind += 1
+                self.queued_clients += 1
                 if len(most) < top:
                     heappush(most, (pending, place, client))
                 elif top:
                     heappushpop(most, (pending, place, client))
-            await turns.spend()
+            await turns.count_read()
         return [client for _, _, client in sorted(most, reverse=True)]
 
 
 class _Turns:
-    """Gives other tasks their turn after some looks."""
+    """Lets other tasks run now and then."""
 
-    __slots__ = ("_looks",)
+    __slots__ = ("_reads",)
 
     def __init__(self) -> None:
-        self._looks = 0
+        self._reads = 0
 
-    async def spend(self) -> None:
-        self._looks += 1
-        if self._looks >= _MAX_LOOKS:
-            self._looks = 0
+    async def count_read(self) -> None:
+        self._reads += 1
+        if self._reads >= _MAX_READS:
+            self._reads = 0
             await trio.lowlevel.checkpoint()
 
 
 async def broker_metrics(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
-    """What the broker holds, and the ``top`` connections that owe most to their sockets.
+    """Return sums over the broker, and the ``top`` connections with the most queued output.
 
-    ``now_s`` is the monotonic time of trio. Sums are made in turns, so they are of no one moment.
+    ``now_s`` is trio's clock. The sums are made in turns, so they are not of one moment.
     """
     sums = _Sums()
     most = await sums.add_all(broker, top)
@@ -276,15 +286,15 @@ async def broker_metrics(broker: Broker, top: int, now_s: float) -> dict[str, An
         "messages_held_in_memory_at_channels": sums.held,
         "messages_in_flight": sums.in_flight,
         "messages_deferred": sums.deferred,
-        **_asked_for(broker),
+        **_auth_metrics(broker),
         "output_queued_bytes": sums.queued_bytes,
-        "connections_with_queued_output": sums.behind,
-        "most_queued_output": [_behind(client, now_s) for client in most],
+        "connections_with_queued_output": sums.queued_clients,
+        "most_queued_output": [_queued_output(client, now_s) for client in most],
     }
 
 
 def checks_document(broker: Broker) -> dict[str, Any]:
-    """Whether what topics and channels count adds up: the first find of each that does not."""
+    """Return whether counters add up: the first finding of each topic or channel."""
     checks = broker.checks
     return {
         "queues_checked_since_start": checks.checks_count,
@@ -293,8 +303,8 @@ def checks_document(broker: Broker) -> dict[str, Any]:
     }
 
 
-def _asked_for(broker: Broker) -> dict[str, Any]:
-    """Clients for which auth servers are asked; nothing without such servers."""
+def _auth_metrics(broker: Broker) -> dict[str, Any]:
+    """Return the numbers of clients at auth servers; nothing without such servers."""
     servers = broker.auth_servers
     if servers is None:
         return {}
@@ -305,7 +315,7 @@ def _asked_for(broker: Broker) -> dict[str, Any]:
 
 
 def limits_document(options: NsqdOptions) -> dict[str, Any]:
-    """The limits that operators set, by their flags; 0 of some means none."""
+    """Return the limits that operators set, by their flags; for some, 0 means no limit."""
     return {
         spec.flag: spec.kind.show(getattr(options, name))
         for name, spec in table(options)
@@ -313,7 +323,7 @@ def limits_document(options: NsqdOptions) -> dict[str, Any]:
     }
 
 
-def _behind(client: Client, now_s: float) -> dict[str, Any]:
+def _queued_output(client: Client, now_s: float) -> dict[str, Any]:
     since_s = client.output.blocked_since_s
     return {
         "client": client.peer,

@@ -25,7 +25,7 @@ from trionsq.http.fast_requests import (
     PublishRequest,
     RequestHead,
     Target,
-    is_strange_start,
+    is_unknown_start,
 )
 from trionsq.http.publish import in_turns
 from trionsq.transports.transport import Transport
@@ -38,15 +38,15 @@ __all__ = ["FastConnection"]
 log = logging.getLogger("trionsq")
 
 _MAX_READ_BYTES: Final = 64 * 1024
-# As in `trionsq.broker.client`: full reads before other tasks get their turn; reads after which
-# it is tried whether asking again is cheaper than waiting.
+# As in `trionsq.broker.client`: full reads before other tasks run; after so many reads, try
+# whether reading again at the next turn costs less than waiting for readability.
 _MAX_READS: Final = 4
 _READS_BEFORE_ASKING: Final = 16
 _NO_LIMIT_S: Final = float("inf")
 
 
 class FastConnection:
-    """A connection as long as it asks only for what the fast path has."""
+    """A connection as long as the fast path knows its requests."""
 
     __slots__ = (
         "__weakref__",
@@ -58,11 +58,11 @@ class FastConnection:
         "_expired",
         "_expires_s",
         "_fast_path",
+        "_hands_over",
         "_need",
         "_out",
         "_pace",
         "_scope",
-        "_strange",
         "_transport",
         "_wait",
         "_wait_began",
@@ -71,32 +71,32 @@ class FastConnection:
     def __init__(
         self, fast_path: FastPath, transport: Transport, *, checks_hosts: bool = False
     ) -> None:
-        """``checks_hosts``: whether a name in a Host header has to be this machine's."""
+        """``checks_hosts``: a Host header has to have a name of this machine."""
         self._checks_hosts = checks_hosts
         self._fast_path = fast_path
         self._transport = transport
         self._scope = trio.CancelScope()
-        # What was read and not acted on yet begins at `_at`; a bytearray while a body gathers.
+        # Input that is not handled yet begins at `_at`; a bytearray while a body arrives.
         self._buffer: bytes | bytearray = b""
         self._at = 0
-        # So much of the buffer is worth a look; 0 if any more byte may be.
+        # Bytes that the buffer needs for the request; 0 if any further byte may complete it.
         self._need = 0
         self._out: list[bytes] = []
-        # How it ends: after an answer, with a request for the framework, by the watch, at the end.
-        self._closing = self._strange = self._expired = self._ending = False
+        # How it ends: after a response, at a request for the framework, by a time limit, with nsqd.
+        self._closing = self._hands_over = self._expired = self._ending = False
         self._wait = Wait.REQUEST
         self._wait_began = True
         self._expires_s = _NO_LIMIT_S
-        # Of the body that is waited for, once it was looked at.
+        # The pace of the body that is waited for.
         self._pace: PaceWatch | None = None
 
     def __repr__(self) -> str:
         return f"<FastConnection {self._transport.peer} waits for {self._wait.value}>"
 
     async def run(self) -> bytes | None:
-        """The connection's life here. None: it is over; otherwise the framework goes on.
+        """Serve requests until the connection ends (None), or the framework has to take over.
 
-        What is returned was read, but not acted on. The transport is not closed.
+        Returns the input that was read and not handled. The transport stays open.
         """
         connections = self._fast_path.connections
         connections.add(self)
@@ -112,12 +112,12 @@ class FastConnection:
             return None
         finally:
             connections.discard(self)
-        return bytes(self._buffer) if self._strange else None
+        return bytes(self._buffer) if self._hands_over else None
 
-    # What others ask of it
+    # Called from other tasks
 
     def check_wait(self, now_s: float) -> None:
-        """Give up waiting if it has lasted too long."""
+        """Give up if the peer has kept the connection waiting for too long."""
         if self._wait_began:
             self._wait_began = False
             self._expires_s = now_s + self._fast_path.limits_s[self._wait]
@@ -134,12 +134,12 @@ class FastConnection:
         self._scope.cancel()
 
     def end_after_response(self) -> None:
-        """End now if idle, else after the answer."""
+        """End now if idle, else after the response."""
         self._ending = True
         if self._wait is Wait.REQUEST:
             self._scope.cancel()
 
-    # Its task
+    # The task of the connection
 
     async def _converse(self) -> None:
         transport = self._transport
@@ -153,11 +153,11 @@ class FastConnection:
                 await transport.wait_readable()
                 continue
             if not data:
-                # What has begun may still be answered; the framework knows how.
-                self._strange = bool(self._buffer)
+                # The framework knows how to answer an incomplete request.
+                self._hands_over = bool(self._buffer)
                 return
             await self._handle_data(data)
-            if self._closing or self._strange:
+            if self._closing or self._hands_over:
                 return
             reads += 1
             if len(data) == _MAX_READ_BYTES:
@@ -170,7 +170,7 @@ class FastConnection:
                 await transport.wait_readable()
 
     async def _handle_data(self, data: bytes) -> None:
-        """Act on all that is there now, and write the responses."""
+        """Handle all complete requests, and write the responses."""
         if not self._buffer:
             self._buffer = data
         else:
@@ -181,7 +181,7 @@ class FastConnection:
                 self._wait_began = True
                 return
             self._buffer = bytes(self._buffer)
-        while (publish := self._act(self._buffer)) is not None:
+        while (publish := self._handle_requests(self._buffer)) is not None:
             await self._write()
             self._wait_for(Wait.TOPIC)
             if publish.prepared is not None:
@@ -198,15 +198,15 @@ class FastConnection:
         elif self._ending:
             self._closing = True
 
-    def _wait_for(self, what: Wait) -> None:
-        self._wait = what
+    def _wait_for(self, wait: Wait) -> None:
+        self._wait = wait
         self._wait_began = True
         self._pace = None
 
-    def _act(self, buffer: bytes) -> PublishRequest | None:
-        """Act on the requests that are there.
+    def _handle_requests(self, buffer: bytes) -> PublishRequest | None:
+        """Handle the complete requests in the buffer.
 
-        What is returned has to wait for room in its topic; afterwards this goes on.
+        A request that has to wait for room in its topic is returned; call this again after it.
         """
         fast_path, at = self._fast_path, self._at
         fast_path.responses.renew()
@@ -216,17 +216,17 @@ class FastConnection:
         while not self._closing:
             end = buffer.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES) + 4
             if end < 4:
-                self._strange = is_strange_start(buffer, at)
+                self._hands_over = is_unknown_start(buffer, at)
                 break
             raw = buffer[at:end]
             request = fast_path.requests.get(raw) or fast_path.recognise_request(raw)
             if request is None or (self._checks_hosts and not request.knows_host):
-                self._strange = True
+                self._hands_over = True
                 break
             stop = end + request.length
             if stop > len(buffer):
-                self._strange = exiting or request.refused
-                self._need = 0 if self._strange else stop - at
+                self._hands_over = exiting or request.refused
+                self._need = 0 if self._hands_over else stop - at
                 break
             body = buffer[end:stop]
             name = None if exiting else request.topic
@@ -239,7 +239,7 @@ class FastConnection:
                     self._at = at
                     return publish
                 publish = (
-                    self._other(request.head, body)
+                    self._handle_request(request.head, body)
                     if topic is None
                     else PublishRequest(topic, None, [body], 0, request.close)
                 )
@@ -249,8 +249,8 @@ class FastConnection:
         self._at = 0
         return None if publish is None or self._publish_now(publish) else publish
 
-    def _other(self, head: RequestHead, body: bytes) -> PublishRequest | None:
-        """Answer a request, or say what it publishes."""
+    def _handle_request(self, head: RequestHead, body: bytes) -> PublishRequest | None:
+        """Respond to a request, or return what it publishes."""
         fast_path = self._fast_path
         if head.target is Target.PING:
             self._out.append(fast_path.responses.ping(fast_path.broker.health, head.close))
@@ -266,7 +266,7 @@ class FastConnection:
         return publish
 
     def _publish_now(self, publish: PublishRequest) -> bool:
-        """PublishRequest, and answer; False if that has to wait."""
+        """Publish and respond; False if that has to wait."""
         if (
             publish.prepared is not None
             or publish.steps is not None
@@ -277,7 +277,7 @@ class FastConnection:
         return True
 
     async def _read_messages(self, publish: PublishRequest) -> bool:
-        """Read the messages of a large body in turns; False if that responses the request."""
+        """Read the messages of a large body in turns; False if there is nothing to publish."""
         if publish.steps is None:
             return True
         responses = self._fast_path.responses
@@ -326,10 +326,10 @@ class FastConnection:
             view = view[transport.send_nowait(view) :]
 
     def _give_up_body(self) -> None:
-        """The answer to a request whose body does not come on."""
+        """Respond to a request whose body has stopped."""
         fast_path = self._fast_path
         log.info(
-            "HTTP: [%s] - gave up a body that does not come on, after %d bytes",
+            "HTTP: [%s] - request body too slow, gave up after %d bytes",
             self._transport.peer,
             len(self._buffer),
         )
@@ -347,7 +347,7 @@ class FastConnection:
         self._closing = True
 
     async def _linger(self) -> None:
-        """Read on for a while: a reset would take the answer away from a peer that still sends."""
+        """Read on for a while: a reset would discard the response to a peer that still sends."""
         transport = self._transport
         transport.end_sending()
         with trio.move_on_after(self._fast_path.linger_s):

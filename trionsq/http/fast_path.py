@@ -29,13 +29,13 @@ from trionsq.wire.bodies import Bodies
 
 __all__ = ["FastPath", "ReadyResponses", "Wait", "WaitLimits", "WatchedConnection"]
 
-# Heads that are remembered, and how long they may be: a client says the same again and again.
+# Request heads that are remembered, and their maximum size: a client repeats the same head.
 _MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 1024
 _NO_LIMIT_S: Final = float("inf")
-# How often waits are looked at, unless a limit is shorter.
+# Seconds between two checks of all connections, unless a limit is shorter.
 _TICK_S: Final = 1.0
-# Connections that are looked at before other tasks get their turn.
+# Connections that are checked before other tasks run.
 _MAX_LOOKS: Final = 500
 _TEXT: Final = b"text/plain; charset=utf-8"
 _JSON: Final = b"application/json; charset=utf-8"
@@ -43,7 +43,7 @@ _NSQ: Final = b"x-nsq-content-type: nsq; version=1.0\r\n"
 
 
 class Wait(Enum):
-    """What a connection waits for, which decides how long it may."""
+    """What a connection waits for; each has its own time limit."""
 
     REQUEST = "request"
     BODY = "body"
@@ -56,11 +56,11 @@ class WaitLimits:
     """How long a peer may leave a connection waiting, in seconds.
 
     Attributes:
-        request_s: for a request, head and all.
+        request_s: for a complete request head.
         body_s: for the next bytes of a body.
-        body_pace: how slowly a whole body may come.
-        peer_s: to take the next bytes of an answer.
-        linger_s: to close its half after the last answer.
+        body_pace: the slowest pace of a body.
+        peer_s: to accept the next bytes of a response.
+        linger_s: to close its half after the last response.
     """
 
     request_s: float
@@ -71,28 +71,28 @@ class WaitLimits:
 
 
 class WatchedConnection(Protocol):
-    """A connection, as those see it who do not speak on it."""
+    """A connection, as its watcher sees it."""
 
     def check_wait(self, now_s: float) -> None:
-        """Give up waiting if it has lasted too long."""
+        """Give up if the peer has kept the connection waiting for too long."""
 
     def end_after_response(self) -> None:
-        """End now if idle, else after the answer."""
+        """End now if idle, else after the response."""
 
 
 class FastPath:
     """What the connections of one broker share.
 
     Attributes:
-        broker: is asked.
-        rules: of /pub and /mpub.
-        responses: of this second.
-        requests: heads that were recognised, by their bytes.
+        broker: the broker.
+        rules: the checks of /pub and /mpub.
+        responses: with the date of this second.
+        requests: recognised requests by the bytes of their heads.
         linger_s, body_pace: see `WaitLimits`.
     """
 
     def __init__(self, broker: Broker, limits: WaitLimits, sites: SiteGuard) -> None:
-        """``sites`` says which hosts are this machine's; other requests go to the framework."""
+        """``sites`` knows the names of this machine; other hosts' requests go to the framework."""
         self.broker = broker
         self._sites = sites
         self.rules = PublishRules(broker)
@@ -109,7 +109,7 @@ class FastPath:
         self.connections: set[WatchedConnection] = set()
 
     async def watch_connections(self) -> None:
-        """Look at all connections now and then, and end the waits that last too long."""
+        """Check the time limits of all connections, for ever."""
         tick_s = min(_TICK_S, min(self.limits_s.values()) / 4)
         while True:
             await trio.sleep(tick_s)
@@ -120,12 +120,12 @@ class FastPath:
                     await trio.lowlevel.checkpoint()
 
     def end_connections(self) -> None:
-        """End idle connections now, the others after their answer."""
+        """End idle connections now, the others after their response."""
         for connection in tuple(self.connections):
             connection.end_after_response()
 
     def recognise_request(self, raw: bytes) -> FastRequest | None:
-        """The request whose head this is; None if it is not one for the fast path."""
+        """Return the request with this head; None if it is not for the fast path."""
         head = recognise_head(raw)
         if head is None or head.length > self._max_length(head.target):
             return None
@@ -156,7 +156,7 @@ class FastPath:
             return None
 
     def publish_request(self, head: RequestHead, body: bytes) -> PublishRequest | None:
-        """What a /pub or /mpub asks to be queued; None if that is nothing.
+        """Return the messages of a /pub or /mpub; None if there are none.
 
         The order of the checks is part of the API.
 
@@ -188,46 +188,48 @@ class FastPath:
 
 
 class ReadyResponses:
-    """The responses of the fast path; ``close`` says that the connection ends after them.
+    """The bytes of responses, made once a second and equal to those that hypercorn sends.
 
-    `renew` is to be called before those of a turn are asked for.
+    ``close``: the connection ends after the response. Call `renew` once in each turn.
     """
 
     def __init__(self) -> None:
         self._second = 0
         self._date = b""
-        self._made: dict[object, bytes] = {}
+        self._cache: dict[object, bytes] = {}
 
     def renew(self) -> None:
-        """Let the date be that of now."""
+        """Update the date."""
         second = int(time())
         if second != self._second:
             self._second = second
             self._date = format_date_time(second).encode("ascii")
-            self._made.clear()
+            self._cache.clear()
 
     def ok(self, close: bool) -> bytes:
-        """Success."""
+        """Return the response to a success."""
         key = ("OK", close)
-        return self._made.get(key) or self._keep(key, self._answer(200, b"OK", _TEXT, _NSQ, close))
+        return self._cache.get(key) or self._keep(
+            key, self._response(200, b"OK", _TEXT, _NSQ, close)
+        )
 
     def ping(self, health: str, close: bool) -> bytes:
-        """The answer to /ping."""
+        """Return the response to /ping."""
         key = ("ping", health, close)
-        if (ready := self._made.get(key)) is not None:
+        if (ready := self._cache.get(key)) is not None:
             return ready
         status = 200 if health == "OK" else 500
-        return self._keep(key, self._answer(status, health.encode(), _TEXT, b"", close))
+        return self._keep(key, self._response(status, health.encode(), _TEXT, b"", close))
 
     def refusal(self, error: HttpError, close: bool) -> bytes:
-        """A refusal."""
+        """Return the response to a refusal."""
         key = (error.status, error.code, close)
-        if (ready := self._made.get(key)) is not None:
+        if (ready := self._cache.get(key)) is not None:
             return ready
         body = json_bytes({"message": error.code})
-        return self._keep(key, self._answer(error.status, body, _JSON, _NSQ, close))
+        return self._keep(key, self._response(error.status, body, _JSON, _NSQ, close))
 
-    def _answer(self, status: int, body: bytes, kind: bytes, more: bytes, close: bool) -> bytes:
+    def _response(self, status: int, body: bytes, kind: bytes, more: bytes, close: bool) -> bytes:
         return (
             b"HTTP/1.1 %d %b\r\ncontent-length: %d\r\ncontent-type: %b\r\n%bdate: %b\r\n%b\r\n%b"
             % (
@@ -243,5 +245,5 @@ class ReadyResponses:
         )
 
     def _keep(self, key: object, ready: bytes) -> bytes:
-        self._made[key] = ready
+        self._cache[key] = ready
         return ready

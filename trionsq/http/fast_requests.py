@@ -24,20 +24,20 @@ __all__ = [
     "PublishRequest",
     "RequestHead",
     "Target",
-    "is_strange_start",
+    "is_unknown_start",
     "recognise_head",
 ]
 
-# Longer heads are not looked at.
+# Longer heads are left to the framework.
 MAX_HEAD_BYTES: Final = 8 * 1024
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-# All quantifiers are possessive: a head that does not fit is given up in linear time.
+# All quantifiers are possessive, so a head that does not match fails in linear time.
 _HEAD: Final = re.compile(
     rb"(GET /ping|POST /(?:pub|put|mpub|mput))(?:\?([!\"$-~]*+))? HTTP/1\.([01])\r\n"
     rb"((?:" + _TOKEN + rb":[\t -~]*+\r\n)*+)\r\n"
 )
-# The headers that have a say in what the request means or how it is answered.
+# Headers that affect the meaning of the request or its response.
 _MEANINGFUL: Final = re.compile(
     rb"^(connection|content-length|expect|host|origin|sec-fetch-site|transfer-encoding|upgrade)"
     rb":([^\r]*+)",
@@ -45,13 +45,13 @@ _MEANINGFUL: Final = re.compile(
 )
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 _KEPT: Final = {b"": True, b"keep-alive": True, b"close": False}
-# h11 takes lines that end with a mere newline, and refuses at once what can't be a method.
+# h11 accepts lines that end with a bare newline, and at once refuses what cannot be a method.
 _BARE_NEWLINE: Final = re.compile(rb"(?<!\r)\n")
 _METHODS: Final = (b"G", b"P")
 
 
 class Target(Enum):
-    """What is asked for."""
+    """The endpoint of a request."""
 
     PING = "GET /ping"
     PUB = "POST /pub"
@@ -69,13 +69,13 @@ _TARGETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a head says.
+    """The contents of a request head.
 
     Attributes:
-        target: what is asked for.
+        target: the endpoint.
         query: the raw query string.
         length: of the body, in bytes.
-        close: the connection is to be closed after the answer.
+        close: close the connection after the response.
         host: the Host header, empty without one.
     """
 
@@ -87,29 +87,33 @@ class RequestHead:
 
 
 def recognise_head(head: bytes) -> RequestHead | None:
-    """What ``head`` says, if it is one of those; it ends with the first empty line."""
-    found = _HEAD.fullmatch(head)
-    if found is None:
+    """Return the contents of ``head``, up to its empty line; None if it is not recognised."""
+    match = _HEAD.fullmatch(head)
+    if match is None:
         return None
-    line, query, minor, lines = found.groups()
+    line, query, minor, lines = match.groups()
     values: dict[bytes, bytes] = {}
     for name, value in _MEANINGFUL.findall(lines):
         if values.setdefault(name.lower(), value) is not value:
             return None
-    kept = _KEPT.get(values.pop(b"connection", b"").strip().lower())
+    is_kept = _KEPT.get(values.pop(b"connection", b"").strip().lower())
     length = values.pop(b"content-length", b"0").strip()
     host = values.pop(b"host", None)
-    if values or kept is None or not _LENGTH.fullmatch(length):
+    if values or is_kept is None or not _LENGTH.fullmatch(length):
         return None
     if (host is None and minor == b"1") or (line == b"GET /ping" and int(length)):
         return None
     return RequestHead(
-        _TARGETS[line], query or b"", int(length), not kept or minor == b"0", (host or b"").strip()
+        _TARGETS[line],
+        query or b"",
+        int(length),
+        not is_kept or minor == b"0",
+        (host or b"").strip(),
     )
 
 
-def is_strange_start(buffer: bytes, at: int) -> bool:
-    """Whether what begins at ``at``, a head that is not all there, will not be recognised."""
+def is_unknown_start(buffer: bytes, at: int) -> bool:
+    """Whether the incomplete head at ``at`` can no longer be recognised."""
     if at == len(buffer):
         return False
     return (
@@ -121,11 +125,11 @@ def is_strange_start(buffer: bytes, at: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FastRequest:
-    """A head, and what can be decided from it once and for all.
+    """A request head, and all that can be decided without the body.
 
     Attributes:
-        topic: a valid name, if this is a /pub that has only its body to be looked at.
-        refused: it is refused whatever its body, so that this need not be waited for.
+        topic: a valid name, if this is a /pub whose body is all that is left to check.
+        refused: it is refused whatever its body is, so the body is not waited for.
         knows_host: its Host header is a name of this machine.
     """
 
@@ -139,11 +143,11 @@ class FastRequest:
 
 @dataclass(slots=True)
 class PublishRequest:
-    """Messages that are about to be queued: of one /mpub, or of a run of /pub.
+    """Messages to be queued: of one /mpub, or of successive /pub requests (`run`).
 
     Attributes:
-        prepared: to be waited for, if the request made the topic.
-        steps: to be done before `bodies` are known, if the body is large.
+        prepared: to be waited for, if the request created the topic.
+        steps: yield `bodies` at their end, if the body is large.
     """
 
     topic: Topic
@@ -159,5 +163,5 @@ class PublishRequest:
         return len(self.run) if self.bodies is None else self.bodies.count
 
     def joins(self, topic: Topic) -> bool:
-        """Whether a /pub to ``topic`` can be one of the run."""
+        """Whether a /pub to ``topic`` can be added to the run."""
         return self.topic is topic and bool(self.run) and not self.defer_ms

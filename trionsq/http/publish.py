@@ -27,19 +27,20 @@ __all__ = ["LineSplitter", "PublishRules", "in_turns"]
 
 T = TypeVar("T")
 
-# More digits than any delay in range has.
+# No delay within --max-req-timeout has so many digits.
 _MILLISECONDS = re.compile(rb"[+-]?[0-9]{1,30}")
-# Of a text body that are split in one step: with a line for each second byte that takes 5 ms.
+# Bytes of a text body that are split in one step: 5 ms if every second byte is a newline.
 _MAX_STEP_BYTES: Final = 32 * 1024
-# A body of more than this is kept in one object: to free a million small ones takes 20 ms.
+# Larger bodies are kept in one object: freeing a million small objects takes 20 ms.
 _MAX_LIST_BYTES: Final = 64 * 1024
 
 
 class PublishRules:
-    """The checks of one broker; the order in which they are made is the endpoints' matter.
+    """The checks of one broker. The endpoints decide on their order.
 
     Attributes:
-        max_msg_bytes, max_body_bytes: of a message, of a body of several; in bytes.
+        max_msg_bytes: maximum size of a message.
+        max_body_bytes: maximum size of a body with several messages.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -48,7 +49,7 @@ class PublishRules:
         self.max_body_bytes = broker.options.max_body_size
 
     def topic(self, values: Query) -> Topic:
-        """The topic that is asked for, made if need be.
+        """Return the topic of the parameters; create it if it does not exist.
 
         Raises:
             HttpError: MISSING_ARG_TOPIC, INVALID_TOPIC, EXITING.
@@ -56,7 +57,7 @@ class PublishRules:
         return self.topic_named(valid_topic_name(values))
 
     def topic_named(self, name: str) -> Topic:
-        """The topic of that valid name, made if need be.
+        """Return the topic of that valid name; create it if it does not exist.
 
         Raises:
             HttpError: EXITING.
@@ -66,37 +67,37 @@ class PublishRules:
         return self._broker.topic(name)
 
     def refusal(self, topic: Topic, command: str, refused: PublishRefused) -> HttpError:
-        """The answer to a publish that ``topic`` refused; ``command`` is PUB or MPUB.
+        """Return the error for messages that ``topic`` refused; ``command`` is PUB or MPUB.
 
-        EXITING only if the topic or nsqd ends. Otherwise the disk did not take the messages, and
-        the answer gives its reason, as E_PUB_FAILED does over TCP.
+        EXITING only if the topic or nsqd ends. Otherwise the disk failed, and the error gives the
+        reason, as E_PUB_FAILED does over TCP.
         """
         if topic.exiting or self._broker.exiting:
             return HttpError(503, "EXITING")
         return HttpError(503, f"{command}_FAILED: {refused}")
 
     def defer_ms(self, values: Query) -> int:
-        """The delay that is asked for, 0 if none.
+        """Return the parameter ``defer``, 0 if there is none.
 
         Raises:
             HttpError: INVALID_DEFER.
         """
-        given = values.get(b"defer")
-        if given is None:
+        delay = values.get(b"defer")
+        if delay is None:
             return 0
         limit_ms = self._broker.options.max_req_timeout_ns // MILLISECOND_NS
-        if not _MILLISECONDS.fullmatch(given) or not 0 <= int(given) <= limit_ms:
+        if not _MILLISECONDS.fullmatch(delay) or not 0 <= int(delay) <= limit_ms:
             raise HttpError(400, "INVALID_DEFER")
-        return int(given)
+        return int(delay)
 
     def is_binary(self, values: Query) -> bool:
-        """Whether the messages are counted; whatever it is set to, but for two values, says so."""
+        """Whether each message has its length before it: any ``binary`` but ``0`` and ``false``."""
         return values.get(b"binary", b"0") not in (b"0", b"false")
 
     def messages(self, values: Query, body: bytes) -> Generator[None, None, Bodies | None]:
-        """Read the messages of an /mpub whose body is wholly there, in short steps.
+        """Read the messages of a whole /mpub body in short steps.
 
-        The result is None if there are none.
+        The generator returns None if there are no messages.
 
         Raises:
             HttpError: MSG_TOO_BIG, BODY_TOO_BIG; of a binary body BAD_BODY, BAD_MESSAGE.
@@ -119,7 +120,7 @@ class PublishRules:
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
-    """Do all steps, with a turn for other tasks after each; the result."""
+    """Run all steps and return the result; other tasks run between the steps."""
     while True:
         try:
             next(steps)
@@ -130,24 +131,24 @@ async def in_turns(steps: Generator[None, None, T]) -> T:
 
 
 class LineSplitter:
-    """Cuts a text body into messages while it comes in: one for each line that is not empty."""
+    """Splits a text body into messages while it arrives: one for each line that is not empty."""
 
     def __init__(self, max_msg_bytes: int, max_body_bytes: int) -> None:
-        """Both limits are in bytes."""
+        """Limits of a message and of the body, in bytes."""
         self._max_msg_bytes = max_msg_bytes
         self._max_body_bytes = max_body_bytes
         self._bodies: list[bytes] = []
-        # Of a large body: its messages, each after a newline, and where each of them ends.
+        # Messages of a large body, each after a newline, and the end of each.
         self._packed = bytearray()
         self._ends = array("I", [0])
         self._rest = bytearray()
         self._received_bytes = 0
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of the body.
+        """Split the next piece of the body.
 
         Raises:
-            HttpError: MSG_TOO_BIG or BODY_TOO_BIG, whichever is seen first.
+            HttpError: MSG_TOO_BIG or BODY_TOO_BIG, whichever comes first.
         """
         allowed = self._max_body_bytes - self._received_bytes
         self._received_bytes += len(piece)
@@ -166,7 +167,7 @@ class LineSplitter:
             raise HttpError(413, "BODY_TOO_BIG")
 
     def finish(self) -> Bodies | None:
-        """All messages, None if there are none; the last line needs no newline."""
+        """Return all messages, None if there are none; the last line needs no newline."""
         self._end_line()
         if len(self._ends) > 1:
             self._pack()

@@ -1,7 +1,7 @@
-"""HTTP on a socket that is already listening.
+"""The HTTP API of a broker on a listening socket.
 
-Each connection begins on the fast path; what that does not know goes to hypercorn and the
-application, with the bytes already read.
+Each connection begins on the fast path. With the first request that the fast path does not know,
+hypercorn and the application take over, with the bytes that were read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,18 @@ async def serve_http(
 ) -> None:
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
-    On cancellation idle connections end at once, the others after their answer or a second.
-    Without ``fast_path`` the framework answers all. With ``load_later`` it is imported in a thread
-    while the fast path serves already; requests for the framework wait. With ``tls`` it is HTTPS;
-    without, and with --tls-required, requests are refused. Requests below the paths of ``mounts``
-    are theirs. All listeners of a broker share a ``gate``.
+    On cancellation idle connections end at once, the others after their response or a second.
+
+    Args:
+        broker: the broker.
+        sock: a listening socket.
+        fast_path: use the fast path; if not, the framework answers all requests.
+        load_later: import the framework in a thread while the fast path already serves; requests
+            for the framework wait.
+        tls: serve HTTPS. Without it, and with --tls-required, requests are refused.
+        mounts: applications that get the requests below their paths.
+        gate: shared by all listeners of a broker.
+        task_status: started when connections are accepted.
     """
     server = HttpServer(
         broker, fast_path=fast_path, load_later=load_later, tls=tls, mounts=mounts, gate=gate
@@ -52,12 +59,12 @@ async def serve_http(
 
 
 def gate_of(options: NsqdOptions) -> Gate:
-    """The gate before the HTTP of an nsqd with these options."""
+    """Return the gate before the HTTP of an nsqd with these options."""
     return Gate.of(options, options.broadcast_address)
 
 
 class HttpServer(WebServer):
-    """Serves connections, each in a task that is started for it."""
+    """Serves connections, each in a task of its own."""
 
     def __init__(
         self,
@@ -86,7 +93,7 @@ class HttpServer(WebServer):
         await trio.to_thread.run_sync(_import_framework, abandon_on_cancel=True)
         self._load_app()
         if gc.get_freeze_count():
-            # As at the start of nsqd: what was imported stays, the collector need not look at it.
+            # As at the start of nsqd: imported modules stay, so the collector can skip them.
             gc.freeze()
 
     def _load_app(self) -> None:
@@ -108,7 +115,7 @@ class HttpServer(WebServer):
 
 
 class _Front:
-    """See `trionsq.web.serve.Front`: the fast path."""
+    """The fast path, as a `trionsq.web.serve.Front`."""
 
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path

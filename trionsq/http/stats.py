@@ -40,22 +40,22 @@ from trionsq.web.responses import (
 
 __all__ = ["Statistics", "StatsJson", "StatsText"]
 
-# Documents of /stats that are made at once. Each costs a millisecond in a round of the event loop.
+# Documents of /stats that are made at once. Each costs a millisecond in a turn of the event loop.
 _MAX_AT_ONCE: Final = 2
-# A list that is filled by the rows that follow. Neither can be part of a string in JSON.
+# The rows that follow fill these lists. Neither can be part of a string in JSON.
 _CHANNELS: Final = b'"channels":['
 _CLIENTS: Final = b'"clients":['
 
 
 class Statistics:
-    """The endpoints that tell how nsqd does."""
+    """The endpoints about the state of nsqd."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._documents: SharedDocuments[list[bytes]] = SharedDocuments(_MAX_AT_ONCE)
 
     async def ping(self) -> Response:
-        """GET /ping: ``OK``, or 500 and what is wrong."""
+        """GET /ping: ``OK``, or 500 and the fault."""
         health = self._broker.health
         return plain(200 if health == "OK" else 500, health)
 
@@ -66,41 +66,43 @@ class Statistics:
     async def stats(self) -> Response:
         """GET /stats, as JSON or as text."""
         values = query()
-        asked = StatsFilter(
+        stats_filter = StatsFilter(
             topic=values.get(b"topic", b"").decode(errors="replace"),
             channel=values.get(b"channel", b"").decode(errors="replace"),
             clients=flag(values, b"include_clients", default=True),
             memory=flag(values, b"include_mem", default=True),
         )
         as_json = values.get(b"format") == b"json"
-        made = await self._documents.get((as_json, asked), lambda: self._make(asked, as_json))
-        return json_pieces(made) if as_json else text_pieces(made)
+        pieces = await self._documents.get(
+            (as_json, stats_filter), lambda: self._make_document(stats_filter, as_json)
+        )
+        return json_pieces(pieces) if as_json else text_pieces(pieces)
 
-    async def _make(self, asked: StatsFilter, as_json: bool) -> list[bytes]:
+    async def _make_document(self, stats_filter: StatsFilter, as_json: bool) -> list[bytes]:
         form = StatsJson() if as_json else StatsText(self._broker.clock.now_ns())
         document = Pieces()
-        async with aclosing(statistics(self._broker, asked)) as rows:
+        async with aclosing(statistics(self._broker, stats_filter)) as rows:
             async for row in rows:
                 document.add(form.row(row))
-        document.add(form.end())
-        return document.end()
+        document.add(form.end_document())
+        return document.finish()
 
 
 # As JSON
 
 
 class StatsJson:
-    """Writes the document. What ends a topic or channel is kept until its last row is there."""
+    """Writes the document row by row; the end of a topic or channel waits for its last row."""
 
     def __init__(self) -> None:
-        # What ends each list that is open and the object around it, the innermost last.
+        # The ends of the open lists and of the objects around them, the innermost last.
         self._ends: list[bytes] = []
         self._memory = b""
         self._has_producers = False
         self._topics_end = b"]"
 
     def row(self, row: Row) -> bytes:
-        """The next row, with what ends those before it."""
+        """Return the next row, after the ends of earlier ones."""
         match row:
             case ProcessRow():
                 return self._begin(row)
@@ -113,8 +115,8 @@ class StatsJson:
             case ProducerRow(stats):
                 return self._producer(json_bytes(stats))
 
-    def end(self) -> bytes:
-        """What ends the document."""
+    def end_document(self) -> bytes:
+        """Return the end of the document."""
         return b"]}" if self._has_producers else self._end_topics() + b'"producers":null}'
 
     def _begin(self, head: ProcessRow) -> bytes:
@@ -128,14 +130,14 @@ class StatsJson:
         return first.removesuffix(b"}") + (b',"topics":[' if head.has_topics else b',"topics":null')
 
     def _item(self, level: int, stats: bytes, list_begins: bytes = b"") -> bytes:
-        """An item of a list that is so deep; up to ``list_begins`` if it has a list of its own."""
+        """Return an item of the list at that level, up to ``list_begins`` if it has a list."""
         before = self._end_lists(level)
         begin, has_list, end = stats.partition(list_begins) if list_begins else (stats, b"", b"")
         self._ends.append(end)
         return before + begin + has_list
 
     def _end_lists(self, level: int) -> bytes:
-        """End what is open at this level and below; a comma if there was something."""
+        """Return the ends of the open lists from this level on, and a comma if there are any."""
         if len(self._ends) < level:
             return b""
         ends = b"".join(reversed(self._ends[level - 1 :]))
@@ -158,21 +160,21 @@ class StatsJson:
 
 
 class StatsText:
-    """Writes the text."""
+    """Writes the text row by row."""
 
     def __init__(self, now_ns: int) -> None:
-        """``now_ns`` is the wall clock, for uptime and connection times."""
+        """``now_ns``: the wall clock, for uptime and connection times."""
         self._now_ns = now_ns
         self._now_s = now_ns // SECOND_NS
         self._has_topics = False
         self._has_producers = False
 
     def row(self, row: Row) -> bytes:
-        """The lines of the next row."""
+        """Return the lines of the next row."""
         return _encoded(self._lines(row))
 
-    def end(self) -> bytes:
-        """The lines that end the text."""
+    def end_document(self) -> bytes:
+        """Return the last lines of the text."""
         return b"" if self._has_producers else _encoded([*self._end_topics(), "Producers: None"])
 
     def _lines(self, row: Row) -> Iterator[str]:
@@ -246,7 +248,7 @@ def _label(client: ClientStats) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a client said of itself must not look like lines of ours."""
+    """Replace unprintable characters: a name that a client chose must not look like our lines."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

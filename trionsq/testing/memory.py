@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from trionsq.broker.broker import Broker, data_folder
-from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
+from trionsq.broker.runtime import Clock
 from trionsq.disk import Disk
 from trionsq.storage.folder import Background
 from trionsq.testing.background import InlineBackground

@@ -26,9 +26,9 @@ _UNCOMPRESSED: Final = 0x01
 _SKIPPABLE_FROM: Final = 0x80
 _STREAM_IDENTIFIER: Final = 0xFF
 _MAX_PLAIN_BYTES: Final = 65_536
-# The longest that 64 KiB can become, by the format's own bound.
+# The largest compressed size of 64 KiB, by the bound that the format states.
 _MAX_COMPRESSED_BYTES: Final = 32 + _MAX_PLAIN_BYTES + _MAX_PLAIN_BYTES // 6
-# Of the length that a compressed chunk begins with, seven bits in each byte.
+# Of the length at the start of a compressed chunk, which has seven bits in each byte.
 _MAX_VARINT_BYTES: Final = 3
 
 
@@ -64,7 +64,7 @@ class DeflateLayer:
             raise BrokenStreamError(f"deflate: {error}") from error
         self._tail = decompressor.unconsumed_tail
         self.at_end = decompressor.eof
-        # At the limit there may be more inside, even if all input was taken.
+        # At the limit the decompressor may hold more output, even if it took all input.
         self.has_more = len(plain) >= max_bytes and not self.at_end
         return plain
 
@@ -91,7 +91,7 @@ class SnappyLayer:
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
         self._tail = b""
-        # Bytes to come of a chunk that means nothing.
+        # Bytes still to come of a chunk that is skipped.
         self._skip = 0
         self._begun = False
         self.has_more = False
@@ -117,7 +117,7 @@ class SnappyLayer:
         return plain
 
     def _split_chunks(self, raw: bytes, max_bytes: int) -> tuple[bytes, int]:
-        """The chunks to decode now, and how many bytes of ``raw`` are done with them."""
+        """Return the chunks to decode now, and how many bytes of ``raw`` they take up."""
         kept: list[bytes] = []
         at = start = plain_bytes = 0
         self.has_more = False
@@ -174,7 +174,7 @@ class SnappyLayer:
 
 
 def _plain_size(kind: int, raw: bytes, at: int, end: int) -> int:
-    """The length that a chunk says it has when decoded."""
+    """The decoded length that a chunk states."""
     at += _HEADER_BYTES + _CHECKSUM_BYTES
     if kind == _UNCOMPRESSED:
         return max(end - at, 0)

@@ -1,4 +1,4 @@
-"""TLS as a layer: the handshake, and records as the transport wants them.
+"""TLS as a layer: the handshake, the records, and names of cipher suites.
 
 Spec: tcp-protocol, section 8 (upgrade order); nsqd-http, section 5 (TLS fields of /stats).
 """
@@ -32,7 +32,7 @@ HANDSHAKE_S: Final = 5.0
 
 _READ_BYTES: Final = 64 * 1024
 _MAX_RECORD_BYTES: Final = 16 * 1024
-# A handshake that needs more is none.
+# No honest handshake needs more; certificate chains take a few KiB.
 _MAX_HANDSHAKE_BYTES: Final = 1024 * 1024
 _SHORT: Final = "OpenSSL refuses {} as too weak: RSA keys need 2048 bits or more, ECDSA keys P-256"
 _SHORT_KEY: Final = _SHORT.format("the certificate's key")
@@ -40,7 +40,7 @@ _SHORT_CA_KEY: Final = _SHORT.format("the key of an issuer's certificate")
 _OLD_SIGNATURE: Final = (
     "OpenSSL refuses the certificate's signature as too weak: have it signed with SHA-256"
 )
-# By OpenSSL's reason when it loads a certificate, and by its code when it verifies a peer's.
+# By OpenSSL's reason when it loads a certificate, and by its code when it verifies the peer's.
 _WEAK: Final = {
     "EE_KEY_TOO_SMALL": _SHORT_KEY,
     "CA_KEY_TOO_SMALL": _SHORT_CA_KEY,
@@ -48,7 +48,7 @@ _WEAK: Final = {
 }
 _WEAK_CODES: Final = {66: _SHORT_KEY, 67: _SHORT_CA_KEY, 68: _OLD_SIGNATURE}
 
-# By the numbers that TLS has for them. nsqd knows these and no others.
+# By their numbers in TLS. nsqd has names for these suites only.
 _SUITE_NAMES: Final = {
     0x0005: "TLS_RSA_WITH_RC4_128_SHA",
     0x000A: "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
@@ -69,12 +69,12 @@ _VERSION_NAMES: Final = {"TLSv1": "TLS1.0"}
 
 @dataclass(frozen=True, slots=True)
 class TlsInfo:
-    """What was agreed on.
+    """The result of a handshake.
 
     Attributes:
-        version: ``TLSv1.2`` and the like, OpenSSL's name.
+        version: OpenSSL's name of the version, such as ``TLSv1.2``.
         cipher: OpenSSL's name of the cipher suite.
-        common_name: of the subject of the peer's certificate; empty if it showed none.
+        common_name: of the subject of the peer's certificate; empty without a certificate.
     """
 
     version: str
@@ -83,10 +83,10 @@ class TlsInfo:
 
 
 class Engine(Protocol):
-    """The part of an `ssl.SSLObject` with its two memory buffers that is needed here.
+    """An `ssl.SSLObject` with its two memory buffers, as far as `TlsLayer` needs it.
 
-    Methods raise ssl.SSLWantReadError if the peer has to say more first, ssl.SSLZeroReturnError at
-    the peer's end, ssl.SSLError for what is wrong.
+    Methods raise ssl.SSLWantReadError if more input is needed first, ssl.SSLZeroReturnError if the
+    peer has ended TLS, ssl.SSLError for any other failure.
     """
 
     def handshake(self) -> None: ...
@@ -96,14 +96,14 @@ class Engine(Protocol):
     def info(self) -> TlsInfo: ...
 
     def put_received(self, data: bytes) -> None:
-        """Take what was received."""
+        """Add received bytes to the input buffer."""
 
     def take_unsent(self) -> bytes:
-        """Take what is to be sent."""
+        """Return and clear the output buffer."""
 
 
 class SslEngine:
-    """See `Engine`: the standard library's."""
+    """The engine of the standard library; see `Engine`."""
 
     __slots__ = ("_incoming", "_object", "_outgoing")
 
@@ -151,7 +151,7 @@ def _common_name(certificate: dict[str, Any]) -> str:
 
 
 class TlsLayer:
-    """See `trionsq.transports.transport.Layer`: what follows a handshake."""
+    """TLS after the handshake; see `trionsq.transports.transport.Layer`."""
 
     __slots__ = ("_engine", "at_end", "has_more")
 
@@ -170,7 +170,7 @@ class TlsLayer:
         parts: list[bytes] = []
         while view:
             view = view[engine.write(view[:_MAX_RECORD_BYTES]) :]
-            # Piece by piece: OpenSSL keeps buffers of the size that they once had.
+            # In pieces: OpenSSL never shrinks its buffers.
             parts.append(engine.take_unsent())
         return b"".join(parts)
 
@@ -181,13 +181,13 @@ class TlsLayer:
         self.has_more = False
         while True:
             if fed < len(data):
-                # As much as it can turn into text, again so that its buffer stays small.
+                # No more than the output limit can use, to keep OpenSSL's buffer small.
                 piece = data[fed : fed + _MAX_RECORD_BYTES] if max_bytes > 0 else data[fed:]
                 engine.put_received(piece)
                 fed += len(piece)
             try:
                 while max_bytes > 0:
-                    # No more than a record has: a buffer of that size is made for each.
+                    # No more than one record: OpenSSL's binding allocates this size each time.
                     record = engine.read(min(max_bytes, _MAX_RECORD_BYTES))
                     if not record:
                         self.at_end = True
@@ -209,39 +209,39 @@ class TlsLayer:
         return self._engine.take_unsent()
 
     def end_stream(self) -> bytes:
-        # It wants to read the peer's end, for which nobody waits.
+        # It raises because it wants to read the peer's close_notify. nsqd does not wait for it.
         with contextlib.suppress(ssl.SSLError):
             self._engine.shutdown()
         return self._engine.take_unsent()
 
 
 def weakness_of(error: OSError) -> str | None:
-    """Why OpenSSL refuses a certificate that is too weak for it, and what to do; None if it is not.
+    """Why OpenSSL refuses a weak certificate, and the remedy; None if weakness is not the reason.
 
-    Go's library takes such certificates, so they may have served an nsqd for years.
+    Go's TLS accepts such certificates, so the original nsqd may have used one for years.
     """
     code = getattr(error, "verify_code", None)
     return _WEAK.get(getattr(error, "reason", None) or "") or _WEAK_CODES.get(code or 0)
 
 
 def reason_of(error: OSError) -> str:
-    """What went wrong, in OpenSSL's words and without its line numbers."""
+    """The reason of an error in OpenSSL's words, without its line numbers."""
     if (weakness := weakness_of(error)) is not None:
         return weakness
-    # An SSLError that was not made by the ssl module has no reason.
+    # An SSLError that the ssl module did not make has no reason.
     reason = getattr(error, "reason", None) or error.strerror
     return reason.lower().replace("_", " ") if reason else str(error)
 
 
 async def start_tls(transport: Transport, engine: Engine) -> LayeredTransport:
-    """Shake hands over ``transport``, and return the transport to go on with.
+    """Do the handshake over ``transport``, and return the transport that encrypts.
 
-    All that was sent on ``transport`` before must have been taken. The caller bounds the time, and
-    closes the connection after a failure.
+    ``transport`` may hold no unsent output. The caller bounds the time, and closes the connection
+    after a failure or a cancellation.
 
     Raises:
-        OSError: the connection broke, or (as ssl.SSLError) the peer is no good; it was sent the
-            alert that says why.
+        OSError: the connection broke, or (as ssl.SSLError) the handshake failed; then the peer was
+            sent the alert that says why.
     """
     received = 0
     while True:

@@ -29,12 +29,12 @@ __all__ = [
 ]
 
 _MAX_KEEPALIVE_S: Final = 32_767  # the kernel's limit
-# What a layer reads from below in one go.
+# Bytes that a layer reads from the transport below in one call.
 _LAYER_READ_BYTES: Final = 128 * 1024
-# A layer encodes a write in pieces of this size. What the peer does not take of a piece is held
-# here; the rest of the write stays with the caller.
+# A layer encodes a write in pieces of this size. It holds the unsent part of one piece; the rest of
+# the write stays with the caller.
 _PIECE_BYTES: Final = 128 * 1024
-# Replies of the layer itself (TLS has such) that the peer asks for and does not take.
+# Replies of the layer itself, such as TLS key updates, that the peer does not read.
 _MAX_UNSENT_REPLY_BYTES: Final = 256 * 1024
 _STREAM_READ_BYTES: Final = 64 * 1024
 
@@ -55,14 +55,14 @@ class Transport(Protocol):
     def host(self) -> str: ...
 
     def receive_nowait(self, max_bytes: int) -> bytes | None:
-        """What is there: ``b""`` at the end of the stream, None if nothing is there yet.
+        """Read without waiting: ``b""`` at the end of the stream, None if nothing has come yet.
 
         Raises:
             OSError: the connection broke.
         """
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Give bytes to the peer; how many of them were taken, 0 if none could be.
+        """Write without waiting, and return how many bytes were accepted, perhaps 0.
 
         Raises:
             OSError: the connection broke.
@@ -72,17 +72,17 @@ class Transport(Protocol):
     def wait_writable(self) -> Awaitable[None]: ...
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more comes. Does nothing on a broken connection."""
+        """Close the sending half. Does nothing on a broken connection."""
 
     def close(self) -> None:
-        """Let go of the connection. No task may be waiting for it."""
+        """Close the connection. No task may be waiting on it."""
 
 
 class SocketTransport:
     """A connected stream socket.
 
-    Not a `trio.SocketStream`: one system call for what is already there costs a fraction of its
-    checkpoints and locks.
+    Not a `trio.SocketStream`, whose checkpoints and locks cost a multiple of the one system call
+    that reads data which has already come.
     """
 
     __slots__ = ("_socket", "host", "peer")
@@ -93,7 +93,7 @@ class SocketTransport:
         self._socket = sock
         self.peer, self.host = "@", ""
         if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # not every stack can; it is only about latency
+            with contextlib.suppress(OSError):  # not every stack has it; it affects latency only
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.host, port = sock.getpeername()[:2]
             self.peer = format_address(self.host, port)
@@ -102,17 +102,17 @@ class SocketTransport:
         return f"<SocketTransport {self.peer}>"
 
     def set_user_timeout(self, timeout_s: float) -> None:
-        """Let the kernel break the connection when the peer's machine is gone.
+        """Have the kernel break the connection when the peer's machine is gone.
 
-        That is, when it acknowledges nothing of what was sent for ``timeout_s``, nor answers the
-        probes of a connection that was idle for so long. A program that is only slow is spared:
-        its kernel answers; unless it has read nothing for so long that there is no room for what
-        was sent. Does nothing where there is no TCP_USER_TIMEOUT (but Linux).
+        The connection breaks if sent data is not acknowledged for ``timeout_s``, or if the peer
+        answers no keep-alive probe after an idle time as long as that. The kernel of a slow program
+        still acknowledges, until the program's receive buffer has been full for ``timeout_s``.
+        Systems other than Linux have no TCP_USER_TIMEOUT; there this does nothing.
         """
         if self._socket.family == socket.AF_UNIX or not hasattr(socket, "TCP_USER_TIMEOUT"):
             return
         idle_s = min(max(1, round(timeout_s)), _MAX_KEEPALIVE_S)
-        with contextlib.suppress(OSError):  # it is only about how soon it is noticed
+        with contextlib.suppress(OSError):  # without it the loss is noticed later
             for option, value in (
                 (socket.TCP_USER_TIMEOUT, round(timeout_s * 1000)),
                 (socket.TCP_KEEPIDLE, idle_s),
@@ -133,7 +133,7 @@ class SocketTransport:
         except BlockingIOError:
             return 0
 
-    # Not coroutines: a frame less for each connection that waits.
+    # Not coroutines: this saves a frame for each waiting connection.
     def wait_readable(self) -> Awaitable[None]:
         return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105
 
@@ -150,55 +150,55 @@ class SocketTransport:
 
 
 class BrokenStreamError(OSError):
-    """What the peer sends is not what was agreed on."""
+    """The peer sent bytes that are not valid in the layer that was agreed on."""
 
 
 class Layer(Protocol):
     """A synchronous transform of both directions of a byte stream.
 
     Attributes:
-        has_more: `decode` stopped at its limit and has something to give without further input.
-        at_end: the peer ended the stream in the layer's own way.
+        has_more: `decode` stopped at its limit, and can return more without further input.
+        at_end: the peer ended the stream by the layer's own means.
     """
 
     has_more: bool
     at_end: bool
 
     def encode(self, data: bytes | memoryview) -> bytes:
-        """Return what to send so that the peer can read all of ``data`` now."""
+        """Encode ``data``, flushed: the peer can decode all of it from the result."""
 
     def decode(self, data: bytes, max_bytes: int) -> bytes:
-        """Take what was received, and return what is readable now, at most about ``max_bytes``.
+        """Decode received bytes, up to about ``max_bytes`` of output.
 
-        It holds back the rest; it is not to be given more while ``has_more``.
+        The layer keeps the rest. While `has_more` is set, ``data`` has to be empty.
 
         Raises:
-            BrokenStreamError: that is not such a stream.
+            BrokenStreamError: the bytes are not a valid stream of this layer.
         """
 
     def take_reply(self) -> bytes:
-        """Take what has to be sent because of what was received."""
+        """Return and forget the bytes that the layer has to send because of received ones."""
 
     def end_stream(self) -> bytes:
-        """Return what ends the stream."""
+        """Return the bytes that end the stream."""
 
 
 class LayeredTransport:
-    """See `Transport`.
+    """A transport that sends and receives through a `Layer`; see `Transport`.
 
-    Who gave `send_nowait` more than it took has to offer the rest again, unchanged and first: a
-    part of it may be encoded already.
+    If `send_nowait` accepts a part of the data, the caller has to offer the rest again, unchanged
+    and before other data: some of it may be encoded already.
     """
 
     __slots__ = ("_ahead", "_inner", "_layer", "_received", "_unsent")
 
     def __init__(self, inner: Transport, layer: Layer, received: bytes = b"") -> None:
-        """``received`` was read from ``inner`` already, and is for the layer."""
+        """``received``: bytes for the layer that were already read from ``inner``."""
         self._inner = inner
         self._layer = layer
         self._received = received
-        # Encoded, not taken by the inner transport; in it are `_ahead` bytes of the caller's data
-        # that are not reported as taken yet.
+        # Encoded bytes that the inner transport has not accepted. They hold `_ahead` bytes of the
+        # caller's data that have not been reported as accepted.
         self._unsent = b""
         self._ahead = 0
 
@@ -233,14 +233,14 @@ class LayeredTransport:
         try:
             return self._layer.decode(data, max_bytes)
         finally:
-            # Also the alert that tells the peer what is wrong.
-            if answer := self._layer.take_reply():
-                self._send_reply(answer)
+            # After an error too: TLS sends an alert that names it.
+            if reply := self._layer.take_reply():
+                self._send_reply(reply)
 
-    def _send_reply(self, answer: bytes) -> None:
-        self._unsent += answer
+    def _send_reply(self, reply: bytes) -> None:
+        self._unsent += reply
         if not self._flush() and len(self._unsent) > _MAX_UNSENT_REPLY_BYTES:
-            raise ConnectionAbortedError("the peer asks for answers and takes none")
+            raise ConnectionAbortedError("the peer asks for replies and does not read them")
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         if (before := len(self._unsent)) and not self._flush():
@@ -258,9 +258,9 @@ class LayeredTransport:
         return done
 
     def _report_progress(self, before: int) -> int:
-        """Tell of progress: the part of the caller's bytes that left with the encoded ones.
+        """Return how many of the caller's bytes have left, in proportion to the encoded ones.
 
-        Never of all of them while something is held: the caller is to come again.
+        Never all of them while encoded bytes are unsent, so that the caller calls again.
         """
         taken = self._ahead * (before - len(self._unsent)) // before
         taken = min(max(taken, int(len(self._unsent) < before)), max(self._ahead - 1, 0))
@@ -268,7 +268,7 @@ class LayeredTransport:
         return taken
 
     def _flush(self) -> bool:
-        """Send what is encoded; whether all of it was taken."""
+        """Send the encoded bytes, and return whether all of them were accepted."""
         unsent = self._unsent
         sent = self._inner.send_nowait(unsent)
         self._unsent = unsent[sent:] if sent < len(unsent) else b""
@@ -287,7 +287,7 @@ class LayeredTransport:
             self._unsent += self._layer.end_stream()
             self._flush()
         except OSError:
-            pass  # broken: there is no one to tell
+            pass  # the connection is broken
         self._inner.end_sending()
 
     def close(self) -> None:
@@ -295,10 +295,10 @@ class LayeredTransport:
 
 
 class TransportStream(trio.abc.HalfCloseableStream):
-    """See there. One task may send and one may receive.
+    """A transport as a trio stream. One task may send and one may receive.
 
     Attributes:
-        socket: under the transport; tells the addresses of both ends.
+        socket: the socket under the transport, for the addresses of both ends.
     """
 
     def __init__(self, transport: Transport, socket: SocketType) -> None:

@@ -10,7 +10,7 @@ Without a framework:
 With hypercorn and quart-trio, which take long to import:
 
 - `framework`: all that we override of both
-- `app`: a quart-trio application of given endpoints, and the rules that hold for every path
+- `app`: makes a quart-trio application of endpoints; the rules for every path
 - `request`, `responses`: what endpoints read and return
 - `metrics`: /metrics; `diagnostics`: /live, /ready and /debug/pprof
 

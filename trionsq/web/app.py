@@ -1,4 +1,4 @@
-"""An application of given endpoints, and the rules that hold for every path.
+"""Makes an application of endpoints; the rules that hold for every path.
 
 Spec: nsqd-http, section 1.
 """
@@ -26,7 +26,7 @@ __all__ = ["Endpoint", "create_app", "right_path"]
 log = logging.getLogger("trionsq")
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[Response]]]
-"""Method, path and what answers there."""
+"""Method, path and the function that answers."""
 
 # Added to each path: "OPTIONS, POST".
 _OPTIONS: Final = "OPTIONS"
@@ -40,15 +40,15 @@ def create_app(
     before: Callable[[str], Response | None] = lambda path: None,
     sites: SiteGuard | None = None,
 ) -> QuartTrio:
-    """An application that answers at ``endpoints``.
+    """Return an application that answers at ``endpoints``.
 
     Args:
-        endpoints: what there is.
+        endpoints: all endpoints.
         max_body_bytes: the longest body that any of them reads.
-        check: is given the method of each request; raises HttpError to refuse it.
-        before: is given the path of each request, also of one that there is not; its answer, if
-            it has one, takes the place of any other.
-        sites: refuses what a browser sent on behalf of another site's page, at every path.
+        check: gets the method of each request; raises HttpError to refuse it.
+        before: gets the path of each request, also of unknown ones; its response, if any, is sent
+            instead of any other.
+        sites: refuses requests of other sites' pages, at every path.
     """
     app = BoundedApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
@@ -76,7 +76,7 @@ def _guard(app: QuartTrio, sites: SiteGuard) -> None:
         server = scope.get("server")
         reason = sites.refusal(
             request.method,
-            # Without the one that is put in for quart.
+            # Without the one that `BoundedApp` has put there for quart.
             [pair for pair in scope["headers"] if pair[0] != b"host"],
             to_loopback=server is not None and is_loopback(server[0]),
         )
@@ -101,17 +101,17 @@ def _add_common_rules(
     # All are coroutines because quart would run plain functions in a thread.
     @app.before_request
     async def method_and_path() -> Response | None:
-        if (answer := before(request.path)) is not None:
-            return answer
-        found = request.routing_exception
-        # werkzeug looks through leading slashes, so it may have found something.
-        lost = isinstance(found, NotFound | RequestRedirect)
-        if lost or request.scope["path"].startswith("//"):
+        if (response := before(request.path)) is not None:
+            return response
+        routing_error = request.routing_exception
+        # werkzeug ignores leading slashes, so it may have found an endpoint nevertheless.
+        is_unknown = isinstance(routing_error, NotFound | RequestRedirect)
+        if is_unknown or request.scope["path"].startswith("//"):
             return _other_path(app)
-        if isinstance(found, MethodNotAllowed):
-            return _other_method(found.valid_methods or ())
+        if isinstance(routing_error, MethodNotAllowed):
+            return _other_method(routing_error.valid_methods or ())
         if request.method == "HEAD" and request.url_rule is not None:
-            # werkzeug adds it wherever GET is.
+            # werkzeug adds HEAD to every GET endpoint.
             return _other_method(_methods(app.url_map.iter_rules(), request.url_rule.rule))
         check(request.method)
         return None
@@ -151,30 +151,33 @@ def _other_path(app: QuartTrio) -> Response:
 
 
 def right_path(path: str, method: str, rules: Iterable[Rule]) -> str | None:
-    """The path that was probably meant: letter case, slashes and dots put right.
+    """Return the endpoint's path that ``path`` misspells in letter case, slashes or dots.
 
     None if ``method`` has no such path.
     """
-    given = posixpath.normpath(path).strip("/").split("/")
+    parts = posixpath.normpath(path).strip("/").split("/")
     for rule in rules:
         if method in (rule.methods or ()) and method != "HEAD":
-            right = _respelled(given, rule.rule)
+            right = _respelled(parts, rule.rule)
             if right is not None:
                 return right
     return None
 
 
-def _respelled(given: list[str], rule: str) -> str | None:
-    """The parts of a path as ``rule`` has them, if they are alike; its ``<parameter>`` as given."""
-    wanted = rule.strip("/").split("/")
-    if len(given) != len(wanted):
+def _respelled(parts: list[str], rule: str) -> str | None:
+    """Return a path in the spelling of ``rule``, with its ``<parameter>`` as in ``parts``.
+
+    None if it is another path.
+    """
+    rule_parts = rule.strip("/").split("/")
+    if len(parts) != len(rule_parts):
         return None
-    parts = []
-    for part, right in zip(given, wanted, strict=True):
+    spelled = []
+    for part, right in zip(parts, rule_parts, strict=True):
         if right.startswith("<"):
-            parts.append(quote(part))
+            spelled.append(quote(part))
         elif part.lower() == right.lower():
-            parts.append(right)
+            spelled.append(right)
         else:
             return None
-    return "/" + "/".join(parts) + ("/" if rule.endswith("/") else "")
+    return "/" + "/".join(spelled) + ("/" if rule.endswith("/") else "")

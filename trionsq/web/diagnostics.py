@@ -34,7 +34,7 @@ from trionsq.web.sites import is_loopback
 __all__ = ["OPEN_PATHS", "Health", "Pprof", "as_text", "guarded"]
 
 _FILE_TYPE: Final = "application/octet-stream"
-# As the original has it when no number of seconds is given, or a bad one.
+# The original's duration when the parameter is missing or malformed.
 _SECONDS: Final = 30
 _MAX_SECONDS: Final = 120
 _MAX_TASKS: Final = 2_000
@@ -51,18 +51,18 @@ class Health:
     """The endpoints of one daemon."""
 
     def __init__(self, unready: Callable[[], str | None]) -> None:
-        """``unready`` tells why the daemon can't do its work now, None if it can."""
+        """``unready`` returns why the daemon cannot do its work now, None if it can."""
         self._unready = unready
 
     def endpoints(self) -> list[Endpoint]:
         return [("GET", "/live", self.live), ("GET", "/ready", self.ready)]
 
     async def live(self) -> Response:
-        """GET /live: that this is answered says that the event loop runs; restart if it is not."""
+        """GET /live: the event loop runs. Without a response, restart the daemon."""
         return _answer(200, {"status": "live"})
 
     async def ready(self) -> Response:
-        """GET /ready: 200, or 503 and the reason; send nothing here while it is not 200."""
+        """GET /ready: 200, or 503 and the reason; send no traffic while it is not 200."""
         reason = self._unready()
         if reason is None:
             return _answer(200, {"status": "ready"})
@@ -81,17 +81,17 @@ def _answer(status: int, document: dict[str, str]) -> Response:
 # Debug pages
 
 
-def guarded(endpoint: Endpoint, whom: Callable[[], str]) -> Endpoint:
-    """``endpoint``, but for those only who may ask.
+def guarded(endpoint: Endpoint, allowed_clients: Callable[[], str]) -> Endpoint:
+    """Return ``endpoint`` with a check of the client's address.
 
-    ``whom`` is asked at each request: ``loopback``, ``any`` or ``none``. Others are answered 403;
-    409 tells that somebody else has it do its work already.
+    ``allowed_clients`` is called for each request: ``loopback``, ``any`` or ``none``. Other clients
+    get 403. A measurement that is already under way gives 409.
     """
     method, path, function = endpoint
 
     @wraps(function)
     async def answer() -> Response:
-        if not _may_ask(whom()):
+        if not _is_allowed(allowed_clients()):
             raise HttpError(403, _REFUSED)
         try:
             return await function()
@@ -103,14 +103,15 @@ def guarded(endpoint: Endpoint, whom: Callable[[], str]) -> Endpoint:
     return method, path, answer
 
 
-def _may_ask(whom: str) -> bool:
+def _is_allowed(allowed_clients: str) -> bool:
     # Unix sockets have no address.
     peer = request.scope.get("client")
-    return whom == "any" or (whom == "loopback" and (peer is None or is_loopback(peer[0])))
+    is_local = peer is None or is_loopback(peer[0])
+    return allowed_clients == "any" or (allowed_clients == "loopback" and is_local)
 
 
 class Pprof:
-    """The endpoints."""
+    """The endpoints of /debug/pprof."""
 
     def __init__(self, index_path: str, more: str = "") -> None:
         """``more`` is HTML below the index."""
@@ -118,7 +119,7 @@ class Pprof:
         self._more = more
 
     def endpoints(self) -> Iterable[Endpoint]:
-        """What nsqd and nsqlookupd both have."""
+        """Return the endpoints that every daemon has."""
         return [
             ("GET", self._index_path, self.index),
             ("GET", "/debug/pprof/cmdline", self.cmdline),
@@ -132,7 +133,7 @@ class Pprof:
         ]
 
     def rate_endpoints(self) -> Iterable[Endpoint]:
-        """What only nsqd has."""
+        """Return the endpoints that only nsqd has."""
         return [
             ("PUT", "/debug/setblockrate", self.set_block_rate),
             ("POST", "/debug/freememory", self.free_memory),
@@ -154,39 +155,39 @@ class Pprof:
         return plain(200, words.encode(errors="replace").decode())
 
     async def symbol(self) -> Response:
-        """GET and POST /debug/pprof/symbol: our profiles have their names in them."""
+        """GET and POST /debug/pprof/symbol: our profiles contain the names of functions."""
         return plain(200, "num_symbols: 1\n")
 
     async def profile(self) -> Response:
         """GET /debug/pprof/profile."""
         seconds = _integer(b"seconds") or _SECONDS
-        seen = await profile(min(seconds, _MAX_SECONDS) if seconds > 0 else _SECONDS)
-        body = await trio.to_thread.run_sync(pprof_bytes, seen)
+        samples = await profile(min(seconds, _MAX_SECONDS) if seconds > 0 else _SECONDS)
+        body = await trio.to_thread.run_sync(pprof_bytes, samples)
         return attachment(body, "profile", _FILE_TYPE)
 
     async def heap(self) -> Response:
         """GET /debug/pprof/heap."""
-        figures = await trio.to_thread.run_sync(process_metrics)
+        metrics = await trio.to_thread.run_sync(process_metrics)
         counts = await trio.to_thread.run_sync(process.census, _MAX_TYPES)
-        document = {"process": figures, "objects": process.census_document(counts)}
+        document = {"process": metrics, "objects": process.census_document(counts)}
         return _report("heap", as_text(document), end="\n")
 
     async def goroutine(self) -> Response:
-        """GET /debug/pprof/goroutine: what comes nearest, all tasks and threads."""
+        """GET /debug/pprof/goroutine: all tasks and threads, which are nearest to goroutines."""
         tree = await tasks.task_tree(limit=_MAX_TASKS, stacks=True)
         body = await trio.to_thread.run_sync("".join, tasks.text_pieces(tree))
         return _report("goroutine", [body, "\n", *process.thread_lines(stacks=True)])
 
     async def block(self) -> Response:
-        """GET /debug/pprof/block: nobody measures it, so there is nothing."""
-        return _report("block", ["not measured; /debug/tasks shows who waits for what\n"])
+        """GET /debug/pprof/block: not measured, so it is empty."""
+        return _report("block", ["not measured; /debug/tasks shows what each task waits for\n"])
 
     async def threadcreate(self) -> Response:
         """GET /debug/pprof/threadcreate."""
         return _report("threadcreate", process.thread_lines(stacks=_integer(b"debug") > 1))
 
     async def set_block_rate(self) -> Response:
-        """PUT /debug/setblockrate: the rate is looked at, and has no effect."""
+        """PUT /debug/setblockrate: the rate is checked, and has no effect."""
         rate = query().get(b"rate", b"").decode(errors="replace")
         try:
             parse_int(rate)
@@ -201,7 +202,7 @@ class Pprof:
 
 
 def _integer(name: bytes) -> int:
-    """A parameter, 0 if it is none."""
+    """Return an integer parameter; 0 if it is missing or malformed."""
     try:
         return parse_int(query().get(name, b"").decode(errors="replace"))
     except ValueError:
@@ -209,7 +210,7 @@ def _integer(name: bytes) -> int:
 
 
 def _report(name: str, pieces: Iterable[str], end: str = "") -> Response:
-    """As a page if ``debug`` asks for one, else as a file."""
+    """Return a page if the parameter ``debug`` asks for one, else a file."""
     body = "".join(piece + end for piece in pieces)
     if _integer(b"debug") > 0:
         return plain(200, body)
@@ -217,7 +218,7 @@ def _report(name: str, pieces: Iterable[str], end: str = "") -> Response:
 
 
 def as_text(document: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """Lines that show a JSON document to people."""
+    """Yield the lines of a JSON document for people."""
     for key, value in document.items():
         if isinstance(value, Mapping):
             yield f"{indent}{key}:"
@@ -225,8 +226,8 @@ def as_text(document: Mapping[str, object], indent: str = "") -> Iterator[str]:
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield f"{indent}{key}:"
             for item in value:
-                shown = "  ".join(f"{name}={_short(each)}" for name, each in item.items())
-                yield f"{indent}  {shown}"
+                fields = "  ".join(f"{name}={_short(each)}" for name, each in item.items())
+                yield f"{indent}  {fields}"
         else:
             yield f"{indent}{key}: {_short(value)}"
 

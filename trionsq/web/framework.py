@@ -57,15 +57,14 @@ log = logging.getLogger("trionsq")
 
 _MAX_READ_BYTES: Final = 64 * 1024
 _MAX_WRITE_BYTES: Final = 64 * 1024
-# How long a peer that has closed its sending half waits for its answer.
-_HALF_CLOSED_S: Final = 5.0
-log = logging.getLogger("trionsq")
-
+# h11's default is 16 KiB; the original allows 1 MiB (Go's DefaultMaxHeaderBytes).
 _MAX_HEADERS_BYTES: Final = 64 * 1024
+# The time for a response after the peer has closed its sending half.
+_HALF_CLOSED_S: Final = 5.0
 
 
 class Framework:
-    """An application, and what it needs to be served."""
+    """An application, served by hypercorn."""
 
     def __init__(self, app: ASGIFramework) -> None:
         self._app = wrap_app(app, 0, "asgi")
@@ -73,12 +72,12 @@ class Framework:
         self._context = WorkerContext(None)
 
     async def serve(self, transport: Transport, accepted: socket.socket, unread: bytes) -> None:
-        """Serve a connection to its end; ``unread`` was read from it already, and comes first."""
+        """Serve a connection to its end; ``unread`` is input that was read from it before."""
         stream = _stream(transport, accepted)
         await HttpConnection(self._app, self._config, self._context, stream, unread).run()
 
     async def end_connections(self) -> None:
-        """End idle connections now, the others after their answer."""
+        """End idle connections now, the others after their response."""
         await self._context.terminated.set()
 
 
@@ -103,10 +102,10 @@ def _config() -> Config:
 
 
 class _H11Connection(h11.Connection):
-    """What comes after the last request of a connection is no error: it is passed over.
+    """Ignores input after the last request, and adds reason phrases to responses.
 
-    h11 refuses it, and hypercorn would send that instead of the answer to the request. It would
-    send no reason phrase either, which the original's nsqadmin shows to its users.
+    h11 refuses such input, and hypercorn would send that refusal instead of the response. The
+    original's nsqadmin shows the reason phrase to its users.
     """
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -124,7 +123,7 @@ class _H11Connection(h11.Connection):
 
 
 class _Http1(H11Protocol):
-    """HTTP/1 and nothing else: a wish to upgrade is passed over, as nsqd does."""
+    """HTTP/1 and nothing else: a wish to upgrade is ignored, as the original does."""
 
     def __init__(self, wrapper: ProtocolWrapper, *, is_https: bool) -> None:
         super().__init__(
@@ -146,19 +145,19 @@ class _Http1(H11Protocol):
         return None
 
     async def _create_stream(self, request: h11.Request) -> None:
-        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        if len(kept) != len(request.headers):
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        if len(headers) != len(request.headers):
             request = h11.Request(
                 method=request.method,
                 target=request.target,
-                headers=kept,
+                headers=headers,
                 http_version=request.http_version,
             )
         await super()._create_stream(request)
 
 
 class HttpConnection(TCPServer):
-    """Serves one connected stream; see `hypercorn.trio.tcp_server.TCPServer`."""
+    """Serves one connection; see `hypercorn.trio.tcp_server.TCPServer`."""
 
     def __init__(
         self,
@@ -168,15 +167,15 @@ class HttpConnection(TCPServer):
         stream: trio.SocketStream | TransportStream,
         unread: bytes = b"",
     ) -> None:
-        """``unread`` was read from the stream already, and comes first."""
-        # hypercorn takes plain streams too, its annotation does not say so.
+        """``unread`` is input that was read from the stream before."""
+        # hypercorn accepts plain streams too; its annotation does not say so.
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
         self._stream = stream
         self._unread = unread
         self._reading = trio.CancelScope()
         self._ending = False
         self._read_all = False
-        # Set while no request waits for its answer.
+        # Set while no request waits for its response.
         self._answered = trio.Event()
         self._answered.set()
 
@@ -184,7 +183,7 @@ class HttpConnection(TCPServer):
         if isinstance(event, RawData):
             await self._write(event.data)
             return
-        # A request's task is cancelled as soon as its answer is out; this must not be cut short.
+        # A request's task is cancelled as soon as its response is sent; this has to finish.
         with trio.CancelScope(shield=True):
             if isinstance(event, Closed):
                 await self._end_sending()
@@ -198,7 +197,7 @@ class HttpConnection(TCPServer):
             self._answered.set()
         else:
             self._answered = trio.Event()
-        # Nobody would end an idle time that began after the reader went.
+        # After the reader has ended, nothing would stop an idle task that begins now.
         if not self._read_all:
             await super().protocol_send(event)
 
@@ -224,7 +223,7 @@ class HttpConnection(TCPServer):
 
     async def _read_data(self) -> None:
         wrapper = self.protocol
-        # Other streams than sockets are those under which there is TLS, unseen by hypercorn.
+        # Only TLS connections come as another stream than a socket; hypercorn sees no TLS.
         is_https = isinstance(self._stream, TransportStream)
         wrapper.protocol = _Http1(wrapper, is_https=is_https)
         with self._reading:
@@ -257,13 +256,13 @@ class HttpConnection(TCPServer):
 
 
 class BoundedBody(TrioBody):
-    """A body of which no more than a limit waits to be read; what is over is thrown away.
+    """A request body that holds no more than a limit; the rest is discarded.
 
-    quart's own limit would answer by itself; here the reader learns of it and chooses the answer.
+    quart's own limit answers 413 by itself; here the endpoint chooses the response.
 
     Attributes:
-        overflowed: something was thrown away.
-        received_bytes: so much has come.
+        overflowed: bytes were discarded.
+        received_bytes: size of all pieces so far, discarded ones included.
     """
 
     def __init__(self, expected_bytes: int | None, limit: int | None) -> None:
@@ -285,10 +284,10 @@ class BoundedBody(TrioBody):
             self.set_complete()
 
     async def next_piece(self) -> bytes:
-        """What has come since the last time, as soon as there is something; ``b""`` at the end.
+        """Wait for more bytes and return them; ``b""`` at the end.
 
         Raises:
-            trio.TooSlowError: the sender stalls, or only trickles.
+            trio.TooSlowError: the sender stalls, or is slower than `PACE`.
         """
         now_s = trio.current_time()
         watch = self._watch = self._watch or PaceWatch(PACE, now_s)
@@ -318,12 +317,13 @@ class BoundedApp(QuartTrio):
     ) -> None:
         if scope["type"] == "http":
             trio.lowlevel.current_task().name = "http request"
-            # quart fails on some names. What was given is kept, by a name that no client can send.
+            # quart fails on some Host headers. The original value is kept under a name that no
+            # client can send.
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
-            given = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
-            scope["headers"] = [(b"host", b"localhost"), *given, *others]
+            original = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
+            scope["headers"] = [(b"host", b"localhost"), *original, *others]
             if not scope["path"].startswith("/"):
-                # A proxy's request names the host too; quart fails on some of what may come here.
+                # A proxy's request has scheme and host in its target; quart fails on some of them.
                 rest = scope["path"].partition("://")[2]
                 scope["path"] = "/" + rest.partition("/")[2]
         await super().__call__(scope, receive, send)

@@ -33,18 +33,18 @@ Query = Mapping[bytes, bytes]
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _FLAGS = {b"true": True, b"1": True, b"false": False, b"0": False}
 
-# These can be part of a string only; nsqd writes them so that JSON may stand inside HTML.
+# They occur in strings only. nsqd escapes them so that JSON is safe inside HTML.
 _ESCAPED = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "<>&\u2028\u2029")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _REASONS = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
 class HttpError(Exception):
-    """A request that nsqd refuses.
+    """A request is refused.
 
     Attributes:
-        status: of the answer.
-        code: its ``message``, such as ``INVALID_TOPIC``.
+        status: of the response.
+        code: the ``message`` in its body, such as ``INVALID_TOPIC``.
     """
 
     def __init__(self, status: int, code: str) -> None:
@@ -60,7 +60,7 @@ class HttpError(Exception):
 
 
 def parse_query(raw: bytes) -> Query:
-    """The first value of each name.
+    """Return the first value of each name.
 
     Raises:
         HttpError: INVALID_REQUEST for a bad percent escape or a raw ``;``.
@@ -76,12 +76,12 @@ def parse_query(raw: bytes) -> Query:
 
 
 def flag(values: Query, name: bytes, default: bool) -> bool:
-    """A boolean parameter: ``true``, ``1``, ``false``, ``0``; anything else is the default."""
+    """Return a boolean parameter: ``true``, ``1``, ``false`` or ``0``; else the default."""
     return _FLAGS.get(values.get(name, b""), default)
 
 
 def valid_topic_name(values: Query) -> str:
-    """The parameter ``topic``.
+    """Return the parameter ``topic``.
 
     Raises:
         HttpError: MISSING_ARG_TOPIC, INVALID_TOPIC.
@@ -95,29 +95,29 @@ def valid_topic_name(values: Query) -> str:
 
 
 def valid_argument(values: Query, name: bytes) -> str:
-    """A topic or channel name, where refusals are spelled after the parameter.
+    """Return a topic or channel name, for endpoints whose refusals name the parameter.
 
     Raises:
         HttpError: MISSING_ARG_ or INVALID_ARG_ and the name.
     """
-    given = values.get(name)
-    shown = name.decode().upper()
-    if given is None:
-        raise HttpError(400, f"MISSING_ARG_{shown}")
-    if not is_valid_name(given):
-        raise HttpError(400, f"INVALID_ARG_{shown}")
-    return given.decode("ascii")
+    value = values.get(name)
+    parameter = name.decode().upper()
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{parameter}")
+    if not is_valid_name(value):
+        raise HttpError(400, f"INVALID_ARG_{parameter}")
+    return value.decode("ascii")
 
 
 # Bytes
 
 
 def json_bytes(value: object) -> bytes:
-    """``value`` as compact JSON, keys in the order that they have."""
+    """Encode ``value`` as compact JSON; keys keep their order."""
     try:
         document = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        # Lone surrogates, which no UTF-8 has.
+        # Lone surrogates, which UTF-8 cannot have.
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         document = _SURROGATES.sub("\ufffd", text).encode()
     for raw, escaped in _ESCAPED:
@@ -127,5 +127,5 @@ def json_bytes(value: object) -> bytes:
 
 
 def reason(status: int) -> bytes:
-    """What follows a status in its line: ``Not Found``."""
+    """Return the reason phrase of a status, such as ``Not Found``; empty if it has none."""
     return _REASONS.get(status, b"")

@@ -17,16 +17,16 @@ log = logging.getLogger("trionsq")
 
 
 def query() -> Query:
-    """The parameters of the request that is being answered; raises as `parse_query`."""
+    """Return the parameters of the current request; raises as `parse_query`."""
     return parse_query(request.query_string)
 
 
 async def next_piece() -> bytes:
-    """The next piece of the request's body, ``b""`` at its end.
+    """Wait for the next piece of the request's body; ``b""`` at its end.
 
     Raises:
-        HttpError: INTERNAL_ERROR if the sender stalls, or only trickles.
-        OverflowError: this is not the end, but the rest was thrown away.
+        HttpError: INTERNAL_ERROR if the sender stalls or is too slow.
+        OverflowError: the body is larger than any endpoint allows; the rest was discarded.
     """
     body = request.body
     assert isinstance(body, BoundedBody)
@@ -34,7 +34,7 @@ async def next_piece() -> bytes:
         piece = await body.next_piece()
     except trio.TooSlowError:
         log.info(
-            "HTTP: %s %s - gave up a body that does not come on, after %d bytes",
+            "HTTP: %s %s - request body too slow, gave up after %d bytes",
             request.method,
             request.path,
             body.received_bytes,
@@ -46,10 +46,10 @@ async def next_piece() -> bytes:
 
 
 async def read_body(max_bytes: int) -> bytes | None:
-    """The whole body, or None as soon as it is known to be larger than ``max_bytes``.
+    """Read the whole body; None as soon as it is larger than ``max_bytes``.
 
     Raises:
-        HttpError: INTERNAL_ERROR if the sender stalls, or only trickles.
+        HttpError: INTERNAL_ERROR if the sender stalls or is too slow.
     """
     body = bytearray()
     try:
@@ -66,14 +66,14 @@ async def read_body(max_bytes: int) -> bytes | None:
 
 
 def number(values: Query, name: str, default: float, low: float, high: float) -> float:
-    """A parameter between ``low`` and ``high``.
+    """Return a parameter between ``low`` and ``high``.
 
     Raises:
         HttpError: INVALID_ARG_ and its name.
     """
-    given = values.get(name.encode())
+    text = values.get(name.encode())
     try:
-        value = default if given is None else float(given)
+        value = default if text is None else float(text)
     except ValueError:
         value = math.nan
     if not low <= value <= high:
@@ -82,7 +82,7 @@ def number(values: Query, name: str, default: float, low: float, high: float) ->
 
 
 def chosen(values: Query, name: str, *choices: str) -> str:
-    """A parameter that is one of ``choices``; the first is the default.
+    """Return a parameter that is one of ``choices``; the first is the default.
 
     Raises:
         HttpError: INVALID_ARG_ and its name.
@@ -94,7 +94,7 @@ def chosen(values: Query, name: str, *choices: str) -> str:
 
 
 def wants_json(values: Query) -> bool:
-    """The parameter ``format``: text or json.
+    """Whether the parameter ``format`` is json, not text.
 
     Raises:
         HttpError: INVALID_ARG_FORMAT.

@@ -52,32 +52,32 @@ def _response(status: int, body: bytes, *headers: tuple[str, str]) -> Response:
 
 
 def text(body: str) -> Response:
-    """A text such as ``OK``."""
+    """Return a text such as ``OK``."""
     return _response(200, body.encode(errors="replace"), _TEXT_TYPE, _NSQ_TYPE)
 
 
 def empty() -> Response:
-    """Success with nothing to say."""
+    """Return success with an empty body."""
     return _response(200, b"", _NSQ_TYPE)
 
 
 def plain(status: int, body: str) -> Response:
-    """A text that is not marked as nsqd's: the answer of /ping."""
+    """Return a text without nsqd's own header: the response of /ping."""
     return _response(status, body.encode(), _TEXT_TYPE)
 
 
 def options(allow: str) -> Response:
-    """The answer to OPTIONS."""
+    """Return the response to OPTIONS."""
     return _response(200, b"", ("Allow", allow))
 
 
 def json_document(value: object) -> Response:
-    """A JSON document. A large one is to be made in turns; see `json_pieces`."""
+    """Return a JSON document. Make a large one in turns; see `json_pieces`."""
     return _response(200, json_bytes(value), _JSON_TYPE, _NSQ_TYPE)
 
 
 def encoded_document(document: bytes) -> Response:
-    """A JSON document that is encoded already. A long one goes out slice by slice."""
+    """Return an encoded JSON document. A long one is sent slice by slice."""
     view = memoryview(document)
     slice_bytes = max(_MIN_SLICE_BYTES, -(-len(view) // _MAX_SLICES))
     return json_pieces(
@@ -86,17 +86,17 @@ def encoded_document(document: bytes) -> Response:
 
 
 def json_pieces(pieces: Sequence[bytes | memoryview]) -> Response:
-    """A JSON document that was made piece by piece."""
+    """Return a JSON document that was made piece by piece."""
     return _in_pieces(pieces, _JSON_TYPE, _NSQ_TYPE)
 
 
 def text_pieces(pieces: Sequence[bytes]) -> Response:
-    """As `text`, of a text that was made piece by piece."""
+    """Return a text that was made piece by piece; else as `text`."""
     return _in_pieces(pieces, _TEXT_TYPE, _NSQ_TYPE)
 
 
 def _in_pieces(pieces: Sequence[bytes | memoryview], *headers: tuple[str, str]) -> Response:
-    """Each piece is sent by itself, so that no step of the event loop copies them all."""
+    """Send each piece by itself, so that no step of the event loop copies them all."""
     response = Response(_one_by_one(pieces), 200)
     del response.headers["Content-Type"]
     response.headers.extend((*headers, ("Content-Length", str(sum(map(len, pieces))))))
@@ -109,7 +109,7 @@ async def _one_by_one(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[byt
 
 
 def error(status: int, code: str, allow: str | None = None) -> Response:
-    """A refusal; ``allow`` are the methods of the path, for a 405."""
+    """Return a refusal; ``allow`` are the methods of the path, for a 405."""
     response = _response(status, json_bytes({"message": code}), _JSON_TYPE, _NSQ_TYPE)
     if allow is not None:
         response.headers["Allow"] = allow
@@ -117,13 +117,13 @@ def error(status: int, code: str, allow: str | None = None) -> Response:
 
 
 def tls_required(https_port: int) -> Response:
-    """The refusal of a request that is to come by HTTPS, in the form that nsqd gives it."""
+    """Return the refusal of a request that has to come by HTTPS, as nsqd writes it."""
     document = {"message": "TLS_REQUIRED", "https_port": https_port}
     return _response(403, json.dumps(document).encode(), _JSON_TYPE, _NSQ_TYPE)
 
 
 def redirect(method: str, location: str) -> Response:
-    """To the right spelling of a path: 301 for GET, else 307, which keeps method and body."""
+    """Return a redirect to a path: 301 for GET, else 307, which keeps method and body."""
     if method != "GET":
         return _response(307, b"", ("Location", location))
     body = f'<a href="{location.translate(_HTML)}">Moved Permanently</a>.\n\n'
@@ -131,12 +131,12 @@ def redirect(method: str, location: str) -> Response:
 
 
 def html(body: str) -> Response:
-    """A page for a browser."""
+    """Return an HTML page."""
     return Response(body.encode(), 200, content_type="text/html; charset=utf-8")
 
 
 def attachment(body: bytes, filename: str, content_type: str) -> Response:
-    """A file to be saved."""
+    """Return a file to be saved."""
     response = Response(body, 200, content_type=content_type)
     response.headers["Content-Disposition"] = f'attachment; filename="{filename}"'
     return response
@@ -148,11 +148,11 @@ def attachment(body: bytes, filename: str, content_type: str) -> Response:
 T = TypeVar("T")
 
 PIECE_BYTES: Final = 64 * 1024
-"""A document that is made in turns is kept, and sent, in pieces of about so many bytes."""
+"""Documents that are made in turns are kept, and sent, in pieces of about this size."""
 
 
 class Pieces:
-    """A document that grows. Small parts are joined, so that few large pieces are kept."""
+    """A growing document. Small parts are joined to a few large pieces."""
 
     __slots__ = ("_parts", "_size_bytes", "pieces")
 
@@ -168,8 +168,8 @@ class Pieces:
         if self._size_bytes >= PIECE_BYTES:
             self._join()
 
-    def end(self) -> list[bytes]:
-        """All pieces."""
+    def finish(self) -> list[bytes]:
+        """Return all pieces."""
         self._join()
         return self.pieces
 
@@ -181,41 +181,41 @@ class Pieces:
 
 
 class _Request(Generic[T]):
-    """Somebody wants a document that nobody has begun to make. Others may join."""
+    """A document that is wanted and not yet begun; further requests for it wait here."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
-        self.made: tuple[T] | None = None
+        self.document: tuple[T] | None = None
 
 
 class SharedDocuments(Generic[T]):
-    """Makes documents, a few at once. Whoever waits for the same one gets the same one.
+    """Makes documents, a few at once, and shares each among the requests that wait for it.
 
-    A document is shared only by those who asked before it was begun, so that everybody sees what
-    happened before they asked.
+    A document is shared only by requests that came before it was begun, so each response shows
+    everything that happened before its request.
     """
 
     def __init__(self, max_at_once: int) -> None:
-        """``max_at_once`` is how many documents are made at the same time."""
+        """``max_at_once``: how many documents are made at the same time."""
         self._limiter = trio.CapacityLimiter(max_at_once)
         self._waiting: dict[Hashable, _Request[T]] = {}
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """The document of that key, which ``make`` makes.
+        """Return the document of that key, made by ``make``.
 
-        If whoever makes it is cancelled or fails, one of those who wait for it makes it.
+        If the request that makes it is cancelled or fails, a waiting request makes it instead.
         """
         while (request := self._waiting.get(key)) is not None:
             await request.ended.wait()
-            if request.made is not None:
-                return request.made[0]
+            if request.document is not None:
+                return request.document[0]
         request = self._waiting[key] = _Request()
         try:
             async with self._limiter:
                 del self._waiting[key]
-                made = await make()
-            request.made = (made,)
-            return made
+                document = await make()
+            request.document = (document,)
+            return document
         finally:
             if self._waiting.get(key) is request:
                 del self._waiting[key]

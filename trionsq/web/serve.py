@@ -1,4 +1,4 @@
-"""HTTP on a socket that is already listening: hypercorn, with bounds and an orderly end."""
+"""HTTP on a listening socket: connections, their orderly end, and applications below a path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trionsq.web.gate import Gate
 from trionsq.web.sites import ends_at_loopback
 
 if TYPE_CHECKING:
-    # They take long to import, and the first requests need not wait for that.
+    # Types only: both take long to import, and the first requests do not wait for that.
     from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
     from trionsq.web.framework import Framework
@@ -29,13 +29,13 @@ log = logging.getLogger("trionsq")
 
 
 Mounts: TypeAlias = "Mapping[str, ASGIFramework]"
-"""By the path that all of theirs begin with: ``/some``, which stands for ``/some/...`` too."""
+"""Applications by the path that they are below: ``/some`` also stands for ``/some/...``."""
 
 NO_MOUNTS: Final[Mounts] = MappingProxyType({})
 
 
 def mounted(app: ASGIFramework, mounts: Mounts) -> ASGIFramework:
-    """``app``, but requests below the paths of ``mounts`` are theirs, with the whole path."""
+    """Return ``app`` with ``mounts``, which get requests below their paths, path unchanged."""
     if not mounts:
         return app
 
@@ -54,24 +54,24 @@ def _chosen(app: ASGIFramework, mounts: Mounts, scope: Scope) -> ASGIFramework:
 
 
 class Front(Protocol):
-    """What may answer a connection's requests before the framework sees them."""
+    """Answers requests of a connection before the framework sees them: the fast path."""
 
     async def watch_connections(self) -> None:
-        """Runs as long as there are connections."""
+        """Run as long as there are connections."""
 
     def end_connections(self) -> None:
-        """End idle connections now, the others after their answer."""
+        """End idle connections now, the others after their response."""
 
     async def serve_connection(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
-        """Serve what is asked for; ``to_loopback``: on a loopback address.
+        """Serve the requests that it can; ``to_loopback``: the connection is to loopback.
 
         Returns:
-            What was read and the framework is to go on with; None: the connection has ended.
+            Input that the framework has to begin with; None: the connection has ended.
         """
 
 
 class WebServer:
-    """Serves connections, each in a task that is started for it."""
+    """Serves connections, each in a task of its own."""
 
     is_plain = True
     """Whether it is HTTP without TLS."""
@@ -79,12 +79,12 @@ class WebServer:
     def __init__(
         self, app: ASGIFramework | None, front: Front | None = None, gate: Gate | None = None
     ) -> None:
-        """Make it.
+        """Make a server.
 
         Args:
-            app: answers what ``front`` does not; None: `prepare` will have it.
-            front: may answer requests first.
-            gate: says how many connections there may be; without it, any number.
+            app: answers what ``front`` does not; None: `prepare` loads it.
+            front: answers requests first, if any.
+            gate: limits the number of connections; without it, there is no limit.
         """
         self._framework: Framework | None = None
         self._loaded = trio.Event()
@@ -95,19 +95,19 @@ class WebServer:
         self._gate = Gate() if gate is None else gate
 
     def load(self, app: ASGIFramework) -> None:
-        """Have ``app`` from now on. Connections that need it have waited for this."""
+        """Use ``app`` from now on. Connections that need it have waited for this."""
         from trionsq.web.framework import Framework
 
         self._framework = Framework(app)
         self._loaded.set()
 
     async def prepare(self) -> None:
-        """Load the application, if none was given. Runs beside the first connections."""
+        """Load the application, if there is none. Runs while the first connections are served."""
 
     async def hold_connections(
         self, task_status: trio.TaskStatus[trio.Nursery] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep the nursery of the connections, apart from the cancellation that ends a listener."""
+        """Hold the nursery of the connections, which outlives the cancellation of the listener."""
         with trio.CancelScope(shield=True) as scope:
             async with trio.open_nursery() as nursery:
                 if self._front is not None:
@@ -121,7 +121,7 @@ class WebServer:
                 nursery.cancel_scope.cancel()
 
     async def end_connections(self) -> None:
-        """Begin the end of `hold_connections`."""
+        """Let `hold_connections` end: idle connections now, the others within a second."""
         self._ending.set()
         if self._framework is not None:
             await self._framework.end_connections()
@@ -129,15 +129,15 @@ class WebServer:
             self._front.end_connections()
 
     async def open(self, accepted: socket.socket) -> Transport:
-        """The transport of a connection; here its bytes as they are.
+        """Return the transport of a connection; here its bytes as they are.
 
         Raises:
-            OSError: it can't be had.
+            OSError: the connection broke.
         """
         return SocketTransport(accepted)
 
     def accept(self, accepted: socket.socket, connections: trio.Nursery) -> None:
-        """Serve a connection in a task of its own, or close it if there are too many."""
+        """Serve a connection in a task of its own, or close it if the limit is reached."""
         limit = self._gate.connections
         if limit.admit(accepted, is_plain=self.is_plain):
             name = f"http client {peer_address(accepted)}"
@@ -146,7 +146,7 @@ class WebServer:
     async def serve(
         self, accepted: socket.socket, ended: Callable[[], None] = lambda: None
     ) -> None:
-        """A connection's life. What goes wrong costs it alone. ``ended`` is called at the end."""
+        """Serve one connection. Its errors end it alone. ``ended`` is called at the end."""
         try:
             transport = await self.open(accepted)
             unread = await self._before_the_framework(transport, accepted)
@@ -159,7 +159,7 @@ class WebServer:
         except* OSError as errors:
             log.debug("HTTP: connection lost: %s", first_error(errors))
         except* Exception:
-            # A defect of ours or of a library.
+            # A defect, of ours or of a library.
             log.exception("HTTP: connection failed")
         finally:
             trio.lowlevel.notify_closing(accepted)
@@ -181,7 +181,7 @@ async def serve_web(
 ) -> None:
     """Accept and serve until cancelled, then close ``sock``, which is listening.
 
-    On cancellation idle connections end at once, the others after their answer or a second.
+    On cancellation idle connections end at once, the others after their response or a second.
     """
     async with trio.open_nursery() as nursery:
         connections = await nursery.start(server.hold_connections, name="http clients")

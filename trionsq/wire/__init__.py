@@ -1,8 +1,10 @@
 """Bytes to commands and frames and back, for both roles. No trio, no clock, no I/O.
 
-- `errors`, `names`, `states`: what is refused, what is valid, what is allowed when
-- `identify` (with `gojson`): the negotiation
-- `server` (with `params`, `runs`, `mpub`, `bodies`, `events`): nsqd's side, bytes to events
+- `errors`, `names`, `states`: refusals, valid names, and which command is allowed in which state
+- `server`: nsqd reads commands; with `lines` (command lines and runs of them), `mpub`, and `bodies`
+- `events`: the commands that `server` gives out
 - `frames`: what nsqd writes
-- `commands`, `client`, `columns`: the client's side
+- `commands`, `client`: what a client writes, and reads
+- `identify`, `auth`, `lookup`: the documents of IDENTIFY, of auth servers and of nsqlookupd
+- `gojson`: JSON as Go reads it, for these documents and for nsqd.dat
 """

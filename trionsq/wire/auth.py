@@ -1,8 +1,8 @@
-"""What an auth server is asked and what it allows. No I/O, no clock.
+"""Requests to auth servers, and the grants in their answers. No I/O, no clock.
 
-Patterns are RE2's, as in the original, whose matching takes time linear in the text whatever the
-pattern: an auth server that lies can't stop the broker with one. What compiling and matching cost
-is bounded by the sizes below; an answer beyond them is refused like any other invalid one.
+Patterns are RE2's, as in the original. Matching takes time linear in the text for any pattern, so a
+hostile auth server can't stop the broker with one. The limits below bound the cost of compiling and
+matching; an answer beyond them is refused as invalid.
 
 Spec: tcp-protocol, section 9.
 """
@@ -12,18 +12,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import _lru_cache_wrapper, lru_cache
+from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from trionsq.hostport import format_address
 from trionsq.wire import gojson
 
-if TYPE_CHECKING:
-    from functools import _lru_cache_wrapper
-
 __all__ = [
-    "ANSWER_NBYTES_MAX",
+    "MAX_ANSWER_BYTES",
     "Grant",
     "Question",
     "answer",
@@ -33,39 +30,39 @@ __all__ = [
     "read_grant",
 ]
 
-ANSWER_NBYTES_MAX: Final = 512 * 1024
-"""Bytes of an auth server's answer that are read. Some 48 are read at a time."""
+MAX_ANSWER_BYTES: Final = 512 * 1024
+"""Limit on an auth server's answer. About 48 answers are read at the same time."""
 
-# Different ones in an answer. A usual one takes 25 us to compile.
-_PATTERNS_MAX: Final = 4096
-# Instructions of them all: compiling and matching take time in proportion to it, so an answer costs
-# some 30 ms at the very worst. A usual pattern has about ten.
-_INSTRUCTIONS_MAX: Final = 50_000
-# What the patterns of an answer may take, by the limits that they were compiled with: 4,096 small
-# ones. A usual pattern takes 3 kB of its 16.
-_GRANT_NBYTES_MAX: Final = 64 * 1024 * 1024
-# Patterns with repetitions: a topic that is published to for the first time is searched for all.
-_SEARCHES_MAX: Final = 16_384
-# Topics whose verdict a grant remembers.
-_VERDICTS_MAX: Final = 1024
-_TTL_MAX_S: Final = 2**63 - 1
-_PORT_MAX: Final = 65_535
-# Go writes these so, lest the JSON be taken for HTML or JavaScript.
+# Different patterns in an answer. A usual one takes 25 us to compile.
+_MAX_PATTERNS: Final = 4096
+# Instructions of all patterns of an answer. Compiling and matching take time in proportion to them:
+# 30 ms for an answer at worst. A usual pattern has about ten.
+_MAX_INSTRUCTIONS: Final = 50_000
+# Memory of all patterns of an answer, by the limits that they were compiled with: 4,096 small ones.
+# A usual pattern uses 3 kB of its 16.
+_MAX_GRANT_BYTES: Final = 64 * 1024 * 1024
+# Patterns, repeated ones included. The first publish to a topic searches for all of them.
+_MAX_SEARCHES: Final = 16_384
+# Topics for which a grant caches its verdict.
+_MAX_VERDICTS: Final = 1024
+_MAX_TTL_S: Final = 2**63 - 1
+_MAX_PORT: Final = 65_535
+# Go escapes these, so that JSON is never read as HTML or JavaScript.
 _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 Pattern = Callable[[str], object]
-"""Searches a text: something else than None if the pattern is found."""
+"""Searches a text; returns None if the pattern does not occur in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What nsqd tells an auth server of a client.
+    """The request of nsqd to an auth server, about one client.
 
     Attributes:
-        secret: that the client sent with AUTH.
-        remote_ip: its address.
-        tls: whether its connection is encrypted.
-        common_name: of its TLS certificate, else empty.
+        secret: the secret of the client's AUTH.
+        remote_ip: the client's address.
+        tls: whether the connection is encrypted.
+        common_name: common name of the client's TLS certificate, else empty.
     """
 
     secret: bytes = field(repr=False)
@@ -74,7 +71,7 @@ class Question:
     common_name: str
 
     def query(self) -> str:
-        """For a GET: keys sorted, values URL encoded."""
+        """Return the query of a GET: keys sorted, values URL encoded."""
         return urlencode(
             {
                 "common_name": self.common_name,
@@ -85,7 +82,7 @@ class Question:
         )
 
     def body(self) -> bytes:
-        """For a POST: a JSON object of lists with the same keys."""
+        """Return the body of a POST: a JSON object of lists with the same keys."""
         return json.dumps(
             {
                 "common_name": [self.common_name],
@@ -98,28 +95,28 @@ class Question:
 
 
 def question_url(address: str) -> str:
-    """Where an auth server is asked, without the query.
+    """Return the URL of an auth server, without the query.
 
     Args:
-        address: ``host:port``, or a full URL that is taken as it is.
+        address: ``host:port``, or a full URL, which is used unchanged.
     """
     return address if "://" in address else f"http://{address}/auth"
 
 
 def https_retry_url(url: str, body: bytes) -> str | None:
-    """Where to ask again after a 403 from ``url``; None if that was a refusal like any other.
+    """Return the URL to request again after a 403; None if the 403 was a refusal.
 
     Args:
-        url: that was asked, without the query.
-        body: of the answer: JSON with an ``https_port`` says that the server wants https.
+        url: the URL that answered, without the query.
+        body: the body of the answer. JSON with an ``https_port`` means that the server wants https.
     """
     try:
         parts = urlsplit(url)
-        said = _document(body)
+        members = _document(body)
     except ValueError:
         return None
-    port = said.get("https_port")
-    if parts.scheme != "http" or type(port) is not int or not 0 < port <= _PORT_MAX:
+    port = members.get("https_port")
+    if parts.scheme != "http" or type(port) is not int or not 0 < port <= _MAX_PORT:
         return None
     netloc = format_address(parts.hostname or "", port)
     return parts._replace(scheme="https", netloc=netloc).geturl()
@@ -139,12 +136,12 @@ class _Authorization:
 
 
 class Grant:
-    """What an auth server allows a client, for some time.
+    """The rights that an auth server gives a client, for a limited time.
 
     Attributes:
         identity, identity_url: who it says the client is; may be empty.
         ttl_s: how long the grant holds, in seconds.
-        verdicts: what `may_publish` has found, by topic, for those who ask again and again.
+        verdicts: cached results of `may_publish`, by topic.
     """
 
     __slots__ = ("_authorizations", "identity", "identity_url", "ttl_s", "verdicts")
@@ -162,14 +159,14 @@ class Grant:
         return f"<Grant {self.identity!r} authorizations={len(self)} ttl={self.ttl_s}s>"
 
     def __len__(self) -> int:
-        """Entries in the list of authorizations."""
+        """Number of entries in the list of authorizations."""
         return len(self._authorizations)
 
     def may_publish(self, topic: str) -> bool:
-        """Whether an entry allows to publish there: one of its channels matches the empty name."""
+        """Tell whether an entry allows to publish: one of its channels matches the empty name."""
         verdict = self.verdicts.get(topic)
         if verdict is None:
-            if len(self.verdicts) == _VERDICTS_MAX:
+            if len(self.verdicts) == _MAX_VERDICTS:
                 self.verdicts.clear()
             verdict = any(
                 entry.publish and entry.matches(topic, "") for entry in self._authorizations
@@ -178,14 +175,14 @@ class Grant:
         return verdict
 
     def may_subscribe(self, topic: str, channel: str) -> bool:
-        """Whether an entry allows to subscribe there."""
+        """Tell whether an entry allows to subscribe."""
         return any(
             entry.subscribe and entry.matches(topic, channel) for entry in self._authorizations
         )
 
 
 def answer(grant: Grant) -> bytes:
-    """The data of the frame that answers AUTH."""
+    """Return the data of the frame that answers AUTH."""
     members = {
         "identity": grant.identity,
         "identity_url": grant.identity_url,
@@ -196,22 +193,22 @@ def answer(grant: Grant) -> bytes:
 
 
 def read_grant(body: bytes) -> Grant:
-    """Read what an auth server answered with status 200.
+    """Return the grant in an auth server's answer with status 200.
 
     Raises:
-        ValueError: it is invalid; the text quotes nothing of it.
+        ValueError: the answer is invalid. The text quotes nothing of it.
     """
     members = _document(body)
     ttl_s = members.get("ttl", 0)
-    if type(ttl_s) is not int or not 0 < ttl_s <= _TTL_MAX_S:
-        raise ValueError("ttl is no whole number of seconds above 0")
+    if type(ttl_s) is not int or not 0 < ttl_s <= _MAX_TTL_S:
+        raise ValueError("ttl is not a whole number of seconds above 0")
     entries = [_entry(entry) for entry in _array(members, "authorizations")]
-    # Compiled one after the other up to the limit, too many would cost as much as the most allowed.
+    # Counted before compiling: otherwise too many patterns would cost as much as the limit allows.
     distinct = {text for entry in entries for text in (entry.topic, *entry.channels)}
-    if len(distinct) > _PATTERNS_MAX:
-        raise ValueError(f"more than {_PATTERNS_MAX} patterns")
-    if sum(1 + len(entry.channels) for entry in entries) > _SEARCHES_MAX:
-        raise ValueError(f"more than {_SEARCHES_MAX} patterns, with repetitions")
+    if len(distinct) > _MAX_PATTERNS:
+        raise ValueError(f"more than {_MAX_PATTERNS} patterns")
+    if sum(1 + len(entry.channels) for entry in entries) > _MAX_SEARCHES:
+        raise ValueError(f"more than {_MAX_SEARCHES} patterns, with repetitions")
     patterns = _Patterns()
     authorizations = [_authorization(entry, patterns) for entry in entries]
     return Grant(
@@ -225,69 +222,69 @@ def read_grant(body: bytes) -> Grant:
 class _Compiled(NamedTuple):
     search: Pattern
     instructions: int
-    nbytes_max: int
+    max_bytes: int
 
 
 class _NotCompiled(Exception):
-    """It is no pattern, or one that takes more memory than it may."""
+    """Not a pattern, or one that needs too much memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """How large a pattern may be, and how many such are kept: answers have the same ones as a rule.
+    """Limits for patterns of one size. Compiled patterns are cached: most answers repeat them.
 
     Attributes:
-        text_max: characters of its text.
-        nbytes_max: of the compiled pattern with what it remembers of its matches.
+        max_text: characters of its text.
+        max_bytes: of the compiled pattern with what it remembers of its matches.
         kept: patterns.
     """
 
-    text_max: int
-    nbytes_max: int
+    max_text: int
+    max_bytes: int
     kept: int
 
 
-# Of usual patterns all are kept that an answer may have, of others few: 124 MiB are the most that
-# texts (of four bytes for each character) and patterns can take together.
+# The cache holds all usual patterns of an answer, and few larger ones. Texts (four bytes for each
+# character) and patterns together take 124 MiB at most.
 _SIZES: Final = (
-    _Size(text_max=1024, nbytes_max=16 * 1024, kept=_PATTERNS_MAX),
-    _Size(text_max=8 * 1024, nbytes_max=128 * 1024, kept=128),
-    _Size(text_max=ANSWER_NBYTES_MAX, nbytes_max=1024 * 1024, kept=8),
+    _Size(max_text=1024, max_bytes=16 * 1024, kept=_MAX_PATTERNS),
+    _Size(max_text=8 * 1024, max_bytes=128 * 1024, kept=128),
+    _Size(max_text=MAX_ANSWER_BYTES, max_bytes=1024 * 1024, kept=8),
 )
 
 
 def _compiler(size: _Size) -> _lru_cache_wrapper[_Compiled]:
-    """What compiles patterns of a size; it raises `_NotCompiled` for others."""
+    """Return a cached compiler for patterns of a size; it raises `_NotCompiled` for others."""
 
     @lru_cache(maxsize=size.kept)
     def compiled(text: str) -> _Compiled:
-        # Not above: 4 MiB of memory that an nsqd without auth servers does without.
+        # Imported here: it takes 4 MiB, which an nsqd without auth servers saves.
         import re2
 
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
-        options.max_mem = size.nbytes_max
+        options.max_mem = size.max_bytes
         try:
             pattern = re2.compile(text, options)
         except re2.error:
             raise _NotCompiled from None
-        return _Compiled(pattern.search, pattern.programsize, size.nbytes_max)
+        return _Compiled(pattern.search, pattern.programsize, size.max_bytes)
 
     return compiled
 
 
-_COMPILERS: Final = tuple((size.text_max, _compiler(size)) for size in _SIZES)
+_COMPILERS: Final = tuple((size.max_text, _compiler(size)) for size in _SIZES)
 
 
 def _compiled(text: str) -> _Compiled:
-    """A pattern, compiled within the smallest limit that it fits in.
+    """Return a pattern compiled within the smallest limits that it fits in.
 
     Raises:
-        ValueError: it is none.
+        ValueError: not a pattern.
     """
-    for text_max, compiler in _COMPILERS:
-        if len(text) <= text_max:
+    for max_text, compiler in _COMPILERS:
+        if len(text) <= max_text:
             try:
                 return compiler(text)
             except _NotCompiled:
@@ -296,7 +293,7 @@ def _compiled(text: str) -> _Compiled:
 
 
 def load_patterns() -> None:
-    """Load the library for patterns now, which takes 20 ms, and not with the first answer."""
+    """Load the library for patterns now, which takes 20 ms, instead of at the first answer."""
     _compiled("")
 
 
@@ -309,21 +306,25 @@ class _Patterns:
         self._nbytes = 0
 
     def compile(self, text: str) -> Pattern:
-        """Raises ValueError if it is no pattern, or all are too large together."""
+        """Return a compiled pattern.
+
+        Raises:
+            ValueError: not a pattern, or all patterns together are too large.
+        """
         search = self._searches.get(text)
         if search is not None:
             return search
-        search, instructions, nbytes_max = _compiled(text)
+        search, instructions, max_bytes = _compiled(text)
         self._instructions += instructions
-        self._nbytes += nbytes_max
-        if self._instructions > _INSTRUCTIONS_MAX or self._nbytes > _GRANT_NBYTES_MAX:
+        self._nbytes += max_bytes
+        if self._instructions > _MAX_INSTRUCTIONS or self._nbytes > _MAX_GRANT_BYTES:
             raise ValueError("the patterns are too large")
         self._searches[text] = search
         return search
 
 
 class _Entry(NamedTuple):
-    """An authorization as it was sent."""
+    """An authorization before its patterns are compiled."""
 
     topic: str
     channels: list[str]

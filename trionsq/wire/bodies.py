@@ -1,8 +1,8 @@
-"""Message bodies as they came from the socket: many in one object, cut out late and in bulk.
+"""Message bodies as they came from the socket: many in one buffer, sliced late and in bulk.
 
-Messages of one size lie in one `bytes` object at a fixed stride, whatever stands between them
-(the size fields of an MPUB, the command lines of a run of PUBs). Messages of several sizes lie in
-one object as well, with a table of their ends.
+Messages of one size lie in one `bytes` object at a fixed stride, with other bytes between them (the
+size fields of an MPUB, the command lines of a run of PUBs). Messages of several sizes lie in one
+object as well, with a table of their ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 __all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies", "slice_fields"]
 
-# Records that one call of `Struct` takes. More gain little, and each count has a Struct of its own.
+# Records unpacked by one call of `Struct`. More gain little, and each count needs its own Struct.
 _AT_ONCE: Final = 32
 
 
@@ -28,7 +28,7 @@ def _fields(before: int, size: int, after: int, count: int) -> Struct:
 def slice_fields(
     buffer: bytes, before: int, size: int, after: int, first: int, last: int
 ) -> list[bytes]:
-    """The fields of the records ``first`` to ``last`` (exclusive), each a `bytes` object.
+    """Return one field of the records ``first`` to ``last`` (exclusive), each a `bytes` object.
 
     A record is ``before`` bytes, the field of ``size`` bytes, and ``after`` bytes.
     """
@@ -62,17 +62,17 @@ class Bodies(Protocol):
     def size(self) -> int: ...
 
     def slice(self, first: int, last: int) -> Sequence[bytes]:
-        """The bodies ``first`` to ``last`` (exclusive), each a `bytes` object of its own."""
+        """Return the bodies ``first`` to ``last`` (exclusive), each a `bytes` object."""
 
     def body_at(self, index: int) -> bytes:
-        """The body at ``index``."""
+        """Return the body at ``index``."""
 
     def copy_range(self, first: int, last: int) -> Bodies:
-        """The bodies ``first`` to ``last`` (exclusive), which hold no memory of the others."""
+        """Return the bodies ``first`` to ``last`` (exclusive), without the memory of the others."""
 
 
 class StridedBodies:
-    """Bodies of one size, each preceded by ``gap`` bytes that are of no interest."""
+    """Bodies of one size in one buffer, each after ``gap`` other bytes."""
 
     __slots__ = ("_buffer", "_gap", "count", "nbytes", "size")
 
@@ -97,12 +97,12 @@ class StridedBodies:
 
 
 class PackedBodies:
-    """Bodies of any size in one buffer, each preceded by ``gap`` bytes that are of no interest."""
+    """Bodies of any size in one buffer, each after ``gap`` other bytes."""
 
     __slots__ = ("_buffer", "_ends", "_gap", "count", "nbytes", "size")
 
     def __init__(self, buffer: bytes, ends: Sequence[int], gap: int) -> None:
-        """``ends`` is where the first record begins, and where each one ends."""
+        """``ends`` has the start of the first record, and the end of each record."""
         self._buffer = buffer
         self._ends = array("I", ends)
         self._gap = gap
@@ -125,12 +125,12 @@ class PackedBodies:
 
 
 class ListBodies:
-    """Bodies of any size, each an object of its own."""
+    """Bodies of any size, each a `bytes` object."""
 
     __slots__ = ("_bodies", "count", "nbytes", "size")
 
     def __init__(self, bodies: list[bytes]) -> None:
-        """``bodies`` is not empty and belongs to this object from now on."""
+        """``bodies`` must not be empty, and may not change afterwards."""
         self._bodies = bodies
         self.count = len(bodies)
         self.nbytes = sum(map(len, bodies))

@@ -52,13 +52,13 @@ _unpack_message = struct.Struct(">qH16s").unpack_from
 
 
 class Response(NamedTuple):
-    """An answer: ``OK``, ``CLOSE_WAIT``, ``_heartbeat_``, or JSON after IDENTIFY and AUTH."""
+    """A response: ``OK``, ``CLOSE_WAIT``, ``_heartbeat_``, or JSON after IDENTIFY and AUTH."""
 
     data: bytes
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether nsqd asks for a sign of life; it answers no command."""
+        """Whether this is a heartbeat, which answers no command."""
         return self.data == HEARTBEAT_DATA
 
 

@@ -1,8 +1,8 @@
-"""Commands that a client writes: each function returns the bytes of one.
+"""Commands that a client writes: each function returns the bytes of one command.
 
-What nsqd would refuse whatever its options are (a bad name, an empty body) raises ValueError
-here instead, since most refusals cost the connection. Limits that are options of nsqd, such as
---max-rdy-count, are not known here.
+Arguments that every nsqd refuses (a bad name, an empty body) raise ValueError here, because most
+refusals cost the connection. Limits that are options of nsqd, such as --max-rdy-count, are not
+checked here.
 
 Spec: tcp-protocol, sections 2, 3 and 6 to 13.
 """
@@ -19,8 +19,8 @@ from trionsq.wire.names import is_valid_name
 from trionsq.wire.states import MAGIC_V2
 
 __all__ = [
-    "DELAY_MS_MAX",
     "MAGIC_V2",
+    "MAX_DELAY_MS",
     "auth",
     "close",
     "finish",
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 
-DELAY_MS_MAX = (2**63 - 1) // 1_000_000
+MAX_DELAY_MS = (2**63 - 1) // 1_000_000
 """nsqd counts in int64 nanoseconds; a longer delay would overflow there."""
 
 _MAX_BODY_BYTES = 2**31 - 1
-_COUNT_MAX = 2**63 - 1
+_MAX_COUNT = 2**63 - 1
 _MESSAGE_ID = re.compile(rb"[0-9a-f]{16}")
 _pack_size = struct.Struct(">i").pack
 
@@ -69,7 +69,7 @@ def subscribe(topic: str, channel: str) -> bytes:
 
 def ready(count: int) -> bytes:
     """Return RDY: at most `count` messages in flight; below zero raises ValueError."""
-    return b"RDY %d\n" % _bounded(count, _COUNT_MAX, "RDY count")
+    return b"RDY %d\n" % _bounded(count, _MAX_COUNT, "RDY count")
 
 
 def finish(message_id: bytes) -> bytes:
@@ -83,7 +83,7 @@ def requeue(message_id: bytes, delay_ms: int) -> bytes:
     Raises:
         ValueError: the id is not 16 hex digits, or the delay is below zero or absurdly long.
     """
-    delay_ms = _bounded(delay_ms, DELAY_MS_MAX, "requeue delay in ms")
+    delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "requeue delay in ms")
     return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
 
 
@@ -103,7 +103,7 @@ def publish_deferred(topic: str, delay_ms: int, body: bytes) -> bytes:
     Raises:
         ValueError: invalid topic, empty body, or a delay below zero or absurdly long.
     """
-    delay_ms = _bounded(delay_ms, DELAY_MS_MAX, "publish delay in ms")
+    delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "publish delay in ms")
     line = b"DPUB %b %d\n" % (_name(topic, "topic"), delay_ms)
     return line + _sized(body, "message body")
 
@@ -128,7 +128,7 @@ def nop() -> bytes:
 
 
 def close() -> bytes:
-    """Return CLS: no more messages, please; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
+    """Return CLS: stop deliveries; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
     return b"CLS\n"
 
 

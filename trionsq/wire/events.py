@@ -1,6 +1,6 @@
-"""What a client asked of nsqd, as the parser hands it to the broker.
+"""Commands of a client, as the parser gives them to the broker.
 
-An event stands for all equal commands that were read in one go: a run of FINs, a run of PUBs to
+One event stands for all equal commands that were read together: a run of FINs, or a run of PUBs to
 one topic. NOP has no event.
 """
 
@@ -43,7 +43,7 @@ class Auth:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """SUB. Once it is handed out the parser takes the connection for subscribed."""
+    """SUB. After this event the parser treats the connection as subscribed."""
 
     topic: str
     channel: str
@@ -85,7 +85,7 @@ class StartClose:
 
 @dataclass(slots=True)
 class Publish:
-    """A run of PUBs to one topic: each body is a command and wants its own answer."""
+    """A run of PUBs to one topic: each body is one command with an answer of its own."""
 
     topic: str
     bodies: Bodies
@@ -102,9 +102,9 @@ class PublishDeferred:
 
 @dataclass(frozen=True, slots=True)
 class PublishManyBegins:
-    """The line of an MPUB whose body is not wholly there, or is refused.
+    """The line of an MPUB whose body has not arrived whole, or is refused.
 
-    nsqd creates the topic before it reads the body, so the broker hears of it.
+    nsqd creates the topic before it reads the body, so the broker needs this event.
     """
 
     topic: str
@@ -112,7 +112,7 @@ class PublishManyBegins:
 
 @dataclass(frozen=True, slots=True)
 class PublishMany:
-    """MPUB, whole and valid: all of it is queued or nothing, with one answer."""
+    """MPUB, whole and valid: all messages are queued or none, with one answer."""
 
     topic: str
     bodies: Bodies

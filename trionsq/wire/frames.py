@@ -1,4 +1,4 @@
-"""Frames that nsqd writes: ``[size:4][frame type:4][data]``, and the ones that are ready made.
+"""Frames that nsqd writes: ``[size:4][frame type:4][data]``, and constant frames.
 
 Spec: tcp-protocol, sections 4 (frames) and 5 (message frame data).
 """
@@ -31,7 +31,7 @@ FRAME_MESSAGE = 2
 
 MESSAGE_ID_BYTES = 16
 MESSAGE_META_BYTES = 26
-"""What comes before the body in a message frame's data: timestamp, attempts and id."""
+"""Size of the fields before the body in a message frame: timestamp, attempts and id."""
 
 HEARTBEAT_DATA = b"_heartbeat_"
 
@@ -66,7 +66,7 @@ def message_frame(timestamp_ns: int, attempts: int, message_id: bytes, body: byt
         timestamp_ns: time of publishing, nanoseconds since the epoch.
         attempts: how often the message was delivered, this time included; wraps at 16 bits.
         message_id: 16 hex digits.
-        body: what was published.
+        body: the message body.
 
     Raises:
         ValueError: the id is not 16 bytes long.

@@ -1,7 +1,6 @@
-"""IDENTIFY: what a client asks for, what nsqd allows, and what is then in force.
+"""IDENTIFY: features that a client requests, limits of nsqd, and the result.
 
-Spec: tcp-protocol, section 8. The JSON is read as strictly, and as leniently, as Go reads it
-into a struct, because that is what clients in the field were tried against.
+Spec: tcp-protocol, section 8. `trionsq.wire.gojson` reads the JSON.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ __all__ = ["Negotiated", "ServerFeatures", "answer", "negotiate"]
 HEARTBEAT_INTERVAL_MS = 30_000
 OUTPUT_BUFFER_SIZE_BYTES = 16_384
 DEFLATE_LEVEL = 6
-# The least that nsqd takes; the upper ends are options.
-_HEARTBEAT_INTERVAL_MS_MIN = 1_000
-_MSG_TIMEOUT_MS_MIN = 1_000
-_OUTPUT_BUFFER_SIZE_MIN = 64
-_SAMPLE_RATE_MAX = 99
+# Lower limits; the upper limits are options.
+_MIN_HEARTBEAT_INTERVAL_MS = 1_000
+_MIN_MSG_TIMEOUT_MS = 1_000
+_MIN_OUTPUT_BUFFER_BYTES = 64
+_MAX_SAMPLE_RATE = 99
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFeatures:
-    """What this nsqd has and allows, with the defaults of its options (sizes in bytes)."""
+    """Features and limits of this nsqd, with the defaults of its options (sizes in bytes)."""
 
     version: str = "1.3.0"
     max_rdy_count: int = 2_500
@@ -48,7 +47,7 @@ class ServerFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Negotiated:
-    """What is in force on one connection (sizes in bytes)."""
+    """The settings of one connection (sizes in bytes)."""
 
     client_id: str
     hostname: str
@@ -69,7 +68,7 @@ class Negotiated:
 
     @classmethod
     def default(cls, features: ServerFeatures, identifier: str = "") -> Negotiated:
-        """Return what is in force for a client that never sent IDENTIFY.
+        """Return the settings of a client that never sent IDENTIFY.
 
         Args:
             features: of this nsqd.
@@ -120,13 +119,13 @@ _INT_BITS = {"sample_rate": 32}
 def negotiate(
     body: bytes, features: ServerFeatures, current: Negotiated | None = None
 ) -> Negotiated:
-    """Decide what an IDENTIFY with this body brings in force.
+    """Return the settings that an IDENTIFY with this body results in.
 
     Args:
         body: the JSON object, without its size.
         features: of this nsqd.
-        current: what is in force now, when IDENTIFY is not the connection's first: a value of
-            0, or none, leaves heartbeat interval, output buffer and msg_timeout as they are.
+        current: the present settings, if this is not the connection's first IDENTIFY: a value
+            of 0, or none, leaves heartbeat interval, output buffer and msg_timeout as they are.
 
     Raises:
         ProtocolError: E_BAD_BODY for JSON that cannot be read and for values out of range,
@@ -136,7 +135,7 @@ def negotiate(
     current = current or Negotiated.default(features)
     heartbeat_interval_ms = _heartbeat_interval_ms(request, features, current)
     buffer_size, buffer_timeout_ms = _output_buffer(request, features, current)
-    if not 0 <= request.sample_rate <= _SAMPLE_RATE_MAX:
+    if not 0 <= request.sample_rate <= _MAX_SAMPLE_RATE:
         _refuse("sample rate", request.sample_rate)
     msg_timeout_ms = _msg_timeout_ms(request, features, current)
     upgrade = request.feature_negotiation
@@ -201,7 +200,7 @@ def _heartbeat_interval_ms(
         return current.heartbeat_interval_ms
     if wish == -1:
         return None
-    if not _HEARTBEAT_INTERVAL_MS_MIN <= wish <= features.max_heartbeat_interval_ms:
+    if not _MIN_HEARTBEAT_INTERVAL_MS <= wish <= features.max_heartbeat_interval_ms:
         _refuse("heartbeat interval", wish)
     return wish
 
@@ -215,7 +214,7 @@ def _output_buffer(
     longest_ms = features.max_output_buffer_timeout_ms
     if timeout_ms not in (0, -1) and not shortest_ms <= timeout_ms <= longest_ms:
         _refuse("output buffer timeout", timeout_ms)
-    smallest, largest = _OUTPUT_BUFFER_SIZE_MIN, features.max_output_buffer_size
+    smallest, largest = _MIN_OUTPUT_BUFFER_BYTES, features.max_output_buffer_size
     if size not in (0, -1) and not smallest <= size <= largest:
         _refuse("output buffer size", size)
     if size == -1:
@@ -229,7 +228,7 @@ def _msg_timeout_ms(request: _Request, features: ServerFeatures, current: Negoti
     wish = request.msg_timeout
     if wish == 0:
         return current.msg_timeout_ms
-    if not _MSG_TIMEOUT_MS_MIN <= wish <= features.max_msg_timeout_ms:
+    if not _MIN_MSG_TIMEOUT_MS <= wish <= features.max_msg_timeout_ms:
         _refuse("msg timeout", wish)
     return wish
 

@@ -54,7 +54,7 @@ class LineTooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommandLimits:
-    """What the parser refuses by size or range (options of the same names)."""
+    """Limits on sizes and ranges in commands (options of the same names)."""
 
     max_msg_size: int = 1048576
     max_body_size: int = 5242880
@@ -68,7 +68,7 @@ def _split(line: bytes) -> Params:
 
 
 def split_line(line: bytes) -> Params:
-    """The command and its parameters. Publishers repeat their lines, so these are remembered."""
+    """Return the command and its parameters. Lines of MPUB are cached."""
     if line.startswith(b"MPUB ") and len(line) <= _MAX_CACHED_LINE_BYTES:
         return _split_cached(line)
     return _split(line)
@@ -78,7 +78,7 @@ _split_cached = lru_cache(maxsize=4096)(_split)
 
 
 def pub_topic(line: bytes) -> str:
-    """The topic of a PUB. Publishers repeat their lines, so these are remembered."""
+    """Return the topic of a PUB. Lines are cached."""
     if len(line) <= _MAX_CACHED_LINE_BYTES:
         return _pub_topic_cached(line)
     return _parse_pub_topic(line)
@@ -96,7 +96,7 @@ _pub_topic_cached = lru_cache(maxsize=4096)(_parse_pub_topic)
 
 @lru_cache(maxsize=4096)
 def valid_name(name: bytes, code: str, what: str) -> str:
-    """The topic or channel name. Errors are not remembered, so the cache holds short names only."""
+    """Return a topic or channel name. Errors are not cached, so the cache has short names only."""
     if not is_valid_name(name):
         raise ProtocolError(code, b"%b %b is not valid" % (what.encode(), quote(name)))
     return name.decode()
@@ -112,9 +112,9 @@ def parse_message_id(params: Params, command: str, count: int) -> bytes:
 
 
 def _parse_digits(text: bytes) -> int | None:
-    """The value of a string of digits: 0 for none, None for anything else.
+    """Return the value of a string of digits: 0 if it is empty, None if it has other characters.
 
-    Numbers too large for any limit are cut to one that is still too large.
+    A number that is too large for any limit becomes one that is still too large.
     """
     if not text:
         return 0
@@ -169,8 +169,8 @@ def parse_deferred(params: Params, max_req_timeout_ms: int) -> tuple[str, int]:
 
 
 def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
-    """The ids of the FINs that follow each other from ``pos`` on, as far as they look usual."""
-    # Looked at in growing windows, so that the cost follows the run and not what lies behind it.
+    """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
+    # The window grows, so that the cost depends on the run and not on the data behind it.
     end = len(buffer)
     window = _FIRST_WINDOW
     start = pos
@@ -188,7 +188,7 @@ def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
 
 
 def _all_fins(run: bytes, count: int) -> bool:
-    # With the hex digits gone, and blank and newline where they belong, all lines are FINs.
+    # Without hex digits, and with each space and newline in its place, all lines are FINs.
     return (
         run.translate(None, _HEX) == b"FIN \n" * count
         and run[3::FIN_LINE_BYTES] == b" " * count
@@ -199,9 +199,9 @@ def _all_fins(run: bytes, count: int) -> bool:
 def pub_run(
     buffer: bytes | bytearray, start: int, line: bytes, max_msg_size: int
 ) -> tuple[Bodies, int]:
-    """The bodies of the PUBs with this very line from ``start`` on, and where they end.
+    """Return the bodies of the PUBs with this same line from ``start`` on, and where they end.
 
-    The first is known to be whole and valid; the run ends before one that is not.
+    The caller has checked the first PUB. The run ends before one that is incomplete or invalid.
     """
     head = len(line) + _FIELD
     (size,) = _INT32.unpack_from(buffer, start + len(line))

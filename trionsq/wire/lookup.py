@@ -1,4 +1,4 @@
-"""The client's side of nsqlookupd's TCP protocol V1: what an nsqd says, and what it is answered.
+"""The client's side of nsqlookupd's TCP protocol V1: commands of nsqd, and the answers.
 
 No I/O. Spec: nsqlookupd, section 1; nsqd-internals, section 9.
 """
@@ -17,7 +17,7 @@ __all__ = [
     "MAGIC_V1",
     "OK",
     "PING",
-    "SIZE_NBYTES",
+    "SIZE_BYTES",
     "LookupAnswerError",
     "LookupdInfo",
     "answer_size",
@@ -28,25 +28,25 @@ __all__ = [
 ]
 
 MAGIC_V1: Final = b"  V1"
-"""What a client sends first."""
+"""The first bytes of every connection."""
 PING: Final = b"PING\n"
 OK: Final = b"OK"
 """The answer to every command but IDENTIFY."""
-SIZE_NBYTES: Final = 4
+SIZE_BYTES: Final = 4
 """Each answer begins with its size; it has no frame type."""
 
-_SHOWN_NBYTES_MAX: Final = 100
-# What may stand for a host in a URL: nothing that could end the host, or the line it is in.
+_MAX_SHOWN_BYTES: Final = 100
+# Characters of a host in a URL: none that could end the host, or its line.
 _HOST: Final = re.compile(r"[A-Za-z0-9._~:%-]{1,255}")
 _SIZE: Final = struct.Struct(">i")
 
 
 class LookupAnswerError(ValueError):
-    """What came is not the answer of an nsqlookupd."""
+    """The answer is not from an nsqlookupd."""
 
 
 class LookupdInfo(NamedTuple):
-    """Where an nsqlookupd is reached by HTTP."""
+    """The HTTP address of an nsqlookupd."""
 
     host: str
     http_port: int
@@ -58,18 +58,18 @@ class LookupdInfo(NamedTuple):
 
 
 def identify(fields: Mapping[str, str | int]) -> bytes:
-    """IDENTIFY with these fields as its JSON body."""
+    """Return IDENTIFY with these fields as its JSON body."""
     body = json.dumps(dict(fields), separators=(",", ":")).encode()
     return b"IDENTIFY\n" + _SIZE.pack(len(body)) + body
 
 
 def register(topic: str, channel: str = "") -> bytes:
-    """REGISTER of a topic, or of a channel and with it its topic. The names are valid."""
+    """Return REGISTER of a topic, or of a channel with its topic. The names must be valid."""
     return _named(b"REGISTER", topic, channel)
 
 
 def unregister(topic: str, channel: str = "") -> bytes:
-    """UNREGISTER of a channel, or of a topic with all its channels. The names are valid."""
+    """Return UNREGISTER of a channel, or of a topic with all channels. The names must be valid."""
     return _named(b"UNREGISTER", topic, channel)
 
 
@@ -78,30 +78,30 @@ def _named(command: bytes, topic: str, channel: str) -> bytes:
     return b"%b %b\n" % (command, names.encode("ascii"))
 
 
-def answer_size(head: bytes, nbytes_max: int) -> int:
-    """The size of the answer that follows its first four bytes.
+def answer_size(head: bytes, max_bytes: int) -> int:
+    """Return the size of an answer from its first four bytes.
 
     Raises:
-        LookupAnswerError: it is below zero or above ``nbytes_max``.
+        LookupAnswerError: the size is below zero or above ``max_bytes``.
     """
     size: int = _SIZE.unpack(head)[0]
-    if not 0 <= size <= nbytes_max:
-        raise LookupAnswerError(f"an answer of {size} bytes (at most {nbytes_max} are read)")
+    if not 0 <= size <= max_bytes:
+        raise LookupAnswerError(f"answer of {size} bytes is too large (limit {max_bytes})")
     return size
 
 
 def parse_identify_answer(data: bytes) -> LookupdInfo | None:
-    """Where the nsqlookupd is to be asked; None if it does not say, and so can't be asked.
+    """Return the HTTP address in the answer to IDENTIFY; None if there is none to use.
 
     Raises:
-        LookupAnswerError: that is no answer to IDENTIFY, for instance E_INVALID.
+        LookupAnswerError: not an answer to IDENTIFY, for instance E_INVALID.
     """
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise LookupAnswerError(f"IDENTIFY was answered by {data[:_SHOWN_NBYTES_MAX]!r}")
+        raise LookupAnswerError(f"IDENTIFY was answered by {data[:_MAX_SHOWN_BYTES]!r}")
     host, port = fields.get("broadcast_address"), fields.get("http_port")
     if not isinstance(host, str) or not _HOST.fullmatch(host):
         return None

@@ -1,8 +1,8 @@
 """The body of MPUB: ``[body size][count]([size][body])*``.
 
-The counted messages end the command, whatever the body size said (it is only range checked), and
-a bad length is an error as soon as it can be seen. So a body that arrives in pieces is walked
-piece by piece, while one that is wholly there and holds messages of one size is taken in one go.
+The counted messages end the command; the body size is only checked for its range. A bad length is
+an error as soon as it arrives. So the body is walked message by message as its parts arrive, but a
+whole body with messages of one size is read at once.
 
 Spec: tcp-protocol, section 12.
 """
@@ -20,17 +20,17 @@ __all__ = ["MpubScan", "parse_counted", "same_size_prefix"]
 
 _INT32 = Struct(">i")
 _FIELD = 4
-# Where the first message stands: after the body size and the count.
+# Offset of the first message: after the body size and the count.
 _FIRST = 2 * _FIELD
 _NEVER = 2**63
 # Messages that one step of `parse_counted` walks: about 2 ms.
-_STEP_MESSAGES_MAX = 20_000
+_MAX_STEP_MESSAGES = 20_000
 
 
 def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
-    """Whether the ``count`` size fields from ``at`` on are equal and each is followed by as much.
+    """Tell whether ``count`` records of the same size follow each other from ``at`` on.
 
-    The buffer must hold ``count`` records of the size that the first field names.
+    The buffer must hold ``count`` records of the size that the first size field says.
     """
     field = buffer[at : at + _FIELD]
     stride = _FIELD + int.from_bytes(field, "big")
@@ -42,30 +42,22 @@ def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
 
 
 class MpubScan:
-    """How far the body of one MPUB has been walked; offsets count from the body size field.
+    """A walk through the body of one MPUB. Offsets count from the body size field.
 
     Attributes:
-        need: bytes that must be there before a further call can get on.
-        if_eof: the error to answer when the input ends now.
-        end: where the command ends, once `scan` has returned bodies.
+        need: bytes that `scan` needs before it can go on.
+        what: error code and name of the field that it needs.
+        end: offset after the last message, once `scan` has returned bodies.
     """
 
-    __slots__ = (
-        "_body_size_max",
-        "_count",
-        "_ends",
-        "_msg_size_max",
-        "_size",
-        "end",
-        "need",
-        "what",
-    )
+    __slots__ = ("_count", "_ends", "_max_body_size", "_max_msg_size", "_size", "end", "need",
+                 "what")  # fmt: skip
 
-    def __init__(self, msg_size_max: int, body_size_max: int) -> None:
-        self._msg_size_max = msg_size_max
-        self._body_size_max = body_size_max
+    def __init__(self, max_msg_size: int, max_body_size: int) -> None:
+        self._max_msg_size = max_msg_size
+        self._max_body_size = max_body_size
         self._count = 0
-        # Where the first message begins, and where each one that is there ends.
+        # Offset of the first message, and the end of each message so far.
         self._ends = [_FIRST]
         self._size = 0
         self.need = _FIELD
@@ -74,42 +66,42 @@ class MpubScan:
 
     @property
     def walked(self) -> int:
-        """Messages that were found so far."""
+        """Messages walked so far."""
         return len(self._ends) - 1
 
     @property
     def if_eof(self) -> ProtocolError:
+        """The error to answer if the input ends now."""
         code, what = self.what
         return ProtocolError(code, f"MPUB failed to read {what}")
 
-    def scan(self, buffer: bytes | bytearray, start: int, count_max: int = _NEVER) -> Bodies | None:
-        """The bodies, or None if more input is needed.
+    def scan(self, buffer: bytes | bytearray, start: int, max_count: int = _NEVER) -> Bodies | None:
+        """Return the bodies, or None if more input is needed or ``max_count`` messages were walked.
 
-        It walks ``count_max`` messages at most. If that was the reason for None, `need` bytes are
-        there already.
+        In the second case the buffer has `need` bytes already.
 
         Raises:
-            ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, as soon as the fault can be seen.
+            ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, as soon as the fault has arrived.
         """
         there = len(buffer) - start
         if there < self.need:
             return None
-        if not self._count and not self._header(buffer, start, there):
+        if not self._count and not self._read_header(buffer, start, there):
             return None
         if len(self._ends) == 1 or there >= self._size:
             if there >= self._size:
-                self._size = _NEVER  # a size that lies must not cost a look at each read
-            bodies = self._in_one_go(buffer, start, there)
+                self._size = _NEVER  # try once only: the body size may be wrong
+            bodies = self._read_at_once(buffer, start, there)
             if bodies is not None:
                 return bodies
-        return self._walk(buffer, start, there, count_max)
+        return self._walk(buffer, start, there, max_count)
 
-    def _header(self, buffer: bytes | bytearray, start: int, there: int) -> bool:
+    def _read_header(self, buffer: bytes | bytearray, start: int, there: int) -> bool:
         (body_size,) = _INT32.unpack_from(buffer, start)
         if body_size <= 0:
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid body size {body_size}")
-        if body_size > self._body_size_max:
-            text = f"MPUB body too big {body_size} > {self._body_size_max}"
+        if body_size > self._max_body_size:
+            text = f"MPUB body too big {body_size} > {self._max_body_size}"
             raise ProtocolError("E_BAD_BODY", text)
         self._size = _FIELD + body_size
         self.need = _FIRST
@@ -117,16 +109,18 @@ class MpubScan:
         if there < self.need:
             return False
         (count,) = _INT32.unpack_from(buffer, start + _FIELD)
-        if count <= 0 or count > (self._body_size_max - _FIELD) // (_FIELD + 1):
+        if count <= 0 or count > (self._max_body_size - _FIELD) // (_FIELD + 1):
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
         self._count = count
         return True
 
-    def _in_one_go(self, buffer: bytes | bytearray, start: int, there: int) -> StridedBodies | None:
+    def _read_at_once(
+        self, buffer: bytes | bytearray, start: int, there: int
+    ) -> StridedBodies | None:
         if there < _FIRST + _FIELD:
             return None
         (size,) = _INT32.unpack_from(buffer, start + _FIRST)
-        if not 0 < size <= self._msg_size_max:
+        if not 0 < size <= self._max_msg_size:
             return None
         stride = _FIELD + size
         whole = min(self._count, (there - _FIRST) // stride)
@@ -140,22 +134,22 @@ class MpubScan:
         return StridedBodies(bytes(records), _FIELD, size)
 
     def _walk(
-        self, buffer: bytes | bytearray, start: int, there: int, count_max: int
+        self, buffer: bytes | bytearray, start: int, there: int, max_count: int
     ) -> PackedBodies | None:
         ends = self._ends
         append = ends.append
-        msg_size_max = self._msg_size_max
+        max_msg_size = self._max_msg_size
         unpack = _INT32.unpack_from
         at = ends[-1]
         try:
-            for _ in range(min(count_max, self._count + 1 - len(ends))):
+            for _ in range(min(max_count, self._count + 1 - len(ends))):
                 size = unpack(buffer, start + at)[0]
-                if not 0 < size <= msg_size_max:
+                if not 0 < size <= max_msg_size:
                     raise self._bad_size(len(ends) - 1, size)
                 at += _FIELD + size
                 append(at)
         except StructError:
-            pass  # the next size is not there, or lies behind a body that is not
+            pass  # the next size field has not arrived
         if at > there:
             self.need = ends.pop()
             self.what = ("E_BAD_MESSAGE", "message body")
@@ -171,23 +165,23 @@ class MpubScan:
         if size <= 0:
             text = f"MPUB invalid message({index}) body size {size}"
         else:
-            text = f"MPUB message too big {size} > {self._msg_size_max}"
+            text = f"MPUB message too big {size} > {self._max_msg_size}"
         return ProtocolError("E_BAD_MESSAGE", text)
 
 
 def parse_counted(
-    body: bytes, msg_size_max: int, body_size_max: int
+    body: bytes, max_msg_size: int, max_body_size: int
 ) -> Generator[None, None, Bodies]:
-    """Read the messages of ``[count]([size][body])*``, as HTTP /mpub?binary has it, in steps.
+    """Read the messages of ``[count]([size][body])*``, the body of HTTP /mpub?binary, in steps.
 
     Each step is short, however large the body. Bytes after the last message are ignored.
 
     Raises:
-        ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, also for a body that is cut short.
+        ProtocolError: E_BAD_BODY or E_BAD_MESSAGE, also for a body that is too short.
     """
-    scan = MpubScan(msg_size_max, body_size_max)
-    buffer = _INT32.pack(body_size_max) + body
-    while (bodies := scan.scan(buffer, 0, _STEP_MESSAGES_MAX)) is None:
+    scan = MpubScan(max_msg_size, max_body_size)
+    buffer = _INT32.pack(max_body_size) + body
+    while (bodies := scan.scan(buffer, 0, _MAX_STEP_MESSAGES)) is None:
         if scan.need > len(buffer):
             raise scan.if_eof
         yield

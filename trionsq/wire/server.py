@@ -1,8 +1,8 @@
 """nsqd's side of a connection: bytes in, events out. No I/O, no clock.
 
-`ServerParser` takes everything that a read brought and hands it out as events, each of which may
-stand for a whole run of commands. The caller acts on one event before it asks for the next, so
-whatever an event changes (an upgrade after IDENTIFY, say) holds for the bytes after it.
+`ServerParser` gets the data of each read and returns events, each of which may stand for a run of
+commands. The caller acts on an event before it calls for the next one. So a change that an event
+makes (TLS after IDENTIFY, for instance) holds for the bytes after it.
 
 Runs of FIN and of PUB are recognised by `trionsq.wire.lines`. A run ends before anything unusual
 (an odd id, a fault), which the parser of single commands here decides.
@@ -53,20 +53,20 @@ __all__ = ["MAX_LINE_BYTES", "ServerParser"]
 
 # The original's read buffer: a line that does not fit ends the connection without a frame.
 MAX_LINE_BYTES: Final = 16384
-# A remainder below this is joined with the next read by a plain copy; above it input is gathered
-# in place, so that a body that trickles in costs no quadratic copying.
+# A remainder below this is copied and joined with the next read. A larger one grows in place, so
+# that a body in many small reads costs no quadratic copying.
 _MAX_JOIN_BYTES: Final = 65536
 _FIELD: Final = 4
 _NEVER: Final = 2**63
 _NOPS: Final = b"NOP\n" * 64
 _INT32 = Struct(">i")
-# Messages of an MPUB: 128 KiB with 10,000 more of them take 2 ms.
+# Messages of an MPUB. A read of 128 KiB with 10,000 more of them takes 2 ms.
 _WALKED_MANY: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A command whose input is not there yet: bytes needed, and the error if it never comes."""
+    """An incomplete command: bytes that it needs, and the error if the input ends before."""
 
     need: int
     code: str
@@ -77,10 +77,10 @@ class ServerParser:
     """The commands of one client connection.
 
     Attributes:
-        state: the client's state, as the last event leaves it.
-        commands: complete command lines seen, a run counting as one.
+        state: the client's state after the last event.
+        commands: complete command lines so far; a run counts as one.
         heartbeats: whether the client gets heartbeats; without them SUB is refused.
-        tls_required: refuse every command but IDENTIFY (cleared when TLS is on).
+        tls_required: whether every command but IDENTIFY is refused; cleared when TLS is on.
     """
 
     __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
@@ -102,16 +102,15 @@ class ServerParser:
         self._pause_at = _NEVER
 
     def __repr__(self) -> str:
-        left = len(self._buffer) - self._pos
-        return f"<ServerParser {self.state.name} buffered={left} waiting={self._waiting}>"
+        return f"<ServerParser {self.state.name} buffered={self.buffered} waiting={self._waiting}>"
 
     @property
     def buffered(self) -> int:
-        """Bytes that were received and not yet handed out, in bytes."""
+        """Bytes received that no event has used yet."""
         return len(self._buffer) - self._pos
 
     def receive(self, data: bytes) -> None:
-        """Add what a read brought."""
+        """Add the data of a read."""
         left = len(self._buffer) - self._pos
         if not left:
             self._buffer = data
@@ -126,30 +125,30 @@ class ServerParser:
         self._pos = 0
 
     def pause_after(self, commands: int) -> None:
-        """Have `next_event` return None after so many further commands, until this is called again.
+        """Make `next_event` return None after so many more commands, until this is called again.
 
-        A run that makes one event counts as one.
+        A run counts as one command.
         """
         self._pause_at = self.commands + commands
 
     @property
     def paused(self) -> bool:
-        """Whether there may be further events without further input."""
+        """Whether there may be more events without more input."""
         return self.commands >= self._pause_at
 
     @property
     def is_walking(self) -> bool:
-        """Whether an MPUB of very many messages comes in: each read of it takes milliseconds."""
+        """Whether an MPUB of very many messages is being read: each read takes milliseconds."""
         return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
 
     def pop_rest(self) -> bytes:
-        """Give up what was received after the last event (it belongs to an upgraded stream)."""
+        """Return the bytes after the last event, which belong to TLS or a compressed stream."""
         rest = bytes(self._buffer[self._pos :])
         self._buffer, self._pos = b"", 0
         return rest
 
     def end_of_input(self) -> ProtocolError | None:
-        """The error to answer if the input ends here, None if the connection just closes."""
+        """Return the error to answer if the input ends here, None if there is nothing to say."""
         if self._mpub is not None:
             return self._mpub[1].if_eof
         if self._waiting is not None and self._waiting.code:
@@ -157,11 +156,11 @@ class ServerParser:
         return None
 
     def next_event(self) -> Event | None:
-        """The next event, or None if more input is needed or `pause_after` wants it.
+        """Return the next event; None if more input is needed, or after `pause_after`.
 
         Raises:
             ProtocolError: always fatal: the connection is of no further use.
-            LineTooLong: the connection is to be closed without a frame.
+            LineTooLong: the connection must be closed without a frame.
         """
         if self._failure is not None:
             raise self._failure
@@ -172,28 +171,28 @@ class ServerParser:
         while True:
             buffer, pos = self._buffer, self._pos
             if pos == len(buffer):
-                # An idle connection holds nothing of its last command.
+                # An idle connection keeps no buffer.
                 self._buffer, self._pos = b"", 0
                 return None
             if self.commands >= self._pause_at:
                 return None
             waiting = self._waiting
             if waiting is not None and len(buffer) - pos < waiting.need:
-                self._let_go()
+                self._trim_buffer()
                 return None
             end = buffer.find(b"\n", pos, pos + MAX_LINE_BYTES)
             if end < 0:
                 if len(buffer) - pos >= MAX_LINE_BYTES:
                     raise LineTooLong
                 self._waiting = None
-                self._let_go()
+                self._trim_buffer()
                 return None
             event = self._command(buffer, pos, end + 1)
             if event is not _NOTHING:
                 return event
 
-    def _let_go(self) -> None:
-        """Forget what was handed out, if that is much and more than what is left."""
+    def _trim_buffer(self) -> None:
+        """Free the used part of the buffer, if it is large and more than the rest."""
         pos = self._pos
         if pos > _MAX_JOIN_BYTES and 2 * pos > len(self._buffer):
             self._buffer = self._buffer[pos:]
@@ -227,7 +226,7 @@ class ServerParser:
             publish = self._pub((), line)
             if publish is None:
                 self._pos = pos
-                self._let_go()
+                self._trim_buffer()
             return publish
         params = split_line(line)
         name = params[0]
@@ -243,7 +242,7 @@ class ServerParser:
         event = _HANDLERS[name](self, params, line)
         if self._waiting is not None:
             self._pos = pos
-            self._let_go()
+            self._trim_buffer()
         elif state is not self.state:
             self.state = state
             self._allowed = _ALLOWED[state]
@@ -310,7 +309,7 @@ class ServerParser:
         return StartClose()
 
     def _nop(self, params: Params, line: bytes) -> Event | None:
-        # Compressed, a flood of them costs who sends it nothing; here it should not cost more.
+        # Compressed NOPs cost their sender next to nothing, so a flood of them must be cheap here.
         while self._buffer.startswith(_NOPS, self._pos):
             self._pos += len(_NOPS)
         return _NOTHING
@@ -362,11 +361,11 @@ class ServerParser:
         except ProtocolError as error:
             self._failure = error
             event = None
-        if event is None:
-            self._mpub = (topic, scan)
-            self._let_go()
-            return PublishManyBegins(topic)
-        return event
+        if event is not None:
+            return event
+        self._mpub = (topic, scan)
+        self._trim_buffer()
+        return PublishManyBegins(topic)
 
     def _continue_mpub(self, topic: str, scan: MpubScan) -> Event | None:
         bodies = scan.scan(self._buffer, self._pos)
@@ -377,7 +376,7 @@ class ServerParser:
         return PublishMany(topic, bodies)
 
 
-# An event slot that says: handled, and nobody needs to hear of it.
+# In place of an event: the command is done and needs none.
 _NOTHING: Final = StartClose()
 
 _ALLOWED: Final = {

@@ -20,7 +20,7 @@ MAGIC_V2 = b"  V2"
 
 
 class ConnectionState(enum.IntEnum):
-    """State of a connection. The numbers are those that /stats shows; 1 and 2 are not used."""
+    """State of a connection. /stats shows the numbers; 1 and 2 are not used."""
 
     INIT = 0
     SUBSCRIBED = 3
@@ -40,8 +40,8 @@ TRANSITIONS: Mapping[tuple[ConnectionState, bytes], ConnectionState] = MappingPr
         (ConnectionState.SUBSCRIBED, b"REQ"): ConnectionState.SUBSCRIBED,
         (ConnectionState.SUBSCRIBED, b"TOUCH"): ConnectionState.SUBSCRIBED,
         (ConnectionState.SUBSCRIBED, b"CLS"): ConnectionState.CLOSING,
-        # Allowed so that a consumer which raises its RDY while it closes is not cut off; nsqd
-        # does nothing with it.
+        # Allowed, without effect, so that a consumer that raises its RDY while closing is not
+        # disconnected.
         (ConnectionState.CLOSING, b"RDY"): ConnectionState.CLOSING,
         (ConnectionState.CLOSING, b"FIN"): ConnectionState.CLOSING,
         (ConnectionState.CLOSING, b"REQ"): ConnectionState.CLOSING,

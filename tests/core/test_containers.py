@@ -1,4 +1,4 @@
-"""A roster is walked in turns while its members come and go (trionsq.core.roster)."""
+"""A roster is walked in turns while its members come and go (trionsq.core.containers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer's in-flight messages and their deadlines (trionsq.core.consumer)."""
+"""A consumer's in-flight messages and their deadlines (trionsq.core.subscription)."""
 
 from __future__ import annotations
 
