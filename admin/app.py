@@ -24,13 +24,13 @@ from trionsq.web.diagnostics import Health, Pprof, guarded
 from trionsq.web.gate import Gate
 from trionsq.web.responses import plain
 
-__all__ = ["BODY_NBYTES_MAX", "create_admin_app", "gate_of", "wanted_coding"]
+__all__ = ["MAX_BODY_BYTES", "create_admin_app", "gate_of", "wanted_coding"]
 
-BODY_NBYTES_MAX: Final = 1024 * 1024
+MAX_BODY_BYTES: Final = 1024 * 1024
 """The longest request body that is read."""
 
-# What is shorter is compressed at once, the rest beside the event loop.
-_AT_ONCE_NBYTES: Final = 64 * 1024
+# Shorter responses are compressed at once, longer ones in a thread.
+_INLINE_BYTES: Final = 64 * 1024
 _LEVEL: Final = 6
 
 
@@ -50,7 +50,7 @@ def create_admin_app(dashboard: Dashboard, gate: Gate | None = None) -> QuartTri
     endpoints = [
         (method, dashboard.path(path), function) for method, path, function in _endpoints(dashboard)
     ]
-    app = create_app(endpoints, max_body_bytes=BODY_NBYTES_MAX, sites=gate.sites)
+    app = create_app(endpoints, max_body_bytes=MAX_BODY_BYTES, sites=gate.sites)
     # Before all other hooks: nothing is done for a request that is refused.
     dashboard.access.install(app)
     # The hook that is registered first sees the response last.
@@ -81,7 +81,7 @@ async def _ping() -> Response:
 
 
 def wanted_coding(header: str) -> str:
-    """Of Accept-Encoding, the first that we have: gzip, deflate or ""; one with q=0 is none."""
+    """The first of gzip and deflate in Accept-Encoding, "" if there is none; q=0 excludes one."""
     for item in header.split(","):
         name, _, parameters = item.partition(";")
         key, _, value = parameters.partition("=")
@@ -92,14 +92,14 @@ def wanted_coding(header: str) -> str:
 
 
 async def _compress(response: Response) -> Response:
-    """The answer in the coding that the request asks for; a stream is left as it is."""
+    """Compress the response as the request allows; streams stay as they are."""
     coding = wanted_coding(request.headers.get("Accept-Encoding", ""))
     is_stream = response.mimetype == "text/event-stream" or response.timeout is None
     if not coding or is_stream or "Content-Encoding" in response.headers:
         return response
     body = await response.get_data(as_text=False)
     compress = _CODINGS[coding]
-    if len(body) <= _AT_ONCE_NBYTES:
+    if len(body) <= _INLINE_BYTES:
         body = compress(body)
     else:
         body = await trio.to_thread.run_sync(compress, body)

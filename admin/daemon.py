@@ -1,7 +1,7 @@
-"""The life of one nsqadmin: sockets, HTTP, and the way down.
+"""One nsqadmin from start to stop: sockets, HTTP, tasks.
 
-Tasks: the HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is kept. On the way
-down streams end, HTTP requests under way get a second, then notifications that wait get one.
+Tasks: an HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is stored. At stop,
+event streams end, HTTP requests in progress get a second, then queued notifications get one.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ async def open_dashboard(
 
     Args:
         options: as given.
-        hosts: the addresses that are listened on, without port; "" is a unix socket.
-        port: that is listened on; -1: a unix socket.
-        transport: what reaches all nodes, instead of the network.
-        run: runs each of its tasks.
+        hosts: the listening addresses, without port; "" is a unix socket.
+        port: the listening port; -1: a unix socket.
+        transport: reaches all nodes, instead of the network.
+        run: runs each task of the dashboard.
 
     Raises:
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     options = validated(options)
     if transport is None:
@@ -93,7 +93,7 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
 
     Raises:
         ListenError: an address can't be listened on.
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     options = validated(options)
     with ExitStack() as sockets:
@@ -109,7 +109,7 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
                 for sock in http:
                     name = f"http server {bound_address(sock)[0]}"
                     await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
-                sockets.pop_all()  # each listener closes its own from now on
+                sockets.pop_all()  # each listener closes its own socket
                 try:
                     yield dashboard
                 finally:
@@ -119,7 +119,7 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
 
 
 async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
-    """Raises OptionsError unless all can be looked up."""
+    """Raise OptionsError unless all addresses can be resolved."""
     for address in addresses:
         target = split_address(address)
         try:
@@ -156,7 +156,7 @@ async def run_nsqadmin(options: NsqadminOptions) -> int:
 
     Raises:
         ListenError: an address can't be listened on.
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     tune_gc()
     start_collecting()

@@ -1,4 +1,4 @@
-"""What all parts of a dashboard share."""
+"""The state that all parts of a dashboard share."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Dashboard:
 
     Attributes:
         options: as started, `admin.options.validated`.
-        upstream: asks nodes.
-        cluster: asks all of them.
-        poller: asks all of them for figures, seldom while nobody looks.
+        upstream: requests to single nodes.
+        cluster: requests to all nodes.
+        poller: polls the statistics of all nodes, less often while no page is open.
         access: who may do what.
-        observers: are told of each thing that a user did; they must not wait.
-        operations: what users do.
+        observers: are called with each user action; they must not wait.
+        operations: the user actions.
         tasks: name and function of each; they run as long as the dashboard.
-        start_task: starts one more, by name and function; without effect until the dashboard runs.
-        stopping: set when it ends; streams end then.
-        http_port: where it listens; -1: on a unix socket.
-        loop_lag_s: how late the event loop is; None: that is not its own.
+        start_task: starts a further task; does nothing until the dashboard runs.
+        stopping: set when the dashboard stops; event streams end then.
+        http_port: where nsqadmin listens; -1: on a unix socket.
+        loop_lag_s: lag of the event loop; None: the dashboard shares nsqd's loop.
     """
 
     options: NsqadminOptions
@@ -65,7 +65,7 @@ class Dashboard:
 
     @property
     def base_path(self) -> str:
-        """What begins every path: "" or ``/some/path``."""
+        """The prefix of every path: "" or ``/some/path``."""
         return "" if self.options.base_path == "/" else self.options.base_path
 
     def path(self, path: str) -> str:

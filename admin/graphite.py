@@ -1,6 +1,7 @@
-"""Images of Graphite, for those who have one (--graphite-url). Spec: nsqadmin, section 6 (Graphs).
+"""Graphite (--graphite-url): its images on the pages, its rates in the API, and a proxy for images.
 
-Ours are drawn from the poller's history; these go back as far as Graphite does.
+Our own charts show the poller's history; those of Graphite go back as far as its data. Spec:
+nsqadmin, sections 2, 3 and 6 (Graphs).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _MEMORY: Final = ("heap_in_use_bytes", "heap_objects", "gc_pause_usec_99", "gc_t
 
 
 class GraphiteImages:
-    """Makes the links; each method returns an image that leads to a large one."""
+    """Images of Graphite; each method returns a small one that links to a large one."""
 
     def __init__(self, options: NsqadminOptions) -> None:
-        # Through the proxy they are beside our pages.
+        # With the proxy, images are below our base path.
         base = "" if options.base_path == "/" else options.base_path
         self._url = base if options.proxy_graphite else options.graphite_url.rstrip("/")
         self._counter = options.statsd_counter_format
@@ -49,7 +50,7 @@ class GraphiteImages:
 
     @property
     def interval(self) -> str:
-        """How far back, one of `INTERVALS`: as the address (``t``) or the browser has it."""
+        """The period, one of `INTERVALS`, from the query parameter ``t`` or a cookie."""
         for given in (request.args.get("t"), request.cookies.get(COOKIE)):
             if given in INTERVALS:
                 return given
@@ -60,12 +61,12 @@ class GraphiteImages:
         return self.image(getattr(row, "topic", ""), getattr(row, "channel", ""), "depth")
 
     def image(self, topic: str, channel: str, key: str, node: str = "*") -> Markup:
-        """A figure of a topic or channel, on one node or all."""
+        """A value of a topic or channel, on one node or all."""
         path = f"topic.{_clean(topic)}."
         path += f"channel.{_clean(channel)}." if channel else ""
         kind = "channel" if channel else "topic"
-        named = f"{key} of the {kind} {channel or topic}"
-        return self._linked(path + key, key in _GAUGES, node, named)
+        title = f"{key} of the {kind} {channel or topic}"
+        return self._linked(path + key, key in _GAUGES, node, title)
 
     def memory(self, node: str, every: bool = False) -> Markup:
         """Memory of a node."""
@@ -83,7 +84,7 @@ class GraphiteImages:
         )
 
     def target(self, path: str, is_gauge: bool, node: str = "*", *, scaled: bool = False) -> str:
-        """What Graphite is asked to draw; ``scaled``: counters are per second."""
+        """The target for Graphite; ``scaled``: counters per second."""
         host = "*" if node == "*" else node.replace(".", "_").replace(":", "_")
         key = f"{self._prefix.replace('%s', host).rstrip('.')}.{path}"
         wrapped = (self._gauge if is_gauge else self._counter).replace("%s", key)
@@ -118,18 +119,18 @@ class GraphiteImages:
 
 
 def _clean(name: str) -> str:
-    """A name as statsd has it."""
+    """A name as statsd writes it."""
     if name == "*":
         return name
     return re.sub(r"[^a-zA-Z0-9\-_.]", "", name.replace(" ", "_").replace("/", "-"))
 
 
-# Of an answer of Graphite, what is handed on.
+# Headers of Graphite's response that are passed on.
 _HANDED_ON: Final = ("content-type", "cache-control", "expires", "last-modified")
 
 
 class GraphiteEndpoints:
-    """The endpoints that ask Graphite."""
+    """The endpoints that send requests to Graphite."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._upstream = dashboard.upstream
@@ -137,7 +138,7 @@ class GraphiteEndpoints:
         self._interval_s = dashboard.options.statsd_interval_ns / SECOND_NS
 
     async def rate(self) -> Response:
-        """GET /api/graphite: how many a second."""
+        """GET /api/graphite: a rate per second."""
         values = query()
         if values.get(b"metric") != b"rate":
             raise HttpError(400, "INVALID_ARG_METRIC")
@@ -145,14 +146,14 @@ class GraphiteEndpoints:
         if not target:
             raise HttpError(400, "INVALID_ARG_TARGET")
         seconds = int(self._interval_s)
-        asked = {
+        parameters = {
             "format": "json",
             "from": f"-{2 * seconds}sec",
             "target": target,
             "until": f"-{seconds}sec",
         }
         try:
-            answer = await self._upstream.get_foreign(f"{self._url}/render?{urlencode(asked)}")
+            answer = await self._upstream.get_foreign(f"{self._url}/render?{urlencode(parameters)}")
             value = _first_value(json_of(answer.body)) if answer.status == 200 else None
         except (UpstreamError, ValueError):
             value = None
@@ -161,10 +162,10 @@ class GraphiteEndpoints:
         return json_document({"rate": "N/A" if value < 0 else f"{value / self._interval_s:.2f}"})
 
     async def render(self) -> Response:
-        """GET /render: what Graphite answers there."""
-        asked = request.query_string.decode("latin-1")
+        """GET /render: the response of Graphite."""
+        parameters = request.query_string.decode("latin-1")
         try:
-            answer = await self._upstream.get_foreign(f"{self._url}/render?{asked}")
+            answer = await self._upstream.get_foreign(f"{self._url}/render?{parameters}")
         except UpstreamError:
             raise HttpError(502, "UPSTREAM_ERROR: graphite does not answer") from None
         response = Response(answer.body, answer.status)
@@ -176,7 +177,7 @@ class GraphiteEndpoints:
 
 
 def _first_value(document: Any) -> float | None:
-    """The first datapoint's; one that is null counts as none yet: -1. None: that is no answer."""
+    """The first datapoint; -1 for null, which means no value yet; None: not such a document."""
     try:
         value = document[0]["datapoints"][0][0]
     except (LookupError, TypeError):

@@ -1,6 +1,6 @@
-"""The figures of nsqadmin at /metrics. docs/metrics.md tells what each is good for.
+"""nsqadmin's own metrics at /metrics; docs/metrics.md explains each.
 
-Of the cluster's figures it has none: those are its nodes' own.
+The metrics of the cluster are at the nodes.
 """
 
 from __future__ import annotations

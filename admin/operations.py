@@ -124,25 +124,25 @@ class Operations:
         names = {"topic": topic, "channel": channel}
         warnings += await self._post(lookupds, "/channel/create", names)
         try:
-            found = await self._cluster.producers(topic, late_s=math.inf)
+            result = await self._cluster.producers(topic, late_s=math.inf)
         except AllFailed as failure:
             return [*warnings, *map(str, failure.errors)]
-        nodes = [producer.node for producer in found.value]
-        return [*warnings, *found.warnings, *await self._post(nodes, "/channel/create", names)]
+        nodes = [producer.node for producer in result.value]
+        return [*warnings, *result.warnings, *await self._post(nodes, "/channel/create", names)]
 
     async def _nodes_of(
         self, topic: str, known: Collection[str]
     ) -> tuple[list[str], list[str], list[str]]:
         """Nodes that nsqlookupds name, the other ``known`` ones, and errors of nsqlookupds."""
         try:
-            found = await self._cluster.producers(topic, late_s=math.inf)
+            result = await self._cluster.producers(topic, late_s=math.inf)
         except AllFailed as failure:
             if not known:
                 raise
             return [], list(known), [str(each) for each in failure.errors if each.status != 404]
-        registered = [producer.node for producer in found.value]
+        registered = [producer.node for producer in result.value]
         others = [node for node in known if node not in registered]
-        return registered, others, list(found.warnings)
+        return registered, others, list(result.warnings)
 
     async def _post(
         self,

@@ -32,7 +32,7 @@ from trionsq.options import (
 __all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
 
 
-_HISTORY_MAX_NS: Final = 168 * 60 * MINUTE_NS
+_MAX_HISTORY_NS: Final = 168 * 60 * MINUTE_NS
 
 
 ACCESS = choice("way", "auto", "none", "password", "proxy")
@@ -226,7 +226,7 @@ def validated(options: NsqadminOptions) -> NsqadminOptions:
         raise OptionsError("--http-client-max-requests must be at least 1")
     if options.poll_interval_ns < SECOND_NS:
         raise OptionsError("--poll-interval must be at least 1s")
-    if not options.poll_interval_ns <= options.history_ns <= _HISTORY_MAX_NS:
+    if not options.poll_interval_ns <= options.history_ns <= _MAX_HISTORY_NS:
         raise OptionsError("--history must be between --poll-interval and 168h")
     config_network(options)
     _check_graphite(options.graphite_url)

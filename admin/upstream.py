@@ -1,4 +1,4 @@
-"""Requests to nsqd and nsqlookupd: few at once, each bounded in time and size, kept connections.
+"""Requests to nsqd and nsqlookupd: limited in number, time and size, on kept connections.
 
 Spec: nsqadmin, sections 1 and 3 (texts of errors).
 """
@@ -27,27 +27,34 @@ from trionsq.durations import SECOND_NS
 from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
 
-__all__ = ["NBYTES_MAX", "ForeignResponse", "Upstream", "UpstreamError", "json_of", "node_of"]
+__all__ = [
+    "MAX_RESPONSE_BYTES",
+    "ForeignResponse",
+    "Upstream",
+    "UpstreamError",
+    "json_of",
+    "node_of",
+]
 
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq")
 
-NBYTES_MAX: Final = 64 * 1024 * 1024
-"""The longest answer that is read: /stats of some 100,000 clients."""
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of a response: /stats of about 100,000 clients."""
 
 _HEADERS: Final = {
     "Accept": "application/vnd.nsq; version=1.0",
     "User-Agent": f"nsqadmin v{NSQ_VERSION}",
-    # Compressed, a few bytes could be millions.
+    # A few compressed bytes could become millions.
     "Accept-Encoding": "identity",
 }
-# An idle connection is kept so long: longer than it takes until the next poll.
+# Idle connections are kept longer than the interval between two polls without viewers.
 _IDLE_S: Final = 45.0
-# Of an unexpected answer, so much is shown.
-_SHOWN_NBYTES: Final = 1024
-# Nodes that are remembered to want HTTPS.
-_SECURED_MAX: Final = 4096
+# Quoted from an unexpected response.
+_QUOTED_BYTES: Final = 1024
+# Maximum nodes that are remembered to require HTTPS.
+_MAX_SECURED: Final = 4096
 # Failures before a byte of the request went out: no connection (TLS included), or no request.
 _NEVER_SENT: Final = (
     httpx2.ConnectError,
@@ -60,7 +67,7 @@ _NEVER_SENT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ForeignResponse:
-    """What a foreign server said; ``headers`` by name in lower case."""
+    """The response of a server outside NSQ; ``headers`` by name in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -68,11 +75,11 @@ class ForeignResponse:
 
 
 class UpstreamError(Exception):
-    """A node gave no answer, or none that makes sense; ``str()`` is as NSQ 1.3 words it.
+    """A request to a node failed; ``str()`` is the text of NSQ 1.3.
 
     Attributes:
-        node: ``host:port`` that was asked.
-        status: of its answer, None if there was none.
+        node: ``host:port`` of the node.
+        status: of the response, None if there was none.
         may_have_happened: the request was a POST and may have reached the node before the
             connection failed. The text says so, too.
     """
@@ -89,13 +96,12 @@ class UpstreamError(Exception):
 
 
 class Upstream:
-    """Asks nodes; to be used by ``async with``.
+    """Sends requests to nodes; to be used by ``async with``.
 
     Attributes:
-        under_way: requests that wait for an answer now, never more than
-            --http-client-max-requests.
-        asked: requests so far.
-        failed: of these, those that ended with an UpstreamError.
+        under_way: requests in progress, at most --http-client-max-requests.
+        asked: requests in total.
+        failed: requests that ended with an UpstreamError.
     """
 
     asked = 0
@@ -112,7 +118,7 @@ class Upstream:
         self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         most = options.http_client_max_requests
         self._limit = trio.CapacityLimiter(most)
-        # By host:port of HTTP, the URL of nodes that want HTTPS.
+        # The URL of nodes that require HTTPS, by their host:port of HTTP.
         self._secured: dict[str, str] = {}
         connect_s = options.http_client_connect_timeout_ns / SECOND_NS
         self._client = httpx2.AsyncClient(
@@ -123,7 +129,7 @@ class Upstream:
             limits=httpx2.Limits(max_keepalive_connections=4 * most, keepalive_expiry=_IDLE_S),
             trust_env=False,
             follow_redirects=False,
-            # Nodes have nothing to remember of us.
+            # No cookies: nodes need none.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
@@ -148,7 +154,7 @@ class Upstream:
         """The JSON that is at ``url`` (``http://host:port/path?query``), as ``kind``.
 
         Args:
-            url: asked for by GET.
+            url: for GET.
             kind: a msgspec type.
             timeout_s: for the whole request; default: --http-client-request-timeout.
 
@@ -167,7 +173,7 @@ class Upstream:
         return await self._ask("GET", url, timeout_s)
 
     async def get_foreign(self, url: str) -> ForeignResponse:
-        """What is at ``url``, whatever its status: of a server that is no part of NSQ.
+        """The response to GET ``url``, whatever its status, from a server outside NSQ.
 
         A user and a password in the URL are sent.
 
@@ -214,7 +220,7 @@ class Upstream:
                 return await self._ask_once(method, _moved(url, secured), body)
             except UpstreamError as error:
                 if error.status is not None:
-                    raise  # an answer, though not the one that was hoped for
+                    raise  # the node responded
                 # The node may have been restarted without TLS.
                 self._secured.pop(node, None)
                 if error.may_have_happened:
@@ -224,7 +230,7 @@ class Upstream:
         except _TlsRequiredError as error:
             secured = f"https://{format_address(urlsplit(url).hostname or '', error.https_port)}"
             answer = await self._ask_once(method, _moved(url, secured), body)
-        if len(self._secured) >= _SECURED_MAX:
+        if len(self._secured) >= _MAX_SECURED:
             self._secured.clear()
         self._secured[node] = secured
         return answer
@@ -279,17 +285,17 @@ def _moved(url: str, to: str) -> str:
 
 async def _read(answer: httpx2.Response, node: str) -> bytes:
     content, nbytes = list[bytes](), 0
-    # Cancelling ends the generators inside; leaving the loop would leave them to the collector.
+    # Cancelling ends the inner generators; a break would leave them to the garbage collector.
     with trio.CancelScope() as scope:
         async for piece in answer.aiter_raw():
             nbytes += len(piece)
-            if nbytes > NBYTES_MAX:
+            if nbytes > MAX_RESPONSE_BYTES:
                 scope.cancel()
                 content.clear()
             else:
                 content.append(piece)
-    if nbytes > NBYTES_MAX:
-        text = f"{node} answered more than {NBYTES_MAX} bytes"
+    if nbytes > MAX_RESPONSE_BYTES:
+        text = f"{node} answered more than {MAX_RESPONSE_BYTES} bytes"
         raise UpstreamError(node, text, answer.status_code)
     return b"".join(content)
 
@@ -313,21 +319,21 @@ def _status(answer: httpx2.Response) -> str:
 
 
 def _quoted(content: bytes) -> str:
-    return json.dumps(content[:_SHOWN_NBYTES].decode(errors="replace"), ensure_ascii=False)
+    return json.dumps(content[:_QUOTED_BYTES].decode(errors="replace"), ensure_ascii=False)
 
 
 def _why(error: Exception) -> str:
-    """What the operating system says, if that is behind the error, else what the error says."""
+    """The text of the operating system's error behind this one, else the error's own text."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         causes.append(cause.exceptions[-1] if isinstance(cause, BaseExceptionGroup) else cause)
     for cause in reversed(causes):
         if isinstance(cause, ConnectionError | TimeoutError) and cause.errno:
-            return os.strerror(cause.errno)  # trio's own text names the address, as ours does
+            return os.strerror(cause.errno)  # trio's own text repeats the address
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    said = [str(each) for each in causes if str(each)]
-    return said[0] if said else type(error).__name__
+    texts = [str(each) for each in causes if str(each)]
+    return texts[0] if texts else type(error).__name__
 
 
 def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:

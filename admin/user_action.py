@@ -9,17 +9,17 @@ __all__ = ["UserAction"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserAction:
-    """Something that a user did, or tried to.
+    """An action of a user, done or failed.
 
     Attributes:
         action: such as ``pause_channel``, one of those of spec/nsqadmin, section 4.
-        topic, channel, node: to what; "" where there is none.
+        topic, channel, node: that the action was applied to; "" where there is none.
         time_s: seconds since 1970.
-        user: who, as far as known; "" if not.
+        user: the name; "" if it is not known.
         remote_ip: host:port of the connection.
         user_agent, url: of the request.
-        warnings: what went wrong at single nodes.
-        error: why nothing was done; "" if it was.
+        warnings: errors of single nodes.
+        error: why nothing was done; "" if something was.
     """
 
     action: str

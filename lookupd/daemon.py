@@ -1,7 +1,11 @@
-"""The life of one nsqlookupd: sockets, connections, HTTP, and the way down.
+"""One nsqlookupd from start to stop: sockets, connections, HTTP.
 
-Tasks: a listener for each TCP socket, the HTTP server, one for each connection. Nothing is kept,
-so the way down has no order: connections are closed, HTTP requests under way get a second.
+Tasks: a listener for each TCP socket, the HTTP server, one for each connection. Nothing is stored,
+so the order of the stop does not matter: connections are closed, HTTP requests in progress get a
+second.
+
+The protocol has no read timeout: a silent nsqd is hidden, not disconnected, and TCP's keep-alive
+finds dead ones. But a peer that does not send the magic is not an nsqd, and is disconnected.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ __all__ = [
 
 log = logging.getLogger("trionsq")
 
-# A peer that has vanished is noticed by TCP in some minutes.
+# TCP notices a vanished peer within a few minutes.
 _KEEP_ALIVE_S: Final = 15
 
 
@@ -59,8 +63,8 @@ class Lookupd:
 
     Attributes:
         options: as started.
-        registry: what is known.
-        loop_lag_s: how late the event loop is, in seconds.
+        registry: the registrations.
+        loop_lag_s: lag of the event loop, in seconds.
         tcp_port, http_port: where it listens; 0: nowhere, -1: on a unix socket.
     """
 
@@ -72,11 +76,11 @@ class Lookupd:
         self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.tcp_port = self.http_port = 0
         self._hostname = socket.gethostname()
-        # Follows trio's clock, so that no step of the wall clock hides a producer.
+        # By trio's clock, so that a step of the wall clock hides no producer.
         self._start_ns = time.time_ns() - round(trio.current_time() * 1e9)
 
     def now_ns(self) -> int:
-        """The time of the registry: nanoseconds since 1970 by the wall clock of the start."""
+        """The time for the registry: nanoseconds since 1970, by the wall clock at the start."""
         return self._start_ns + round(trio.current_time() * 1e9)
 
     async def serve(self, stream: trio.abc.HalfCloseableStream, remote_address: str) -> None:
@@ -85,15 +89,15 @@ class Lookupd:
         await serve_session(stream, session, self.now_ns)
 
     async def serve_socket(self, accepted: socket.socket) -> None:
-        """A connection's life. What goes wrong costs it alone."""
+        """Serve one connection. An error ends this connection only."""
         try:
-            shown = _peer(accepted)
-            log.info("TCP: new client(%s)", shown)
-            await self.serve(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), shown)
+            address = _peer(accepted)
+            log.info("TCP: new client(%s)", address)
+            await self.serve(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), address)
         except OSError as error:
             log.debug("TCP: connection lost: %s", error)
         except Exception:
-            # A defect of ours.
+            # A bug.
             log.exception("TCP: connection failed")
         finally:
             accepted.close()
@@ -111,7 +115,7 @@ class Lookupd:
 
 
 def _peer(accepted: socket.socket) -> str:
-    """The other end as registrations show it; what is set on the way is TCP's keep-alive."""
+    """The address of the peer for registrations. Also turns on TCP's keep-alive."""
     if accepted.family == socket.AF_UNIX:
         return "@"
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -149,7 +153,7 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
             for sock in http:
                 name = f"http server {bound_address(sock)[0]}"
                 await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
-            sockets.pop_all()  # each listener closes its own from now on
+            sockets.pop_all()  # each listener closes its own socket
             try:
                 yield lookupd
             finally:
@@ -166,8 +170,8 @@ async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
 def _announce(kind: str, sockets: list[socket.socket]) -> int:
     port = 0
     for sock in sockets:
-        shown, port = bound_address(sock)
-        log.info("%s: listening on %s", kind, shown)
+        address, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, address)
     return port
 
 
@@ -187,16 +191,16 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
     return 0
 
 
-# What one read brings is done in one step: 100 to 800 commands, each with its line in the log,
-# take up to 5 ms. Their answers have less than twice its size.
-_READ_NBYTES_MAX: Final = 4 * 1024
+# The commands of one read are executed in one step: 100 to 800 commands, each with a log line,
+# take up to 5 ms. Their responses have less than twice the size.
+_MAX_READ_BYTES: Final = 4 * 1024
 MAGIC_S: Final = 60.0
-"""The magic, which nsqd sends at once, must be there within so long."""
+"""Time limit for the magic, which nsqd sends at once."""
 WRITE_STALL_S: Final = 30.0
-"""A peer who does not take its answers for so long is given up."""
+"""A peer that does not read its responses for this time is disconnected."""
 LINGER_S: Final = 0.5
-"""After the last answer, what the peer still sends is thrown away for so long: a reset because of
-unread input would lose the answer."""
+"""Time for which input is discarded after the last response: a reset because of unread input would
+lose the response."""
 
 
 async def serve_session(
@@ -214,7 +218,7 @@ async def serve_session(
             await _converse(stream, session, now_ns)
         with trio.move_on_after(LINGER_S):
             await stream.send_eof()
-            while await stream.receive_some(_READ_NBYTES_MAX):
+            while await stream.receive_some(_MAX_READ_BYTES):
                 pass
     except (trio.BrokenResourceError, trio.TooSlowError) as error:
         log.debug("TCP: %r lost: %r", session, error)
@@ -229,7 +233,7 @@ async def serve_session(
 async def _converse(
     stream: trio.abc.HalfCloseableStream, session: Session, now_ns: Callable[[], int]
 ) -> None:
-    data = await stream.receive_some(_READ_NBYTES_MAX)
+    data = await stream.receive_some(_MAX_READ_BYTES)
     answers = session.receive(bytes(data), now_ns()) if data else session.end_of_input()
     await sweep(session.registry)
     if answers:

@@ -1,4 +1,4 @@
-"""The figures of nsqlookupd at /metrics. docs/metrics.md tells what each is good for."""
+"""The metrics of nsqlookupd at /metrics; docs/metrics.md explains each."""
 
 from __future__ import annotations
 

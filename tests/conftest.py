@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from jinja2 import Environment
 
 from tests import time_limit
 from tests.parallel import SPARK, Scheduling, group_of, rank
@@ -92,6 +93,27 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     left_out = config.stash.get(LEFT_OUT, 0)
     if left_out and LEVEL == "test":
         terminalreporter.write_line(f"{left_out} tests are left to `make soak`")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_compiled_once() -> Iterator[None]:
+    """The many dashboards of the tests in this process have the same templates, and nsqadmin
+    compiles all of them at its start."""
+    plain, compiled = Environment.compile, dict[tuple[str, str], Any]()
+
+    def compile_once(
+        self: Environment, source: str, name: str | None = None, filename: str = "", **more: Any
+    ) -> Any:
+        key = (filename, source)
+        if more or not filename:
+            return plain(self, source, name, filename or None, **more)
+        if key not in compiled:
+            compiled[key] = plain(self, source, name, filename)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", compile_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

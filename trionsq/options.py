@@ -1,7 +1,8 @@
-"""How an option of a daemon is described: one line holds its flag, config key and default.
+"""Tables of options: flag, config key, default and meaning of each option in one place.
 
-The options of a daemon are a frozen dataclass whose fields are made by `option`. The flag parser,
-the config file reader, the usage text and ``/config/:opt`` all read this one table.
+The options of a daemon, a tool or the client library are a frozen dataclass whose fields are made
+by `option`. The flag parser, the config file reader, the usage text, ``/config/:opt`` and the
+client's ``Config`` all read this table.
 """
 
 import dataclasses
@@ -24,16 +25,16 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class FatalValueError(ValueError):
-    """A bad value that ends the start with a FATAL line and exit 1 rather than with the usage."""
+    """A bad value that ends the program with a FATAL line and exit 1, without the usage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of option: how its text and its config file value are read, and how it is shown.
+    """A type of option: how to read it from text and from a config file, and how to show it.
 
-    *parse* and *from_config* raise ValueError with a short reason. *bare* is the text meant by
-    the flag without a value (None: a value is needed). *join* makes one value of those of a
-    repeated flag (None: the last one counts). *choices* are the only values; none: any.
+    *parse* and *from_config* raise ValueError with a short reason. *bare* is the meaning of the
+    flag without a value (None: a value is required). *join* combines the values of a repeated flag
+    (None: the last one counts). *choices* are the allowed values (empty: any).
     """
 
     name: str
@@ -49,9 +50,9 @@ class Kind:
 class Option:
     """The description of one field of an options dataclass.
 
-    *key* is None when the config file cannot set it. *note* is a short remark for the usage
-    text, *aliases* are older flag names, *deprecated* is the warning that its use earns. *low* and
-    *high* are the smallest and the largest value; None: any.
+    *key* is None if the config file cannot set the option. *note* is a short remark for the usage
+    text, *aliases* are older flag names, *deprecated* is the warning when it is used. *low* and
+    *high* are the smallest and the largest value (None: no limit).
     """
 
     flag: str
@@ -68,7 +69,7 @@ class Option:
         """Check that *value* is finite, in range and one of the choices.
 
         Raises:
-            ValueError: it is not; the text is to follow the option's name.
+            ValueError: it is not. The text is meant to follow the option's name.
         """
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be finite")
@@ -152,7 +153,7 @@ def _bool_from_config(value: object) -> bool:
         return value
     if isinstance(value, str):
         return parse_bool(value)
-    # The original reads 0 as true. Neither reading would please everybody, so say no.
+    # A number is ambiguous: the original reads 0 as true.
     raise ValueError("must be true or false")
 
 
@@ -206,10 +207,10 @@ def _show_list(value: tuple[object, ...]) -> str:
 
 
 def choice(name: str, *choices: str, default: str = "", boolean: bool = False) -> Kind:
-    """Return a kind that takes one of *choices*, in any case.
+    """Return a kind that accepts one of *choices*, in upper or lower case.
 
-    An empty text means *default* when there is one. With *boolean* the bare flag means ``true``
-    and the notations of a boolean are read too.
+    An empty text means *default* if there is one. With *boolean*, the bare flag means ``true``, and
+    the notations of a boolean are accepted too.
     """
 
     def parse(text: str) -> str:
@@ -237,7 +238,7 @@ BOOL = Kind(
 INT = Kind("int", parse_int, _int_from_config)
 FLOAT = Kind("float", _parse_float, _float_from_config)
 DURATION = Kind("duration", durations.parse, _duration_from_config, show=durations.render)
-# A duration as a float of seconds; a bare number is milliseconds, and -1 stays -1.
+# A duration in seconds, as a float. A bare number is milliseconds; -1 stays -1.
 SECONDS = Kind("duration", _parse_seconds, _seconds_from_config)
 STRINGS = Kind(
     "string, repeatable",
@@ -275,9 +276,9 @@ def option(
 ) -> T:
     """Return a dataclass field that carries its `Option`.
 
-    A *factory*, asked at each construction, stands in for *default*. The config *key* is the
-    flag with underscores unless given; None: not settable in the file. *low* and *high* bound the
-    value when the options are checked. A *secret* is left out of the repr.
+    A *factory* replaces *default* and is called at each construction. The config *key* is the flag
+    with underscores by default; None: the config file cannot set it. `Option.check` uses *low* and
+    *high*. A *secret* is left out of the repr.
     """
     if key == "":
         key = flag.replace("-", "_")
@@ -290,52 +291,52 @@ def option(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """What the options of every daemon begin with; each has a log prefix of its own."""
+    """The options that every daemon has; each has its own default of --log-prefix."""
 
     version: bool = option("version", False, BOOL, "print the version and exit", key=None)
     config: str = option("config", "", STRING, "path of the config file", key=None)
     log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "", STRING, "begins each log line")
+    log_prefix: str = option("log-prefix", "", STRING, "prefix of each log line")
     verbose: bool = option(
         "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
     )
 
 
 def prefix_option(name: str) -> str:
-    """The option of the daemon of that name."""
-    return option("log-prefix", f"[{name}] ", STRING, "begins each log line")
+    """The option --log-prefix of the daemon *name*."""
+    return option("log-prefix", f"[{name}] ", STRING, "prefix of each log line")
 
 
-# Every daemon's HTTP has these three.
+# The HTTP servers of all daemons have the next three options.
 def allow_origin_option() -> tuple[str, ...]:
-    """Which other sites' pages may use the HTTP API."""
+    """The option --http-allow-origin."""
     return option(
         "http-allow-origin",
         (),
         STRINGS,
-        "origin (https://host:port) whose pages may use the HTTP API from a browser; *: all",
+        "origin (https://host:port) whose pages may use the HTTP API from a browser; *: any origin",
         key="http_allow_origins",
     )
 
 
 def allow_host_option() -> tuple[str, ...]:
-    """Which names in the Host header are this machine's."""
+    """The option --http-allow-host."""
     return option(
         "http-allow-host",
         (),
         STRINGS,
-        "further name of this machine, as a proxy on it may ask for; *: any",
+        "further name of this machine to accept in the Host header, as sent by a proxy; *: any",
         key="http_allow_hosts",
     )
 
 
 def max_http_connections_option() -> int:
-    """How many HTTP connections there may be."""
+    """The option --max-http-connections."""
     return option(
         "max-http-connections",
         10_000,
         INT,
-        "HTTP connections, further ones are answered 503; 0: no limit",
+        "maximum HTTP connections; more are answered 503 (0: no limit)",
     )
 
 
@@ -346,7 +347,7 @@ def table(options: object) -> Iterator[tuple[str, Option]]:
 
 
 def default_of(options: type, name: str) -> Any:
-    """Return the default of field *name*, calling its factory if it has one."""
+    """Return the default of field *name*, from its factory if it has one."""
     for field in dataclasses.fields(options):
         if field.name == name:
             if field.default_factory is not dataclasses.MISSING:

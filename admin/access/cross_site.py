@@ -1,7 +1,7 @@
-"""That a request to change something was meant by the user, not by another site's page.
+"""Protection from other sites: the origin of a request, CSRF tokens, and security headers.
 
-Browsers say where a request comes from, and pages carry a token that other sites can't read. The
-token is made of a secret of this process and of whom it is for: nothing is kept.
+Browsers send the origin of a request, and our pages carry a token that other sites can't read. The
+token is derived from a secret of this process and the session or user: nothing is stored.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class Tokens:
-    """Makes and checks tokens; they hold as long as the process, or the session they are of."""
+    """Makes and checks tokens. They are valid until the process or their session ends."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def make(self, whom: str) -> str:
-        """The token for ``whom``, which is a session or a user."""
+        """The token for ``whom``, a session or a user."""
         return hmac.digest(self._secret, whom.encode(errors="replace"), "sha256").hex()
 
     def check(self, token: str, whom: str) -> bool:
-        """Whether it is that token, in a time that does not tell."""
+        """Whether ``token`` is the token for ``whom``; compares in constant time."""
         return hmac.compare_digest(token.encode(errors="replace"), self.make(whom).encode())
 
 
 def same_origin(headers: Headers, hosts: tuple[str, ...]) -> bool:
-    """Whether a browser sent this from a page of ours. True for what is no browser.
+    """Whether a browser sent the request from a page of ours. True for programs.
 
     Args:
         headers: of the request.
-        hosts: what we are called in it, with the port: the given host.
+        hosts: our names, with the port: the Host header and what a proxy forwards.
     """
     site = headers.get("Sec-Fetch-Site")
     if site is not None:
@@ -66,10 +66,10 @@ def same_origin(headers: Headers, hosts: tuple[str, ...]) -> bool:
     if origin is None:
         return True
     try:
-        named = urlsplit(origin).netloc.lower()
+        origin_host = urlsplit(origin).netloc.lower()
     except ValueError:
         return False
-    return bool(named) and named in [host.lower() for host in hosts]
+    return bool(origin_host) and origin_host in [host.lower() for host in hosts]
 
 
 async def form() -> MultiDict[str, str]:
@@ -84,7 +84,7 @@ async def form() -> MultiDict[str, str]:
 
 
 async def request_token() -> str:
-    """The token that the request carries, in a header or in its form; "" without."""
+    """The token of the request, from a header or its form; "" if there is none."""
     token = request.headers.get(HEADER)
     if token is None and request.mimetype in _FORMS:
         token = (await form()).get(FIELD)
@@ -107,15 +107,15 @@ def security_headers(graphite_url: str, *, private: bool) -> Mapping[str, str]:
     """The headers of every answer.
 
     Args:
-        graphite_url: whence graphs come as images; "" if from here or not at all.
-        private: pages are for those who have signed in: browsers are not to keep them.
+        graphite_url: where browsers load graphs from; "" if from here or not at all.
+        private: whether pages require a sign-in, so that browsers must not store them.
     """
     images = " ".join(["img-src 'self' data:", *_origin(graphite_url)])
     return {
         "Content-Security-Policy": "; ".join([*_POLICY, images]),
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
-        # Not no-referrer: with that browsers hide from us where a form comes from.
+        # Not no-referrer: browsers would hide the origin of a form from us.
         "Referrer-Policy": "same-origin",
         "Permissions-Policy": ", ".join(f"{name}=()" for name in _NOT_USED),
         "Cross-Origin-Opener-Policy": "same-origin",
@@ -130,7 +130,7 @@ def _origin(url: str) -> list[str]:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         return []
-    # Of a name that is not plain nothing may get into the header.
+    # A host with other characters must not get into the header.
     plain = host.replace("-", "").replace(".", "").replace(":", "").replace("_", "")
     if parts.scheme not in ("http", "https") or not plain.isascii() or not plain.isalnum():
         return []

@@ -1,6 +1,6 @@
-"""Every request passes here: who sends it, whether they may, whether they meant it, and a record.
+"""The check of every request: who sent it, whether they may, whether they meant it; and the audit.
 
-Users come from one of the `modes`; whom a path needs stands in `paths`.
+Where users come from is in `modes`; the role that a path requires is in `roles`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ NOBODY: Final = User("", Role.EVERYONE, "nobody")
 
 
 class Access:
-    """Who may do what, for one application.
+    """Access control of one application.
 
     Attributes:
         mode: where users come from.
         audit: who did what.
-        port: that is listened on; below 1: none.
-        passwords, users, sessions: of those who sign in.
+        port: that nsqadmin listens on; below 1: none.
+        passwords, users, sessions: for sign-in.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Access:
         self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
         self._base_path = "" if options.base_path == "/" else options.base_path
 
-    # what pages and handlers ask
+    # For pages and handlers
 
     @property
     def current(self) -> User:
@@ -100,7 +100,7 @@ class Access:
         return self.current.may(Role.named(role))
 
     def user(self) -> str:
-        """The sender's name, as far as anybody has said it; "" if there is none."""
+        """The name of the sender, verified or not; "" if there is none."""
         if name := self.current.name:
             return name
         given = request.authorization
@@ -109,18 +109,18 @@ class Access:
         return ""
 
     def csrf_token(self) -> str:
-        """What a form of this answer has to carry in its field ``csrf_token``."""
+        """The value of the field ``csrf_token`` for forms in this response."""
         return self._tokens.make(_whom())
 
     @property
     def has_sign_in(self) -> bool:
-        """Whether there is a sign-in page, and something to sign out of."""
+        """Whether users sign in and out."""
         return self.mode is Mode.PASSWORD
 
     def standing(self) -> Callable[[], bool]:
-        """Whether the sender may still be here, for answers that go on: ask again at times.
+        """A function that tells whether the sender is still allowed, for responses that go on.
 
-        To be called within the request; what it returns need not.
+        Call `standing` within the request; the function may be called later.
         """
         session: Session | None = g.get("session")
         user = self.current
@@ -135,7 +135,7 @@ class Access:
         self._describe(action=action, topic=topic, channel=channel, note=note)
 
     def observe(self, action: UserAction) -> None:
-        """An observer for `Dashboard.observers`: what was done goes to the audit."""
+        """Enter an action into the audit; an observer for `Dashboard.observers`."""
         self._describe(
             action=action.action,
             topic=action.topic,
@@ -145,13 +145,13 @@ class Access:
         )
 
     def address(self) -> str:
-        """Where the request comes from, as far as our proxies are believed; "" unix socket."""
+        """The address of the sender, by trusted proxies if there are any; "": a unix socket."""
         return self._proxies.origin_of(_peer(), request.headers)
 
-    # wiring
+    # Hooks
 
     def install(self, app: QuartTrio) -> None:
-        """Have every request of ``app`` pass here. To be called before other hooks are added."""
+        """Check every request of ``app``. To be called before other hooks are added."""
         headers = security_headers(
             "" if self._options.proxy_graphite else self._options.graphite_url,
             private=self.has_sign_in,
@@ -218,7 +218,7 @@ class Access:
             try:
                 return Role.named(only_value(request.headers, self._options.proxy_role_header))
             except ValueError:
-                pass  # a role of something else than us: they may look
+                pass  # not one of our roles: the user may read
         return Role.VIEWER
 
     def _in_session(self) -> User | None:
@@ -250,7 +250,7 @@ class Access:
         return User(account.name, account.role, "basic")
 
     def _needs_token(self) -> bool:
-        # Basic and headers of programs that use the API are nothing that a page of others has.
+        # Programs that use the API send Basic or headers, which other sites' pages can't.
         return g.session is not None or not self._is_api()
 
     def _is_api(self) -> bool:
@@ -275,32 +275,32 @@ class Access:
         return self._to_sign_in()
 
     def _to_sign_in(self) -> Response:
-        wanted = self._base_path + "/"
+        next_path = self._base_path + "/"
         sign_in = self._base_path + SIGN_IN_PATH
         if "HX-Request" in request.headers:
             answer = responses.error(401, "UNAUTHORIZED")
             answer.headers["HX-Redirect"] = sign_in
         elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
             if request.method == "GET":
-                # As it came: decoded, "#ephemeral" would be no part of the path any more.
+                # As received: decoded, "#ephemeral" would not be part of the path any more.
                 path = bytes(request.scope.get("raw_path") or b"/") + b"?" + request.query_string
-                wanted = path.decode("ascii", "replace").removesuffix("?")
+                next_path = path.decode("ascii", "replace").removesuffix("?")
             answer = Response(b"", 303)
-            answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
+            answer.headers["Location"] = f"{sign_in}?next={quote(next_path, safe='/')}"
         else:
             answer = responses.error(401, "UNAUTHORIZED")
         if answer.status_code == 401:
-            # A browser would ask by itself if a page's script were answered "Basic".
+            # "Basic" in the answer to a script would open the browser's own password dialog.
             scheme = "Session" if "Sec-Fetch-Mode" in request.headers else "Basic"
             answer.headers["WWW-Authenticate"] = f'{scheme} realm="nsqadmin"'
         return answer
 
-    # the record
+    # Audit
 
     def entry(self, **more: Any) -> Entry:
-        """An entry for the audit on the request that is being answered."""
+        """An audit entry for the request that is being answered."""
         user = self.current
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time_s": time.time(),
             "user": user.name,
             "role": user.role.title,
@@ -311,10 +311,10 @@ class Access:
             "path": request.path,
             "status": None,
         }
-        return Entry(**(said | more))
+        return Entry(**(fields | more))
 
     def record(self, **more: Any) -> None:
-        """Add an entry on the request, to be written when it has ended."""
+        """Add an audit entry for the request; it is written when the request has ended."""
         request_entries().append(self.entry(**more))
 
     def _describe(self, **fields: Any) -> None:
@@ -345,7 +345,7 @@ def _given_host() -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a browser that asks for ``host`` means this machine, and no name of somebody's."""
+    """Whether ``host``, as a browser sent it, is a name or address of this machine only."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
@@ -357,7 +357,7 @@ def _retry(status: int, code: str, wait_s: float) -> Response:
     return answer
 
 
-_GENERATED_NBYTES: Final = 12
+_GENERATED_BYTES: Final = 12
 
 
 def open_access(
@@ -365,7 +365,7 @@ def open_access(
     hosts: Iterable[str],
     now_s: Callable[[], float] = trio.current_time,
 ) -> Access:
-    """The access that ``options`` ask for.
+    """The access control that ``options`` require, and a log line on who may do what.
 
     Args:
         options: validated.
@@ -391,8 +391,8 @@ def _users(options: NsqadminOptions, mode: Mode, now_s: Callable[[], float]) -> 
     if mode is not Mode.PASSWORD:
         return FixedUsers()
     if not options.users_file:
-        password = secrets.token_urlsafe(_GENERATED_NBYTES)
-        # The one password that is ever logged: nobody else could know it, and it ends with us.
+        password = secrets.token_urlsafe(_GENERATED_BYTES)
+        # The only password that is ever logged; otherwise nobody would know it.
         log.warning("ACCESS: no users file: sign in as admin, password %s", password)
         return FixedUsers(Account("admin", Role.ADMIN, hash_password(password)))
     try:

@@ -1,4 +1,8 @@
-"""Where users come from (--access), decided once at the start."""
+"""Where users come from (--access), and which proxies are trusted (--trusted-proxy-cidr).
+
+The mode is decided once, at the start. Headers count only if the connection comes from a trusted
+proxy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ __all__ = ["LOOPBACK", "Mode", "Proxies", "came_through_a_proxy", "decide", "exp
 
 
 class Mode(enum.Enum):
-    """A way to know users."""
+    """A way to identify users."""
 
     NONE = "none"
     LOCAL = "local"
@@ -38,7 +42,7 @@ _EXPLAINED: Final = {
 
 
 def decide(options: NsqadminOptions, hosts: Iterable[str]) -> Mode:
-    """The way of --access; ``auto`` depends on what else is given.
+    """The mode of --access; ``auto`` depends on the other options.
 
     Args:
         options: as given.
@@ -71,7 +75,7 @@ def _check(options: NsqadminOptions) -> None:
 
 
 def explain(mode: Mode, options: NsqadminOptions) -> tuple[bool, str]:
-    """Whether ``mode`` deserves a warning, and one line on who may do what."""
+    """Whether ``mode`` deserves a warning, and a log line on who may do what."""
     proxies = ",".join(options.trusted_proxy_cidr)
     text = _EXPLAINED[mode].format(
         header=options.acl_http_header,
@@ -89,7 +93,7 @@ _MARKS: Final = ("X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Forwarded"
 
 
 class Proxies:
-    """The networks in which our proxies are (--trusted-proxy-cidr)."""
+    """The networks of trusted proxies (--trusted-proxy-cidr)."""
 
     def __init__(self, networks: Iterable[str]) -> None:
         """Raises OptionsError: one of them is no network."""
@@ -105,12 +109,12 @@ class Proxies:
         return bool(self._networks)
 
     def include(self, host: str) -> bool:
-        """Whether a connection from ``host`` is a proxy's; "" is a unix socket, as good as ::1."""
+        """Whether ``host`` is a trusted proxy; "" is a unix socket, which counts as ::1."""
         address = _address(host or "::1")
         return address is not None and any(address in network for network in self._networks)
 
     def origin_of(self, host: str, headers: Headers) -> str:
-        """Who asks: ``host``, or whom our proxies name as the last that is none of them."""
+        """The sender: ``host``, or the last address that our proxies name and is not theirs."""
         named = [
             part.strip() for line in headers.getlist("X-Forwarded-For") for part in line.split(",")
         ][-16:]
@@ -132,14 +136,14 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def came_through_a_proxy(headers: Headers) -> bool:
-    """Whether a request bears the marks that proxies leave."""
+    """Whether a request has headers that proxies add."""
     return any(name in headers for name in _MARKS)
 
 
 def only_value(headers: Headers, name: str) -> str:
     """The value of a header, "" if there is none or more than one.
 
-    With two of them nobody knows which is the proxy's and which the client's own.
+    Of two values, one may be the client's own.
     """
     values = headers.getlist(name)
     return values[0].strip() if len(values) == 1 else ""

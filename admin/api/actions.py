@@ -18,8 +18,8 @@ __all__ = ["Actions"]
 
 T = TypeVar("T")
 
-_BODY_NBYTES_MAX: Final = 1024 * 1024
-# What a verb takes.
+_MAX_BODY_BYTES: Final = 1024 * 1024
+# The role that a verb requires.
 _ROLES: Final[dict[str, Role]] = {"pause": "operator", "unpause": "operator", "empty": "admin"}
 _VERBS: Final[dict[str, Verb]] = {"pause": "pause", "unpause": "unpause", "empty": "empty"}
 
@@ -89,13 +89,13 @@ class Actions:
             raise HttpError(400, "INVALID_ACTION")
         require_role(self._dashboard, _ROLES[verb])
         with upstream_errors():
-            reached = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
-            return response(reached.warnings)
+            result = await self._dashboard.operations.apply(_VERBS[verb], topic, channel)
+            return response(result.warnings)
 
 
 async def _body(kind: type[T]) -> T:
-    """The body as JSON, whatever its type says it is; raises HttpError with what is wrong."""
-    body = await read_body(_BODY_NBYTES_MAX)
+    """The body as JSON, whatever its Content-Type. Raises HttpError: it is not valid."""
+    body = await read_body(_MAX_BODY_BYTES)
     if body is None:
         raise HttpError(413, "BODY_TOO_BIG")
     if not body:

@@ -1,4 +1,4 @@
-"""What there is: topics, channels, nodes, counter. Spec: nsqadmin, section 3."""
+"""Queries by the API: topics, channels, nodes, counter. Spec: nsqadmin, section 3."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Queries:
             stats = await self._cluster.stats(producers.value, topic=topic)
         pairs = _pairs(producers, stats)
 
-        def shown() -> merge.Entry:
+        def members() -> merge.Entry:
             entries = merge.topics_on_nodes(pairs)
             of_topic = [each for each in entries if each["topic_name"] == topic]
             return merge.topic_object(topic, of_topic)
 
-        return await long_response([*producers.warnings, *stats.warnings], _rows(pairs), shown)
+        return await long_response([*producers.warnings, *stats.warnings], _rows(pairs), members)
 
     async def channel(self, topic: str, channel: str) -> Response:
         """GET /api/topics/:topic/:channel."""
@@ -59,18 +59,18 @@ class Queries:
             )
         pairs = _pairs(producers, stats)
 
-        def shown() -> merge.Entry:
+        def members() -> merge.Entry:
             entries = merge.topics_on_nodes(pairs, now_ns=time.time_ns())
-            found = [
+            channels = [
                 each
                 for entry in entries
                 if entry["topic_name"] == topic
                 for each in entry["channels"]
                 if each["channel_name"] == channel
             ]
-            return merge.channel_object(topic, channel, found) if found else {}
+            return merge.channel_object(topic, channel, channels) if channels else {}
 
-        return await long_response([*producers.warnings, *stats.warnings], _rows(pairs), shown)
+        return await long_response([*producers.warnings, *stats.warnings], _rows(pairs), members)
 
     async def nodes(self) -> Response:
         """GET /api/nodes."""
@@ -85,11 +85,11 @@ class Queries:
         """GET /api/nodes/:node, named by address and port of HTTP."""
         with upstream_errors():
             nodes = await self._cluster.nodes()
-            named = [producer for producer in nodes.value if producer.node == node]
-            if not named:
+            matching = [producer for producer in nodes.value if producer.node == node]
+            if not matching:
                 raise HttpError(404, "NODE_NOT_FOUND")
-            stats = await self._cluster.stats(named[:1], clients=True)
-        pairs = _pairs(QueryResult(named[:1], nodes.warnings), stats)
+            stats = await self._cluster.stats(matching[:1], clients=True)
+        pairs = _pairs(QueryResult(matching[:1], nodes.warnings), stats)
         return await long_response(
             [*nodes.warnings, *stats.warnings],
             _rows(pairs),
@@ -116,8 +116,10 @@ def _rows(pairs: list[tuple[Producer, NodeStats]]) -> int:
 def _pairs(
     producers: QueryResult[list[Producer]], stats: QueryResult[dict[str, NodeStats | UpstreamError]]
 ) -> list[tuple[Producer, NodeStats]]:
-    """Each node that answered, and what it said."""
+    """Each node that answered, with its statistics."""
     by_node = {producer.node: producer for producer in producers.value}
     return [
-        (by_node[node], said) for node, said in stats.value.items() if isinstance(said, NodeStats)
+        (by_node[node], answer)
+        for node, answer in stats.value.items()
+        if isinstance(answer, NodeStats)
     ]

@@ -20,7 +20,7 @@ __all__ = ["encode_json", "long_response", "require_role", "response", "upstream
 
 _PIECE_ITEMS: Final = 200
 
-# These can be part of a string only; NSQ writes them so that JSON may stand inside HTML.
+# They occur in strings only. NSQ escapes them, so that JSON is safe inside HTML.
 _ESCAPED = (
     (b"<", b"\\u003c"),
     (b">", b"\\u003e"),
@@ -93,7 +93,7 @@ def _encoded(value: object) -> bytes:
     try:
         document = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json_bytes(value)  # it knows of lone surrogates
+        return json_bytes(value)  # it accepts lone surrogates
     for raw, escaped in _ESCAPED:
         document = document.replace(raw, escaped)
     return document

@@ -1,4 +1,4 @@
-"""Statistics of many nodes made one: the objects of the JSON API, key by key as NSQ 1.3 has them.
+"""Statistics of many nodes as the objects of the JSON API, with the keys of NSQ 1.3.
 
 Pure. Spec: nsqadmin, section 3 (shapes).
 """
@@ -55,7 +55,7 @@ def topics_on_nodes(
 
 
 def topic_object(topic: str, entries: Sequence[Entry]) -> Entry:
-    """The topic over all nodes, of its objects on each of them."""
+    """The topic over all nodes, from its objects on each node."""
     return {
         "node": "*",
         "hostname": "",
@@ -69,7 +69,7 @@ def topic_object(topic: str, entries: Sequence[Entry]) -> Entry:
 
 
 def channel_object(topic: str, channel: str, entries: Sequence[Entry]) -> Entry:
-    """The channel over all nodes, of its objects on each of them."""
+    """The channel over all nodes, from its objects on each node."""
     clients = [client for entry in entries for client in entry["clients"] or ()]
     clients.sort(key=lambda client: str(client["hostname"]))
     return {
@@ -86,7 +86,7 @@ def channel_object(topic: str, channel: str, entries: Sequence[Entry]) -> Entry:
 
 
 def node_object(node: str, topics: Sequence[Entry]) -> Entry:
-    """A node, of the topic objects on it."""
+    """A node, from its topic objects."""
     channels = [channel for topic in topics for channel in topic["channels"]]
     return {
         "node": node,
@@ -117,7 +117,7 @@ def node_entry(node: Producer) -> Entry:
 
 
 def counter(pairs: Iterable[tuple[Producer, NodeStats]]) -> Entry:
-    """How many messages came into each channel of each node, by ``topic:channel:node``."""
+    """The messages of each channel of each node, by ``topic:channel:node``."""
     found = {
         f"{topic.topic_name}:{channel.channel_name}:{producer.node}": {
             "node": producer.node,
@@ -214,7 +214,7 @@ def _sums(entries: Sequence[Entry], keys: Sequence[str]) -> Entry:
 
 
 def _joined_channels(entries: Sequence[Entry]) -> list[Entry]:
-    """Each channel of a topic once; one that is on a single node as it is there."""
+    """Each channel of a topic once; a channel on a single node stays as it is there."""
     by_name: dict[str, list[Entry]] = {}
     for entry in entries:
         for channel in entry["channels"]:
@@ -234,14 +234,14 @@ def _latency_on_node(latency: Latency | None) -> Entry:
     return {"count": count, "percentiles": shown, "topic": "", "channel": "", "host": ""}
 
 
-def _percentile_on_node(given: Mapping[str, int | float], count: int) -> Entry:
-    value = given.get("value", 0)
+def _percentile_on_node(percentile: Mapping[str, int | float], count: int) -> Entry:
+    value = percentile.get("value", 0)
     return {
         "average": value,
         "count": count,
         "max": value,
         "min": value,
-        "quantile": given.get("quantile", 0),
+        "quantile": percentile.get("quantile", 0),
         "value": value,
     }
 
@@ -263,7 +263,7 @@ def _latency(entries: Sequence[Entry], topic: str, channel: str) -> Entry:
 
 
 def _joined_percentile(entries: Sequence[Entry]) -> Entry:
-    """Of one quantile; nodes without samples say nothing of it."""
+    """Join one quantile; nodes without samples do not count."""
     counted = [entry for entry in entries if entry["count"]]
     count = sum(entry["count"] for entry in counted)
     total = sum(entry["average"] * entry["count"] for entry in counted)

@@ -1,8 +1,8 @@
-"""What the cluster says: all nodes asked at once, their answers made one.
+"""Questions to the cluster: all nodes are asked at once, and their answers become one.
 
-Nodes are known from nsqlookupds (--lookupd-http-address), or are those that the options name
-(--nsqd-http-address). A node that does not answer costs a warning; only if nobody answers there
-is nothing to say. Spec: nsqadmin, sections 1 and 3.
+Nodes come from nsqlookupds (--lookupd-http-address) or from the options (--nsqd-http-address). A
+node without an answer causes a warning; only if no node answers is there an error. Spec: nsqadmin,
+sections 1 and 3.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 T = TypeVar("T")
 
 SILENT_S: Final = 1.0
-"""Nodes that did not answer lately get so long, where somebody waits for a page."""
+"""Timeout for nodes that did not answer recently, while a page waits."""
 LATE_S: Final = 2.0
-"""Who looks waits so long for those who have not answered, after the last one who has."""
+"""Wait of a page for missing answers, after the last answer."""
 HUNG_S: Final = 1.0
-"""Nsqlookupds get so long where the poller knows what they would tell."""
+"""Timeout for nsqlookupds where the poller knows the nodes anyway."""
 INACTIVE_S: Final = 15.0
-"""`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
+"""Time limit of `Cluster.inactive_topics`, which asks for the channels of many topics."""
 
 
 class AllFailed(Exception):
     """Nobody answered; ``str()`` is as NSQ 1.3 words it.
 
     Attributes:
-        errors: of each that was asked.
+        errors: one for each address.
     """
 
     def __init__(self, whom: str, errors: Sequence[UpstreamError]) -> None:
@@ -57,7 +57,7 @@ class AllFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult(Generic[T]):
-    """What was found, and what those said who failed."""
+    """The answers as one value, and the errors of those that failed."""
 
     value: T
     warnings: list[str]
@@ -69,7 +69,7 @@ def url_of(address: str, path: str, **query: str) -> str:
 
 
 class Cluster:
-    """Asks the nodes of a cluster.
+    """Asks all nodes of a cluster.
 
     Attributes:
         lookupd_addresses: host:port of nsqlookupds; /config may change them.
@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def is_direct(self) -> bool:
-        """Whether nsqds are asked without an nsqlookupd."""
+        """Whether nodes come from the options, without nsqlookupd."""
         return bool(self.nsqd_addresses)
 
     async def topics(
@@ -95,21 +95,22 @@ class Cluster:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            found = await self._direct(late_s=late_s, first_s=first_s)
+            result = await self._direct(late_s=late_s, first_s=first_s)
             return QueryResult(
-                _union(_topics_of(stats) for _, stats in found.value), found.warnings
+                _union(_topics_of(stats) for _, stats in result.value), result.warnings
             )
         answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
         return QueryResult(
-            _union(named.topics or () for _, named in answers.value), answers.warnings
+            _union(names.topics or () for _, names in answers.value), answers.warnings
         )
 
     async def inactive_topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
     ) -> QueryResult[dict[str, list[str]]]:
-        """Topics that nsqlookupds know without any producer, with their channels; sorted.
+        """Topics registered in nsqlookupds without a producer, with their channels; sorted.
 
-        ``late_s`` and ``first_s`` as in `producers`: who is left out may know a producer.
+        ``late_s`` and ``first_s`` as in `producers`; an nsqlookupd that is left out may know a
+        producer.
 
         Raises:
             AllFailed: nobody answered.
@@ -125,12 +126,12 @@ class Cluster:
 
         async def ask(name: str) -> None:
             try:
-                found = await self._ask_lookupds("/channels", Named, topic=name)
+                result = await self._ask_lookupds("/channels", Named, topic=name)
             except AllFailed as failure:
                 warnings.extend(map(str, failure.errors))
                 return
-            warnings.extend(found.warnings)
-            channels[name] = _union(named.channels or () for _, named in found.value)
+            warnings.extend(result.warnings)
+            channels[name] = _union(named.channels or () for _, named in result.value)
 
         with trio.move_on_after(INACTIVE_S):
             await _each(names, ask)
@@ -151,14 +152,14 @@ class Cluster:
         """
         if self.is_direct:
             direct = await self._direct(late_s=late_s, first_s=first_s)
-            found = QueryResult([producer for producer, _ in direct.value], direct.warnings)
+            result = QueryResult([producer for producer, _ in direct.value], direct.warnings)
         else:
             answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
-            found = QueryResult(_joined(lists), answers.warnings)
-        _mark_old(found.value)
-        found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
-        return found
+            result = QueryResult(_joined(lists), answers.warnings)
+        _mark_old(result.value)
+        result.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
+        return result
 
     async def producers(
         self, topic: str, *, late_s: float = LATE_S, first_s: float = math.inf
@@ -167,10 +168,9 @@ class Cluster:
 
         Args:
             topic: its name.
-            late_s: once some have answered, who does not answer within so many seconds after the
-                last of them is left out, with a warning. Without a limit it is waited for as long
-                as a request may take.
-            first_s: the same for all of them, while nobody has answered.
+            late_s: seconds after the last answer until missing ones are left out, with a warning;
+                without a limit, as long as a request may take.
+            first_s: seconds to wait for the first answer.
 
         Raises:
             AllFailed: nobody answered; also if no nsqlookupd knows the topic.
@@ -192,25 +192,25 @@ class Cluster:
         clients: bool = False,
         late_s: float = LATE_S,
     ) -> QueryResult[dict[str, NodeStats | UpstreamError]]:
-        """What nsqds say of themselves, by ``Producer.node``; errors stay in their places.
+        """The statistics of nsqds, or the error of each, by ``Producer.node``.
 
         Args:
-            producers: are asked.
-            topic: only this one.
-            channel: of ``topic``, only this one.
-            clients: with their consumers.
+            producers: the nodes.
+            topic: only this topic.
+            channel: only this channel of ``topic``.
+            clients: whether to include consumers.
             late_s: as in `producers`.
 
         Raises:
-            AllFailed: none of them answered, or there are none.
+            AllFailed: no node answered, or there are no nodes.
         """
-        found = await self.each_stats(
+        result = await self.each_stats(
             producers, topic=topic, channel=channel, clients=clients, late_s=late_s
         )
-        errors = [each for each in found.values() if isinstance(each, UpstreamError)]
-        if len(errors) == len(found):
+        errors = [each for each in result.values() if isinstance(each, UpstreamError)]
+        if len(errors) == len(result):
             raise AllFailed("nsqd", errors)
-        return QueryResult(found, list(map(str, errors)))
+        return QueryResult(result, list(map(str, errors)))
 
     async def each_stats(
         self,
@@ -222,7 +222,7 @@ class Cluster:
         late_s: float = LATE_S,
         silent: Collection[str] = (),
     ) -> dict[str, NodeStats | UpstreamError]:
-        """As `stats`, but nothing is raised; nodes of ``silent`` get `SILENT_S` at most."""
+        """As `stats`, but raises nothing; nodes in ``silent`` get at most `SILENT_S`."""
         query = {"format": "json", "include_mem": "false"}
         query["include_clients"] = "true" if clients else "false"
         query |= {"topic": topic} if topic else {}
@@ -237,7 +237,7 @@ class Cluster:
         return await _answers({node.node: node for node in producers}, ask, late_s)
 
     async def info(self, node: str) -> Info:
-        """What the nsqd at host:port says of itself. Raises UpstreamError."""
+        """The /info of the nsqd at host:port. Raises UpstreamError."""
         return await self.upstream.get_json(url_of(node, "/info"), Info)
 
     async def _ask_lookupds(
@@ -257,7 +257,7 @@ class Cluster:
     async def _direct(
         self, topic: str = "", late_s: float = LATE_S, first_s: float = math.inf
     ) -> QueryResult[list[tuple[Producer, NodeStats]]]:
-        """The nsqds of the options and their topics (or that one)."""
+        """The nsqds of the options, with the statistics of all topics or one."""
         query = {"format": "json", "include_mem": "false", "include_clients": "false"}
         query |= {"topic": topic} if topic else {}
 
@@ -273,7 +273,7 @@ class Cluster:
 
 
 async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) -> None:
-    """All at once; what is really under way is bounded by `Upstream`."""
+    """Call ``function`` for all items at once; `Upstream` limits the requests."""
     async with trio.open_nursery() as nursery:
         for item in items:
             nursery.start_soon(function, item, name=f"nsqadmin request about {item}")
@@ -288,19 +288,19 @@ async def _answers(
     late_s: float,
     first_s: float = math.inf,
 ) -> dict[str, T | UpstreamError]:
-    """What each answered, in the order of ``asked``.
+    """The answer or error of each, in the order of ``asked``.
 
-    While nobody has answered all are waited for, ``first_s`` at most, then those who are not
-    ``late_s`` later than the last who did. A refusal is an answer, too.
+    Waits ``first_s`` for the first answer, then ``late_s`` after each answer for the next one. An
+    error response is an answer, too.
     """
-    found: dict[str, T | UpstreamError] = {}
+    result: dict[str, T | UpstreamError] = {}
     began_s = trio.current_time()
 
     async def note(name: str) -> None:
         try:
-            found[name] = await ask(asked[name])
+            result[name] = await ask(asked[name])
         except UpstreamError as error:
-            found[name] = error
+            result[name] = error
             if error.status is None:
                 return
         nursery.cancel_scope.deadline = trio.current_time() + late_s
@@ -311,9 +311,9 @@ async def _answers(
             nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
     for name in asked:
-        if name not in found:
-            found[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
-    return {name: found[name] for name in asked}
+        if name not in result:
+            result[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
+    return {name: result[name] for name in asked}
 
 
 def _sorted_out(
@@ -339,7 +339,7 @@ def _topics_of(stats: NodeStats) -> list[str]:
 
 
 def _visible_topics(node: Producer) -> list[str]:
-    """Those of its topics that are not tombstoned."""
+    """The topics of a node that are not tombstoned."""
     hidden = node.tombstones or []
     return [
         name
@@ -349,7 +349,7 @@ def _visible_topics(node: Producer) -> list[str]:
 
 
 def _joined(lists: Iterable[tuple[str, Sequence[Producer]]]) -> list[Producer]:
-    """Each node once, with the address under which each nsqlookupd knows it."""
+    """Each node once, with its address as each nsqlookupd knows it."""
     nodes: dict[str, Producer] = {}
     for lookupd, producers in lists:
         for producer in producers:

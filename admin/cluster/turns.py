@@ -12,13 +12,13 @@ from msgspec import Raw, Struct
 from admin.cluster.shapes import Count, NodeStats, TopicStats
 from admin.upstream import UpstreamError
 
-__all__ = ["INLINE_MAX", "PIECE_NBYTES", "PIECE_TOPICS", "compute", "count_rows", "node_stats"]
+__all__ = ["MAX_INLINE", "PIECE_BYTES", "PIECE_TOPICS", "compute", "count_rows", "node_stats"]
 
-PIECE_NBYTES: Final = 256 * 1024
-"""Bytes of JSON that are decoded before other tasks get their turn: one or two milliseconds."""
+PIECE_BYTES: Final = 256 * 1024
+"""JSON decoded per turn of the event loop: one or two milliseconds."""
 
 PIECE_TOPICS: Final = 200
-"""The same in topics, which may be short."""
+"""Topics decoded per turn, because topics may be short."""
 
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ async def decode_stats(
             view = memoryview(raw)
             topics.append(topic.decode(view))
             nbytes += view.nbytes
-            if nbytes >= PIECE_NBYTES or number % PIECE_TOPICS == 0:
+            if nbytes >= PIECE_BYTES or number % PIECE_TOPICS == 0:
                 nbytes = 0
                 await trio.lowlevel.checkpoint()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -66,23 +66,23 @@ async def node_stats(node: str, body: bytes) -> NodeStats:
     return NodeStats(head.version, head.health, head.start_time, topics, len(body))
 
 
-INLINE_MAX: Final = 500
-"""Rows that are worth no thread: a few milliseconds."""
-# Nsqd says 300 to 750 bytes of a topic, channel or client; others may be shorter.
-_ROW_NBYTES: Final = 100
+MAX_INLINE: Final = 500
+"""Rows that are processed without a thread: a few milliseconds."""
+# nsqd sends 300 to 750 bytes for a topic, channel or client; other servers may send less.
+_ROW_BYTES: Final = 100
 
 
 def count_rows(answers: Iterable[NodeStats]) -> int:
-    """How many topics, channels and clients nodes may have told of, by the length of it."""
-    return sum(stats.nbytes for stats in answers) // _ROW_NBYTES
+    """An estimate of the topics, channels and clients in answers, by their size."""
+    return sum(stats.nbytes for stats in answers) // _ROW_BYTES
 
 
 async def compute(rows: int, function: Callable[[], T]) -> T:
-    """What ``function`` returns or raises; in a thread if it goes through many ``rows``.
+    """Call ``function``, in a thread if it processes many ``rows``.
 
-    A cancellation takes effect when the function has returned.
+    Returns or raises what the function does. A cancellation takes effect when it has returned.
     """
-    if rows <= INLINE_MAX:
+    if rows <= MAX_INLINE:
         await trio.lowlevel.checkpoint()
         return function()
     return await trio.to_thread.run_sync(function)

@@ -1,4 +1,4 @@
-"""The sign-in page, and the audit."""
+"""Signing in and out, and the audit."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _COLUMNS: Final[Sequence[Column[Entry]]] = (
 
 
 def safe_path(path: str, base_path: str) -> str:
-    """``path`` if it is one of the dashboard, else its first page: never another site."""
+    """``path`` if it is a path of the dashboard, else its first page; never another site."""
     home = base_path + "/"
     inside = path == base_path or path.startswith((home, base_path + "?"))
     return path if inside and _PATH.fullmatch(path) and "/.." not in path else home
 
 
 class AccountPages:
-    """GET /sign-in and GET /audit."""
+    """GET and POST /sign-in, POST /sign-out, GET /audit."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -70,13 +70,13 @@ class AccountPages:
     async def sign_in(self) -> Response:
         """GET /sign-in: ``problem``, ``wait`` in seconds, and ``next``, where to go afterwards."""
         query = arguments()
-        wanted = safe_path(query.get("next", ""), self._base_path)
+        next_path = safe_path(query.get("next", ""), self._base_path)
         if not self._access.has_sign_in or self._access.allows("viewer"):
-            return _redirect(wanted)
+            return _redirect(next_path)
         wait = query.get("wait", "")
         wait = wait if wait.isascii() and wait.isdigit() and len(wait) < 6 else "some"
         problem = _PROBLEMS.get(query.get("problem", ""), "").format(wait=wait)
-        return self._site.lone("signin.html", "Sign in", problem=problem, next=wanted)
+        return self._site.lone("signin.html", "Sign in", problem=problem, next=next_path)
 
     async def submit_sign_in(self) -> Response:
         """POST /sign-in: fields ``name``, ``password`` and ``next``."""
@@ -84,30 +84,30 @@ class AccountPages:
         if not access.has_sign_in:
             raise HttpError(404, "NOT_FOUND")
         fields = await form()
-        name, wanted = fields.get("name", ""), fields.get("next", "")
+        name, next_path = fields.get("name", ""), fields.get("next", "")
         address = access.address()
         try:
             account = await access.passwords.check(name, fields.get("password", ""), address)
         except TooManyAttempts as error:
-            return self._again("slow", wanted, wait=str(max(1, round(error.wait_s + 0.5))))
+            return self._again("slow", next_path, wait=str(max(1, round(error.wait_s + 0.5))))
         except Busy:
-            return self._again("busy", wanted)
+            return self._again("busy", next_path)
         if account is None:
             log.warning("ACCESS: wrong user or password from %s", address or "a unix socket")
-            # Only a name that we know: somebody may have typed the password there.
+            # An unknown name is not recorded: it may be a password, typed into the wrong field.
             known = name if access.users.find(name) is not None else "(unknown)"
             access.record(user=known, action="sign_in", note="wrong password", refused=True)
-            return self._again("wrong", wanted)
-        return self._welcome(account, wanted)
+            return self._again("wrong", next_path)
+        return self._welcome(account, next_path)
 
-    def _welcome(self, account: Account, wanted: str) -> Response:
+    def _welcome(self, account: Account, next_path: str) -> Response:
         access = self._access
-        # Whoever was signed in here is not any more; the new session has a new token.
+        # The old session of this browser ends; the new one has a new token.
         if g.session is not None:
             access.sessions.end(g.session)
         token = access.sessions.begin(account.name, account.seal)
         access.record(user=account.name, role=account.role.title, how="session", action="sign_in")
-        answer = _redirect(safe_path(wanted, self._base_path))
+        answer = _redirect(safe_path(next_path, self._base_path))
         answer.set_cookie(
             cookie_name(access.port),
             token,
@@ -130,10 +130,10 @@ class AccountPages:
         answer.delete_cookie(cookie_name(access.port), path=path, httponly=True, samesite="Lax")
         return answer
 
-    def _again(self, problem: str, wanted: str, **more: str) -> Response:
+    def _again(self, problem: str, next_path: str, **more: str) -> Response:
         query = {"problem": problem, **more}
-        if wanted:
-            query["next"] = safe_path(wanted, self._base_path)
+        if next_path:
+            query["next"] = safe_path(next_path, self._base_path)
         return _redirect(f"{self._base_path}{SIGN_IN_PATH}?{urlencode(query)}")
 
     async def audit(self) -> Response:

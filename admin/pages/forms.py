@@ -1,6 +1,6 @@
-"""What users do by forms: create, pause, unpause; empty, delete and tombstone after a typed name.
+"""The forms: create, pause, unpause; empty, delete and tombstone after a typed confirmation.
 
-Each form is answered by a redirect to the page where the result is seen.
+Each form is answered by a redirect to the page that shows the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trionsq.wire.names import is_valid_name
 __all__ = ["FormHandlers", "Stake", "stake"]
 
 _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
-    # verb, and whether of a channel: the button, what happens, what becomes of the messages
+    # By verb and whether it is a channel's: the button, the effect, the fate of the messages.
     ("empty", False): (
         "Empty queue",
         "All messages waiting at the topic are discarded on every node. "
@@ -59,7 +59,7 @@ _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
 
 @dataclass(slots=True)
 class Stake:
-    """Messages that will be lost; ``parts`` says where they are, ``failed`` who did not answer."""
+    """Messages that will be lost; ``parts`` says where; ``failed`` has the errors of nodes."""
 
     messages: int | None = None
     parts: str = ""
@@ -69,12 +69,12 @@ class Stake:
 def stake(
     answers: Mapping[str, NodeStats | UpstreamError], verb: str, topic: str, channel: str
 ) -> Stake:
-    """What ``verb`` would throw away, as far as nodes have told. Pure."""
+    """The messages that ``verb`` would discard, on the nodes that answered. Pure."""
     failed = [str(answer) for answer in answers.values() if isinstance(answer, UpstreamError)]
-    told = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
-    if not told:
+    statistics = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
+    if not statistics:
         return Stake(None, "", failed)
-    topics = [t for stats in told for t in stats.topics or () if t.topic_name == topic]
+    topics = [t for stats in statistics for t in stats.topics or () if t.topic_name == topic]
     channels = [
         c for t in topics for c in t.channels or () if not channel or c.channel_name == channel
     ]
@@ -122,7 +122,7 @@ class FormHandlers:
         ]
 
     async def confirm(self, verb: str) -> Response:
-        """GET /confirm/:verb: how much is at stake, and a field for the name."""
+        """GET /confirm/:verb: the number of messages at stake, and a field for the name."""
         given = arguments()
         topic, channel, node = (given.get(name, "") for name in ("topic", "channel", "node"))
         texts = _TEXTS.get((verb, bool(channel)))
@@ -165,7 +165,7 @@ class FormHandlers:
             return Stake(None, "", [known.error])
         producers = [each for each in known.producers if not node or each.node == node]
         if not producers:
-            # A topic that only nsqlookupd knows has no messages.
+            # A topic that is only registered has no messages.
             return Stake(0 if known.nobody else None, "", known.warnings)
         silent = self._site.dashboard.poller.silent_nodes
         answers = await self._cluster.each_stats(
@@ -243,7 +243,7 @@ class FormHandlers:
         return self._told(path, text.format(_named(topic, channel)), reached.warnings)
 
     def _known(self, topic: str) -> list[str]:
-        """The nodes that had the topic when they were last polled."""
+        """The nodes that had the topic at the last poll."""
         return [producer.node for producer in self._site.dashboard.poller.producers(topic)]
 
     def _told(self, path: str, text: str, warnings: list[str]) -> Response:
@@ -263,7 +263,7 @@ def _named(topic: str, channel: str) -> str:
 
 
 async def _names() -> tuple[str, str, str]:
-    """Topic, channel and what was typed. Raises HttpError: there is no topic."""
+    """Topic, channel and the typed name. Raises HttpError: no topic."""
     fields = await form()
     topic = fields.get("topic", "")
     if not topic:

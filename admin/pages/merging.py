@@ -1,7 +1,7 @@
-"""What the nodes say of one topic or channel, put side by side and summed up. Pure.
+"""A topic or channel on each node and in total. Pure.
 
-Spec: nsqadmin, section 3 (shapes). Sums over nodes, paused if it is anywhere, latencies averaged
-by count.
+Sums over nodes, paused if it is paused on any node, latencies averaged by count. Spec: nsqadmin,
+section 3 (shapes).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from admin.upstream import UpstreamError
 
 __all__ = ["ClusterView", "QueueMetrics", "channel_view", "topic_view"]
 
-_QUANTILES_MAX: Final = 10
+_MAX_QUANTILES: Final = 10
 
 
 @dataclass(slots=True)
 class QueueMetrics:
-    """A topic or channel on one node, or a channel on all of them.
+    """A topic or channel on one node, or a channel on all nodes.
 
-    ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it told nothing.
-    Then ``last_seen_s`` is when it last answered (seconds since 1970), and ``last_held`` how many
-    messages it held; None if that is not known.
-    ``latencies`` in nanoseconds, one for each of `ClusterView.quantiles`.
+    ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it did not answer.
+    Then ``last_seen_s`` is its last answer (seconds since 1970), and ``last_held`` the number of
+    messages at that time; None if unknown. ``latencies`` are in nanoseconds, one for each of
+    `ClusterView.quantiles`.
     """
 
     name: str = ""
@@ -61,8 +61,8 @@ class QueueMetrics:
 class ClusterView(QueueMetrics):
     """A topic or channel on all nodes that answered.
 
-    Of a topic ``depth`` is its own; what waits at its channels is ``channels_depth``, and in
-    flight and deferred are theirs.
+    Of a topic, ``depth`` is its own queue; ``channels_depth`` is that of its channels, and in
+    flight and deferred are theirs, too.
     """
 
     nodes: list[QueueMetrics] = field(default_factory=list)
@@ -73,12 +73,12 @@ class ClusterView(QueueMetrics):
 
     @property
     def silent(self) -> list[QueueMetrics]:
-        """The nodes that have not answered: the sums lack what they have."""
+        """The nodes that did not answer and are not in the sums."""
         return [node for node in self.nodes if node.error]
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no node has answered, so that a sum of 0 says nothing."""
+        """Whether no node answered, so that the sums are unknown."""
         return bool(self.nodes) and len(self.silent) == len(self.nodes)
 
 
@@ -208,7 +208,7 @@ def _set_latencies(view: ClusterView, given: Sequence[tuple[QueueMetrics, list[L
         for percentile in latency.percentiles or ()
         if math.isfinite(percentile.get("quantile", math.nan))
     }
-    view.quantiles = sorted(quantiles, reverse=True)[:_QUANTILES_MAX]
+    view.quantiles = sorted(quantiles, reverse=True)[:_MAX_QUANTILES]
     everyone = [*view.nodes, *view.channels_list, view]
     for figures in everyone:
         figures.latencies = [None] * len(view.quantiles)

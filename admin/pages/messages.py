@@ -1,4 +1,4 @@
-"""Messages themselves: a look at those that wait, and one to try with."""
+"""Pages about messages: peek at those of a queue, and publish one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trionsq.web.protocol import HttpError
 __all__ = ["MessagePages", "PeekSupport", "message_rows"]
 
 _LIMITS: Final = (10, 25, 50, 100)
-_BODY_NBYTES_MAX: Final = 512 * 1024
-_OFFSET_MAX: Final = 10**12
-_DEFER_MS_MAX: Final = 3_600_000
+_MAX_BODY_BYTES: Final = 512 * 1024
+_MAX_OFFSET: Final = 10**12
+_MAX_DEFER_MS: Final = 3_600_000
 _STATES: Final = (("queued", "Queued"), ("in_flight", "In flight"), ("deferred", "Deferred"))
 
 
 class PeekPage(Struct):
-    """What our nsqd answers to /topic/peek and /channel/peek; see docs/peek.md."""
+    """The answer of our nsqd to /topic/peek and /channel/peek; see docs/peek.md."""
 
     messages: list[dict[str, Any]] | None = None
     counts: dict[str, int] | None = None
@@ -42,7 +42,7 @@ class PeekPage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message as it is shown; ``published_s`` in seconds since 1970."""
+    """A message on the page; ``published_s`` in seconds since 1970."""
 
     id: str
     published_s: float | None
@@ -56,7 +56,7 @@ class MessageRow:
 
 
 def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
-    """Messages as a node tells of them; what makes no sense is left out. Pure."""
+    """Messages from a node as rows; invalid values are left out. Pure."""
     rows = []
     for message in messages:
         body = display_body(message)
@@ -78,17 +78,17 @@ def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
 
 
 def _more(message: Mapping[str, Any]) -> str:
-    said = []
+    parts = []
     due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
     if isinstance(due_s, int | float):
-        said.append(f"due in {duration_s(due_s)}")
+        parts.append(f"due in {duration_s(due_s)}")
     if isinstance(deadline_s, int | float):
-        said.append(f"times out in {duration_s(deadline_s)}")
+        parts.append(f"times out in {duration_s(deadline_s)}")
     if "client" in message:
         client = message["client"]
         name = client.get("remote_address") if isinstance(client, dict) else None
-        said.append(f"at {str(name)[:100]}" if name else "its client has gone")
-    return ", ".join(said)
+        parts.append(f"at {str(name)[:100]}" if name else "its client has gone")
+    return ", ".join(parts)
 
 
 def _whole(value: object) -> int | None:
@@ -124,7 +124,7 @@ class MessagePages:
         state = state if state in states else "queued"
         limit = _number(query.get("limit", ""), _LIMITS[0])
         limit = limit if limit in _LIMITS else _LIMITS[0]
-        offset = min(_number(query.get("offset", ""), 0), _OFFSET_MAX)
+        offset = min(_number(query.get("offset", ""), 0), _MAX_OFFSET)
         page = None
         if node:
             try:
@@ -208,10 +208,10 @@ class MessagePages:
             body = parse_body(fields.get("body", ""), fields.get("format", "text"))
         except BadBodyError as error:
             return await self._form(topic, fields, str(error))
-        if not 0 < len(body) <= _BODY_NBYTES_MAX:
-            text = f"The message must have 1 to {_BODY_NBYTES_MAX:,} bytes."
+        if not 0 < len(body) <= _MAX_BODY_BYTES:
+            text = f"The message must have 1 to {_MAX_BODY_BYTES:,} bytes."
             return await self._form(topic, fields, text)
-        defer_ms = min(_number(fields.get("defer", ""), 0), _DEFER_MS_MAX)
+        defer_ms = min(_number(fields.get("defer", ""), 0), _MAX_DEFER_MS)
         query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
         path, failed = self._site.url("topics", topic), None
         try:
@@ -232,13 +232,13 @@ class MessagePages:
         return self._site.done(path, [text])
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
-        """The nodes that have the topic, else all; what failed; why there are none."""
+        """The nodes of the topic, else all nodes; warnings; an error if there are none."""
         found = await nodes_of_topic(self._site.dashboard, topic)
         if found.error:
             return [], [], found.error
         if found.producers:
             return [node.node for node in found.producers], found.warnings, ""
-        # A topic that nobody has yet can be published to anywhere.
+        # A topic that does not exist yet can be published to any node.
         try:
             everyone = await self._cluster.nodes()
         except AllFailed as failure:
@@ -261,7 +261,7 @@ def _why(node: str, failure: UpstreamError) -> str:
 
 
 def _topic(given: Mapping[str, str]) -> str:
-    """Raises HttpError: there is none."""
+    """The topic of a request. Raises HttpError: none."""
     topic = given.get("topic", "")
     if not topic:
         raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -273,22 +273,25 @@ def _number(text: str, default: int) -> int:
 
 
 _KEPT_S: Final = 300.0
-_KEPT_MAX: Final = 2000
+_MAX_NODES: Final = 2000
 _WAIT_S: Final = 1.0
 
 
 class PeekSupport:
-    """Asks each node once in five minutes."""
+    """Which nodes can show messages without consuming them: ours can, the original nsqd can't.
+
+    Each node is asked once in five minutes.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        # By node: whether it can, and until when that holds.
+        # By node: whether it can, and until when that is valid.
         self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()
 
     async def why_not(self, nodes: Sequence[str]) -> str:
-        """Why none of ``nodes`` can; "" if one of them can."""
+        """Why no node of ``nodes`` can show messages; "" if one can."""
         if nodes and await self.can(nodes[0]):
-            return ""  # mostly all are of one kind
+            return ""  # usually all nodes are alike
         found: list[bool] = []
 
         async def ask(node: str) -> None:
@@ -302,7 +305,7 @@ class PeekSupport:
         return "These nodes can't show messages: the original nsqd has no /topic/peek."
 
     async def can(self, node: str) -> bool:
-        """Whether a node has /topic/peek; not, if it does not answer soon."""
+        """Whether a node has /topic/peek; False if it does not answer within a second."""
         known, until_s = self._known.get(node, (False, -1.0))
         if trio.current_time() < until_s:
             return known
@@ -310,11 +313,11 @@ class PeekSupport:
             await self._upstream.get_bytes(url_of(node, "/topic/peek"), timeout_s=_WAIT_S)
             can = True
         except UpstreamError as error:
-            # 400: it misses the topic; 404: it has no such path.
+            # 400: the topic is missing; 404: there is no such path.
             can = error.status == 400
             if error.status is None:
                 return False
         self._known[node] = can, trio.current_time() + _KEPT_S
-        if len(self._known) > _KEPT_MAX:
+        if len(self._known) > _MAX_NODES:
             self._known.popitem(last=False)
         return can

@@ -1,4 +1,4 @@
-"""The list of nodes, and one of them. Spec: nsqadmin, section 6."""
+"""The pages of all nodes and of one node. Spec: nsqadmin, section 6."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trionsq.web.app import Endpoint
 
 __all__ = ["NodePages"]
 
-_SEARCHED_MAX: Final = 5000
-_LAST_TOPICS_MAX: Final = 200
+_MAX_SEARCHED: Final = 5000
+_MAX_LAST_TOPICS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeRow:
-    """A node in the list: what nsqlookupds know of it, and what the poller does."""
+    """A row of the list: a node as nsqlookupds and as the poller know it."""
 
     producer: Producer
     row: NodeRow | None
@@ -66,11 +66,11 @@ class _NodeRow:
 
     @property
     def topics(self) -> Sequence[tuple[str, bool]]:
-        """The first names, and whether they are tombstoned."""
+        """The first topics, and whether each is tombstoned."""
         hidden = self.producer.tombstones or []
         names = self.producer.topics or []
         return [
-            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_SEARCHED_MAX])
+            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_MAX_SEARCHED])
         ]
 
     @property
@@ -79,7 +79,7 @@ class _NodeRow:
 
     @property
     def last_seen(self) -> str:
-        """What a node that does not answer had when it last did; "" if it does or never did."""
+        """The last state of a silent node; "" if it answers or never did."""
         row = self.row
         if row is None or row.up or row.answered_s is None:
             return ""
@@ -166,7 +166,7 @@ _CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
 
 @dataclass(slots=True)
 class _NodeResult:
-    """What was found of one node."""
+    """The answers about one node."""
 
     producer: Producer | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -197,11 +197,11 @@ class NodePages:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        shown = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
-        # Those that no nsqlookupd tells of, or tells of now.
-        shown += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
+        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
+        # Nodes that no nsqlookupd lists now.
+        node_rows += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
         listing = make_listing(
-            shown,
+            node_rows,
             _COLUMNS,
             arguments(),
             path=self._site.url("nodes"),
@@ -225,11 +225,11 @@ class NodePages:
         show = query.get("show", "")
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
-        looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
+        result = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
-        topics = looked.stats.topics or []
-        rows = count_rows([looked.stats])
+        topics = result.stats.topics or []
+        rows = count_rows([result.stats])
         drawing = SeriesCharts(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
@@ -238,20 +238,20 @@ class NodePages:
             live=True,
             node=node,
             show=show,
-            producer=looked.producer,
+            producer=result.producer,
             row=row,
-            told=not looked.error,
-            is_silent=looked.is_silent,
-            last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
-            last_topics=self._last_topics(node) if looked.is_silent else [],
+            told=not result.error,
+            is_silent=result.is_silent,
+            last_seen=last_seen(row) if result.is_silent and row and row.answered_s else "",
+            last_topics=self._last_topics(node) if result.is_silent else [],
             chips=self._chips(node, show),
             counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
-            tombstoned=_tombstoned(looked.producer),
+            tombstoned=_tombstoned(result.producer),
             sparks=drawing.sparks,
-            listing=await compute(rows, lambda: self._listing(node, show, looked, query)),
-            warnings=looked.warnings,
-            error=looked.error,
+            listing=await compute(rows, lambda: self._listing(node, show, result, query)),
+            warnings=result.warnings,
+            error=result.error,
         )
 
     async def _nodes(self) -> QueryResult[list[Producer]]:
@@ -286,10 +286,10 @@ class NodePages:
         ]
 
     def _listing(
-        self, node: str, show: str, looked: _NodeResult, query: Mapping[str, str]
+        self, node: str, show: str, result: _NodeResult, query: Mapping[str, str]
     ) -> Listing[Any]:
         path = self._site.url("nodes", node)
-        topics = looked.stats.topics or []
+        topics = result.stats.topics or []
         if show == "topics":
             return make_listing(
                 topics, _TOPICS, query, path=path, text=lambda row: row.topic_name, sort="name"
@@ -315,7 +315,7 @@ class NodePages:
         return clients_listing(clients, query, path, of_node=True, extra=extra)
 
     def _producer_of(self, row: NodeRow) -> Producer:
-        """A node that no nsqlookupd tells of now: what the poller knows of it."""
+        """A node that no nsqlookupd lists now, as the poller knows it."""
         names = list(self._poller.topics_at(row.node))
         known = self._poller.producer(row.node) or Producer()
         return msgspec.structs.replace(
@@ -323,16 +323,16 @@ class NodePages:
         )
 
     def _last_topics(self, node: str) -> list[tuple[str, int]]:
-        """The first topics that a node had when it last answered, with their messages."""
+        """The first topics of a node at its last answer, with their messages."""
         found = []
-        for topic in islice(self._poller.topics_at(node), _LAST_TOPICS_MAX):
-            seen = self._poller.last_seen(node, topic)
-            found.append((topic, sum(seen[1].values()) if seen else 0))
+        for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
+            last = self._poller.last_seen(node, topic)
+            found.append((topic, sum(last[1].values()) if last else 0))
         return sorted(found)
 
 
 def last_seen(row: NodeRow) -> str:
-    """What a node that does not answer had when it last did."""
+    """A sentence on the last state of a silent node."""
     figures = ((row.topics, "topic"), (row.channels, "channel"), (row.clients, "client"))
     had = [f"{number(count)} {name}{'' if count == 1 else 's'}" for count, name in figures]
     return (
@@ -342,17 +342,17 @@ def last_seen(row: NodeRow) -> str:
 
 
 def _held(topic: TopicStats) -> int:
-    """What waits at its channels."""
+    """The depth of its channels."""
     return sum(channel.depth for channel in topic.channels or ())
 
 
 def _text(row: _NodeRow) -> str:
-    names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
+    names = [name for name, _ in row.topics[:_MAX_SEARCHED]]
     return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
 
 
 def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:
-    """Of one node. What waits: at topics and channels, as in the poller's rows."""
+    """The totals of a node. The depth is of topics and channels, as in the poller's rows."""
     counts = dict.fromkeys(
         ("topics", "channels", "messages", "depth", "backend_depth", "clients"), 0
     )

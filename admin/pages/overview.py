@@ -21,14 +21,14 @@ from trionsq.web.app import Endpoint
 __all__ = ["OverviewPages", "verdict"]
 
 _PROBLEMS_SHOWN: Final = 8
-_PROBLEMS_MAX: Final = 500
+_MAX_PROBLEMS: Final = 500
 _RANKED: Final = 6
 _NODES_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to the question, ``kind`` is ``good``, ``warn`` or ``bad``."""
+    """The answer to the question; ``kind`` is ``good``, ``warn`` or ``bad``."""
 
     kind: str
     title: str
@@ -45,7 +45,7 @@ class _Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The worst channels by one figure."""
+    """The worst channels by one value."""
 
     title: str
     none: str
@@ -54,7 +54,7 @@ class _Rank:
 
 
 def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
-    """One line on all problems."""
+    """One line about all problems."""
     counts = {"critical": 0, "warning": 0, "notice": 0}
     all_told = True
     for problem in problems:
@@ -73,8 +73,8 @@ def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
         answer = "Every node answers"
     else:
         answer = f"{nodes_up} of {nodes} nodes answer"
-    said = [_counted(count, name) for name, count in counts.items() if count]
-    text = f"{answer}. {', '.join(said).capitalize()}." if said else f"{answer}."
+    parts = [_counted(count, name) for name, count in counts.items() if count]
+    text = f"{answer}. {', '.join(parts).capitalize()}." if parts else f"{answer}."
     if counts["critical"]:
         return Verdict("bad", "Something is wrong", text)
     if counts["warning"]:
@@ -89,7 +89,7 @@ def _counted(count: int, name: str) -> str:
 
 
 class OverviewPages:
-    """Both pages show the poller's last snapshot."""
+    """GET / and GET /counter, from the poller's last snapshot."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -108,7 +108,7 @@ class OverviewPages:
             )
         drawing = SeriesCharts(self._poller.history, WHOLE)
         everything = arguments().get("problems") == "all"
-        most = _PROBLEMS_MAX if everything else _PROBLEMS_SHOWN
+        most = _MAX_PROBLEMS if everything else _PROBLEMS_SHOWN
         more = len(snapshot.problems) - _PROBLEMS_SHOWN
         up = sum(node.up for node in snapshot.nodes.values())
         return self._site.page(
@@ -219,7 +219,7 @@ def _first(pair: tuple[float, ChannelRow]) -> float:
 
 
 def _node_chips(nodes: Iterable[NodeRow]) -> Sequence[Mapping[str, str]]:
-    """The nodes, those with trouble first, as far as there is room."""
+    """The first nodes, those with problems in front."""
     chips = []
     for node in nodes:
         kind, state = "", "answers"

@@ -1,7 +1,8 @@
-"""Who has a topic: what nsqlookupds tell, united with what the poller has seen.
+"""Queries of several pages: the nodes of a topic, and recent results for all viewers.
 
-An nsqlookupd that is silent, hangs or was just restarted knows less than the poller, and soon
-forgets a node that died. So no page depends on it alone.
+The nodes of a topic are those that nsqlookupds list and those where the poller has seen it. An
+nsqlookupd that is silent, hangs or was just restarted knows less than the poller, and it soon
+forgets a node that died; so no page depends on it alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from admin.dashboard import Dashboard
 from admin.watch.poller import Poller
 
 __all__ = [
-    "KEPT_MAX",
-    "KEPT_S",
+    "MAX_RESULTS",
+    "RESULT_LIFETIME_S",
     "LookupWaits",
     "RecentResults",
     "TopicNodes",
@@ -31,7 +32,7 @@ __all__ = [
 
 
 class LookupWaits(TypedDict, total=False):
-    """How long a page waits for nsqlookupds, as `Cluster.producers` has it."""
+    """How long a page waits for nsqlookupds: arguments of `Cluster.producers`."""
 
     late_s: float
     first_s: float
@@ -39,12 +40,12 @@ class LookupWaits(TypedDict, total=False):
 
 @dataclass(slots=True)
 class TopicNodes:
-    """Who has a topic.
+    """The nodes of a topic.
 
     Attributes:
-        producers: the nodes that have it or had it when they last answered.
-        warnings: which nsqlookupds did not answer.
-        error: why nobody could be asked; "" if somebody was.
+        producers: the nodes that have the topic, or had it at their last answer.
+        warnings: errors of nsqlookupds.
+        error: why no nsqlookupd answered; "" if one did.
     """
 
     producers: list[Producer]
@@ -53,43 +54,43 @@ class TopicNodes:
 
     @property
     def nobody(self) -> bool:
-        """Whether it is certain that no node has it: everybody who was asked says so."""
+        """Whether certainly no node has the topic: all nsqlookupds answered."""
         return not (self.producers or self.warnings or self.error)
 
 
 def answering_node_has(poller: Poller, topic: str) -> bool:
-    """Whether a node that answers has the topic, whatever nsqlookupds tell."""
+    """Whether a node that answers has the topic, whatever nsqlookupds list."""
     row = poller.snapshot.topics.get(topic) if poller.snapshot is not None else None
     return row is not None and row.nodes > 0
 
 
 def lookup_waits(*, known: bool) -> LookupWaits:
-    """How long to wait for nsqlookupds: shorter where the answer is ``known`` without them."""
+    """How long to wait for nsqlookupds: shorter if the answer is ``known`` without them."""
     return {"late_s": HUNG_S, "first_s": HUNG_S} if known else {"late_s": LATE_S}
 
 
 async def nodes_of_topic(dashboard: Dashboard, topic: str) -> TopicNodes:
-    """Who has ``topic``. An nsqlookupd that hangs is waited for `HUNG_S` where the poller knows."""
+    """The nodes of ``topic``. Waits `HUNG_S` for nsqlookupds if the poller knows some."""
     known = dashboard.poller.producers(topic)
     try:
-        told = await dashboard.cluster.producers(topic, **lookup_waits(known=bool(known)))
+        registered = await dashboard.cluster.producers(topic, **lookup_waits(known=bool(known)))
     except AllFailed as failure:
         # nsqlookupd answers 404 for a topic that it does not know.
         unheard = [error for error in failure.errors if error.status != 404]
         if not known:
             return TopicNodes([], error=str(failure) if unheard else "")
         return TopicNodes(known, [str(error) for error in unheard])
-    names = {producer.node for producer in told.value}
+    names = {producer.node for producer in registered.value}
     more = [producer for producer in known if producer.node not in names]
-    return TopicNodes([*told.value, *more], told.warnings)
+    return TopicNodes([*registered.value, *more], registered.warnings)
 
 
 T = TypeVar("T")
 
-KEPT_S: Final = 1.0
-"""In seconds; nothing is shown that is older."""
-KEPT_MAX: Final = 32
-"""Answers; the oldest goes first."""
+RESULT_LIFETIME_S: Final = 1.0
+"""Lifetime of a result, in seconds."""
+MAX_RESULTS: Final = 32
+"""Maximum results; the oldest goes first."""
 
 
 @dataclass(slots=True)
@@ -101,9 +102,12 @@ class _Finding:
 
 
 class RecentResults:
-    """Answers by key. Who asks for what is being found out waits for it."""
+    """Results by key, so that many viewers of a page cause one query.
 
-    def __init__(self, kept_s: float = KEPT_S) -> None:
+    A caller waits for a query of its key that is running.
+    """
+
+    def __init__(self, kept_s: float = RESULT_LIFETIME_S) -> None:
         self._kept_s = kept_s
         self._findings: OrderedDict[Hashable, _Finding] = OrderedDict()
 
@@ -111,7 +115,7 @@ class RecentResults:
         return len(self._findings)
 
     async def get(self, key: Hashable, find: Callable[[], Awaitable[T]]) -> T:
-        """What ``find`` returns or returned just now; what it raises is raised and not kept."""
+        """The result of ``find``, a new or a recent one. Errors are raised and not kept."""
         while (finding := self._findings.get(key)) is not None:
             if not finding.done.is_set():
                 await finding.done.wait()
@@ -122,7 +126,7 @@ class RecentResults:
         return await self._find(key, find)
 
     def clear(self) -> None:
-        """Forget: something was changed. What is being found out may be of before, too."""
+        """Forget all results, because something changed; running queries, too."""
         self._findings.clear()
 
     async def _find(self, key: Hashable, find: Callable[[], Awaitable[T]]) -> T:
@@ -142,5 +146,5 @@ class RecentResults:
         over = [k for k, f in self._findings.items() if f.done.is_set() and f.until_s <= now_s]
         for key in over:
             del self._findings[key]
-        while len(self._findings) > KEPT_MAX:
+        while len(self._findings) > MAX_RESULTS:
             self._findings.popitem(last=False)

@@ -1,6 +1,6 @@
-"""What all pages share: templates, links, who is looking, and the line after something was done.
+"""The frame of all pages: templates, links, the user, the message after an action; error pages.
 
-A page is rendered whole, or only its live part if htmx asks for it (``HX-Request``).
+A page is rendered whole, or only its live part if htmx requests it (``HX-Request``).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["Site", "arguments", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
-_FLASH_LINES_MAX: Final = 8
-_FLASH_LINE_MAX: Final = 200
+_MAX_FLASH_LINES: Final = 8
+_MAX_FLASH_LINE: Final = 200
 _FLASH_S: Final = 60
 _YEAR_S: Final = 365 * 86_400
-_VALUE_MAX: Final = 500
+_MAX_VALUE: Final = 500
 
 
 class Site:
     """The frame of all pages of a dashboard.
 
     Attributes:
-        recent: what was found a moment ago, for all who look at the same.
-        graphs: links to Graphite; None if there is none.
+        recent: recent results, shared by all viewers.
+        graphs: links to Graphite; None without --graphite-url.
     """
 
     def __init__(self, dashboard: Dashboard) -> None:
@@ -73,19 +73,19 @@ class Site:
         )
 
     async def compile_templates(self) -> None:
-        """Compile all templates in a thread: a large one takes 50 ms, and a page asks for several.
+        """Compile all templates in a thread: a large one takes 50 ms, and a page needs several.
 
-        A page that is asked for before compiles its own.
+        A page that is requested earlier compiles its own.
         """
         for name in await trio.to_thread.run_sync(self._templates.list_templates):
             if name.endswith(".html"):
                 await trio.to_thread.run_sync(self._templates.get_template, name)
 
     def url(self, *parts: str, **query: str) -> str:
-        """The path of a page, each part of it quoted, below the base path."""
+        """The path of a page below the base path, with quoted parts."""
         path = "/".join(quote(part, safe="") for part in parts)
-        told = {name: value for name, value in query.items() if value}
-        return self.dashboard.path(f"/{path}") + (f"?{urlencode(told)}" if told else "")
+        parameters = {name: value for name, value in query.items() if value}
+        return self.dashboard.path(f"/{path}") + (f"?{urlencode(parameters)}" if parameters else "")
 
     def page(
         self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
@@ -95,9 +95,9 @@ class Site:
         Args:
             template: its file.
             title: of the window.
-            here: the place in the navigation that is marked.
-            live: its live part is fetched again at each poll.
-            more: what the template needs.
+            here: the current entry of the navigation.
+            live: whether its live part is fetched again after each poll.
+            more: values for the template.
         """
         fragment = "HX-Request" in request.headers
         lines = None if fragment else _flash()
@@ -112,30 +112,30 @@ class Site:
         }
         response = _html_response(self._templates.get_template(template).render(values))
         response.headers["Cache-Control"] = "no-store"
-        if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
+        if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(
-                GRAPHS_COOKIE, chosen, max_age=_YEAR_S, httponly=True, samesite="Lax"
+                GRAPHS_COOKIE, interval, max_age=_YEAR_S, httponly=True, samesite="Lax"
             )
         if lines is not None:
             response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")
         return response
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
-        """A page without the frame, for those who are not let in or are lost."""
+        """A page without the frame: sign-in and errors."""
         page = self._templates.get_template(template).render({"title": title, **more})
         response = _html_response(page, status)
         response.headers["Cache-Control"] = "no-store"
         return response
 
     def done(self, path: str, lines: Iterable[str], kind: str = "good") -> Response:
-        """After a form: to the page at ``path``, which will show ``lines`` once.
+        """The redirect after a form, to the page at ``path``, which shows ``lines`` once.
 
         ``kind`` is ``good``, ``warn`` or ``bad``.
         """
         self.recent.clear()
         response = Response(b"", 303)
         response.headers["Location"] = path
-        cut = [line[:_FLASH_LINE_MAX] for line in lines][:_FLASH_LINES_MAX]
+        cut = [line[:_MAX_FLASH_LINE] for line in lines][:_MAX_FLASH_LINES]
         value = base64.urlsafe_b64encode(json.dumps([kind, *cut]).encode()).decode()
         response.set_cookie(
             _FLASH,
@@ -173,7 +173,7 @@ class Site:
         return places
 
     def may(self, role: Role) -> bool:
-        """Whether who is looking has that role."""
+        """Whether the user has that role."""
         return self.dashboard.access.allows(role)
 
     def _csrf(self) -> Markup:
@@ -182,15 +182,15 @@ class Site:
 
 
 def _html_response(page: str, status: int = 200) -> Response:
-    """A page. Its type names no charset, as the original's; the page itself has to."""
+    """A page. Its Content-Type has no charset, as the original's; the page declares it."""
     response = Response(page.encode(errors="replace"), status)
     response.headers["Content-Type"] = "text/html"
     return response
 
 
 def arguments() -> dict[str, str]:
-    """The query parameters of the request, the first of each name, cut where nobody is serious."""
-    return {name: value[:_VALUE_MAX] for name, value in request.args.items()}
+    """The query parameters of the request, the first of each name, truncated to 500 characters."""
+    return {name: value[:_MAX_VALUE] for name, value in request.args.items()}
 
 
 def _own_path() -> str:
@@ -201,7 +201,7 @@ def _own_path() -> str:
 
 
 def _flash() -> dict[str, object] | None:
-    """What a form has left to be shown. A cookie can hold anything."""
+    """The message of the last form, from a cookie, which may hold anything."""
     given = request.cookies.get(_FLASH)
     if given is None:
         return None
@@ -211,7 +211,7 @@ def _flash() -> dict[str, object] | None:
         return None
     if kind not in ("good", "warn", "bad") or not all(isinstance(line, str) for line in lines):
         return None
-    return {"kind": kind, "lines": lines[:_FLASH_LINES_MAX]}
+    return {"kind": kind, "lines": lines[:_MAX_FLASH_LINES]}
 
 
 def _latency(value_ns: float | None) -> str:
@@ -255,7 +255,7 @@ _PROGRAMS: Final = ("/api/", "/config/", "/debug/", "/events", "/metrics", "/ren
 
 
 def refusal_pages(dashboard: Dashboard) -> Callable[[Response], Awaitable[Response]]:
-    """A hook that gives refusals of pages a text, if the request asks for HTML."""
+    """A hook that turns JSON errors of pages into pages, if the request accepts HTML."""
     site = Site(dashboard)
 
     async def shown(response: Response) -> Response:

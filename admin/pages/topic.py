@@ -1,4 +1,4 @@
-"""The pages of one topic and of one channel: what each node says of them, asked now."""
+"""The pages of one topic and of one channel, from the nodes' current answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name
 
 @dataclass(slots=True)
 class _TopicResult:
-    """What was found; ``error``: why nothing was; ``nobody``: certainly no node has it."""
+    """The answers; ``error``: why there are none; ``nobody``: certainly no node has it."""
 
     view: ClusterView
     warnings: list[str] = field(default_factory=list)
@@ -55,10 +55,10 @@ class TopicPages:
 
     async def topic(self, topic: str) -> Response:
         """GET /topics/:topic."""
-        looked = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
+        result = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
         history, snapshot = self._poller.history, self._poller.snapshot
         drawing = SeriesCharts(history, topic_key(topic))
-        every = looked.view.channels_list
+        every = result.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
         channels = await compute(
             len(every),
@@ -78,28 +78,28 @@ class TopicPages:
             "topics",
             live=True,
             topic=topic,
-            view=looked.view,
+            view=result.view,
             channels=channels,
-            nobody=looked.nobody,
+            nobody=result.nobody,
             row=snapshot.topics.get(topic) if snapshot else None,
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
             window=drawing.window(),
-            warnings=looked.warnings,
-            error=looked.error,
-            peek_why=await self._peek_why(looked),
+            warnings=result.warnings,
+            error=result.error,
+            peek_why=await self._peek_why(result),
         )
 
     async def channel(self, topic: str, channel: str) -> Response:
         """GET /topics/:topic/:channel."""
         key = ("channel", topic, channel)
-        looked = await self._site.recent.get(key, lambda: self._look(topic, channel))
+        result = await self._site.recent.get(key, lambda: self._look(topic, channel))
         snapshot = self._poller.snapshot
         drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
         clients = (
             (node.node, node.hostname, topic, channel, client)
-            for node, client in looked.view.clients_list
+            for node, client in result.view.clients_list
         )
         path = self._site.url("topics", topic, channel)
         return self._site.page(
@@ -109,24 +109,24 @@ class TopicPages:
             live=True,
             topic=topic,
             channel=channel,
-            view=looked.view,
-            nobody=looked.nobody,
-            missing=not any(not node.error for node in looked.view.nodes),
+            view=result.view,
+            nobody=result.nobody,
+            missing=not any(not node.error for node in result.view.nodes),
             row=snapshot.channels.get((topic, channel)) if snapshot else None,
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
             listing=clients_listing(clients, arguments(), path),
-            warnings=looked.warnings,
-            error=looked.error,
-            peek_why=await self._peek_why(looked),
+            warnings=result.warnings,
+            error=result.error,
+            peek_why=await self._peek_why(result),
         )
 
     async def _look(self, topic: str, channel: str = "") -> _TopicResult:
-        found = await nodes_of_topic(self._site.dashboard, topic)
-        if found.error:
-            return _TopicResult(ClusterView(name=channel or topic), error=found.error)
-        producers = found.producers
+        nodes_result = await nodes_of_topic(self._site.dashboard, topic)
+        if nodes_result.error:
+            return _TopicResult(ClusterView(name=channel or topic), error=nodes_result.error)
+        producers = nodes_result.producers
         answers = await self._cluster.each_stats(
             producers,
             topic=topic,
@@ -134,9 +134,9 @@ class TopicPages:
             clients=bool(channel),
             silent=self._poller.silent_nodes,
         )
-        told = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
+        statistics = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
         view = await compute(
-            count_rows(told),
+            count_rows(statistics),
             lambda: (
                 channel_view(topic, channel, producers, answers)
                 if channel
@@ -144,19 +144,19 @@ class TopicPages:
             ),
         )
         for node in view.silent:
-            if (seen := self._poller.last_seen(node.node, topic)) is not None:
-                node.last_seen_s, held = seen
+            if (last := self._poller.last_seen(node.node, topic)) is not None:
+                node.last_seen_s, held = last
                 node.last_held = held.get(channel, 0) if channel else sum(held.values())
-        # What single nodes did not answer stands in their rows.
+        # Errors of single nodes are in their rows.
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.
-        nobody = not (view.nodes or found.warnings)
-        return _TopicResult(view, found.warnings, nodes=nodes, nobody=nobody)
+        nobody = not (view.nodes or nodes_result.warnings)
+        return _TopicResult(view, nodes_result.warnings, nodes=nodes, nobody=nobody)
 
-    async def _peek_why(self, looked: _TopicResult) -> str:
-        """Why there is no peeking; "" if there is, or nobody asks."""
+    async def _peek_why(self, result: _TopicResult) -> str:
+        """Why peeking is not possible; "" if it is, or the user may not peek."""
         if not self._site.may("operator"):
             return ""
-        if not looked.nodes:
+        if not result.nodes:
             return "No node has it."
-        return await self._peekers.why_not(looked.nodes)
+        return await self._peekers.why_not(result.nodes)

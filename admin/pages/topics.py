@@ -1,4 +1,4 @@
-"""The list of topics or channels: searched, filtered, sorted, page by page."""
+"""The list of topics or channels, and the page about nsqlookupds, with the form to create."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class TopicListPages:
             return await self._inactive(query)
         show = "channels" if show == "channels" else "topics"
         snapshot = await self._poller.current()
-        chosen = query.get("filter", "")
-        chosen = chosen if chosen in _FILTERS else ""
+        filter_name = query.get("filter", "")
+        filter_name = filter_name if filter_name in _FILTERS else ""
         rows = len(snapshot.topics) + len(snapshot.channels) if snapshot else 0
-        listing = await compute(rows, lambda: self._listing(snapshot, show, chosen, query))
+        listing = await compute(rows, lambda: self._listing(snapshot, show, filter_name, query))
         sparks = dict[int, Markup]()
         for row in listing.rows:
             await trio.lowlevel.checkpoint()
@@ -102,9 +102,9 @@ class TopicListPages:
             "topics",
             live=True,
             show=show,
-            flt=chosen,
+            flt=filter_name,
             listing=listing,
-            chips=self._chips(snapshot, show, chosen),
+            chips=self._chips(snapshot, show, filter_name),
             spark=lambda row: sparks[id(row)],
             window=SeriesCharts(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
@@ -112,7 +112,7 @@ class TopicListPages:
         )
 
     def _listing(
-        self, snapshot: Snapshot | None, show: str, chosen: str, query: Mapping[str, str]
+        self, snapshot: Snapshot | None, show: str, filter_name: str, query: Mapping[str, str]
     ) -> Listing[Any]:
         rows: list[Any] = []
         text: Callable[[Any], str] = _topic_name
@@ -123,8 +123,8 @@ class TopicListPages:
         elif snapshot is not None:
             rows = list(snapshot.channels.values())
             text = _channel_name
-        if chosen:
-            rows = [row for row in rows if _FILTERS[chosen][1](row)]
+        if filter_name:
+            rows = [row for row in rows if _FILTERS[filter_name][1](row)]
         return make_listing(
             rows,
             _CHANNELS if show == "channels" else _TOPICS,
@@ -132,7 +132,7 @@ class TopicListPages:
             path=self._site.url("topics"),
             text=text,
             sort="name",
-            extra={"show": "" if show == "topics" else show, "filter": chosen},
+            extra={"show": "" if show == "topics" else show, "filter": filter_name},
         )
 
     async def _inactive(self, query: Mapping[str, str]) -> Response:
@@ -161,7 +161,9 @@ class TopicListPages:
             error=error,
         )
 
-    def _chips(self, snapshot: Snapshot | None, show: str, chosen: str) -> list[dict[str, Any]]:
+    def _chips(
+        self, snapshot: Snapshot | None, show: str, filter_name: str
+    ) -> list[dict[str, Any]]:
         url = self._site.url
         topics = len(snapshot.topics) if snapshot else None
         channels = len(snapshot.channels) if snapshot else None
@@ -169,20 +171,20 @@ class TopicListPages:
             {
                 "name": "Topics",
                 "link": url("topics"),
-                "on": show == "topics" and not chosen,
+                "on": show == "topics" and not filter_name,
                 "count": topics,
             },
             {
                 "name": "Channels",
                 "link": url("topics", show="channels"),
-                "on": show == "channels" and not chosen,
+                "on": show == "channels" and not filter_name,
                 "count": channels,
             },
         ]
         kind = "channels" if show == "channels" else ""
         for name, (title, _) in _FILTERS.items():
             link = url("topics", show=kind, filter=name)
-            chips.append({"name": title, "link": link, "on": chosen == name, "count": None})
+            chips.append({"name": title, "link": link, "on": filter_name == name, "count": None})
         if not self._site.dashboard.cluster.is_direct:
             link = url("topics", show="inactive")
             chips.append(
@@ -208,7 +210,7 @@ def _channel_name(row: Any) -> str:
 
 
 def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
-    """A topic is found by the names of its channels too."""
+    """The search text of a topic includes the names of its channels."""
     names: dict[str, list[str]] = {}
     for topic, channel in snapshot.channels:
         names.setdefault(topic, []).append(channel)
@@ -249,16 +251,16 @@ class LookupPage:
 
     def _silent(self, topic: str) -> list[str]:
         """A sentence for each node that had the topic and does not answer."""
-        said = []
+        sentences = []
         for producer in self._poller.producers(topic):
-            if (seen := self._poller.last_seen(producer.node, topic)) is not None:
-                count = sum(seen[1].values())
+            if (last := self._poller.last_seen(producer.node, topic)) is not None:
+                count = sum(last[1].values())
                 messages = f"{number(count)} message{'' if count == 1 else 's'}"
-                said.append(
+                sentences.append(
                     f"{producer.node} had this topic with {messages} when it was last seen, at"
-                    f" {when(seen[0])} UTC. The node does not answer now."
+                    f" {when(last[0])} UTC. The node does not answer now."
                 )
-        return said
+        return sentences
 
 
 async def _inactive_topics(site: Site) -> tuple[QueryResult[dict[str, list[str]]], str]:

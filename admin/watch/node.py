@@ -1,8 +1,9 @@
-"""Rates from the counters of one node.
+"""The memory of the poller about one node: its last answer, and its counters, which give rates.
 
-Counters begin anew when an nsqd restarts, or when a topic or channel was deleted and made again;
-then what they show was counted since, so no rate is ever negative or the sum of a lifetime. After
-a time without an answer the rate is the mean of that time, so nothing jumps when a node is back.
+Counters restart at zero when an nsqd restarts, or when a topic or channel was deleted and created
+again. The rate is then computed from the new value alone, so it is never negative and never the
+sum of a lifetime. After a time without an answer the rate is the mean of that time, so rates do not
+jump when a node is back.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Counters:
 
     @property
     def known(self) -> bool:
-        """There are rates: this answer is not the first."""
+        """Whether there are rates: this answer is not the first."""
         return self._elapsed_s > 0
 
     @property
@@ -58,14 +59,14 @@ class Counters:
         return self._last
 
     def held(self, topic: str) -> Mapping[str, int]:
-        """How many messages each channel of a topic held at the last answer.
+        """The messages of each channel of a topic at the last answer: waiting, in flight, deferred.
 
-        Waiting, in flight and deferred; ``""`` is the topic itself. Empty if it was not there.
+        ``""`` is the topic itself. Empty if the node did not have the topic.
         """
         return {name: counted[1] for name, counted in self._last.get(topic, {}).items()}
 
     def begin(self, now_s: float, start_time: int) -> None:
-        """An answer has come at ``now_s`` (of a clock that never goes back)."""
+        """Begin an answer that was received at ``now_s`` (a clock that never goes back)."""
         self._restarted = self._last_s is not None and start_time != self._start_time
         self._start_time = start_time
         self._now_s = now_s
@@ -76,7 +77,7 @@ class Counters:
     ) -> Rates | None:
         """Rates of a topic or channel since the last answer; None if there was none.
 
-        ``held`` is what is inside: waiting, in flight or deferred.
+        ``held`` are the messages inside: waiting, in flight or deferred.
         """
         messages, requeues, timeouts = max(0, messages), max(0, requeues), max(0, timeouts)
         topic, channel = key
@@ -88,7 +89,7 @@ class Counters:
         was = _NONE if last is None else last.get(channel, _NONE)
         was_messages, was_held, was_requeues, was_timeouts = was
         if self._restarted or messages < was_messages:
-            # What it held before may have been lost, so nobody knows how much of it went out.
+            # Messages that it held before may be lost, so the rate out is unknown: 0.
             return messages / elapsed_s, 0.0, requeues / elapsed_s, timeouts / elapsed_s
         came = messages - was_messages
         return (
@@ -99,14 +100,14 @@ class Counters:
         )
 
     def end(self) -> None:
-        """All of the answer was seen; what was not in it is gone."""
+        """End the answer; topics and channels that were not in it are forgotten."""
         self._last, self._now = self._now, {}
         self._last_s = self._now_s
 
 
 @dataclass(slots=True, eq=False)
 class WatchedNode:
-    """What is remembered of a node from poll to poll. Times are of trio's clock."""
+    """The state of a node between polls. Times are by trio's clock."""
 
     producer: Producer
     listed_s: float
@@ -135,7 +136,7 @@ class WatchedNode:
         )
 
     def silent_row(self, error: str) -> NodeRow:
-        """The figures of the last answer, if there was one, and why there is none now."""
+        """A row with the values of the last answer, if there was one, and the error of now."""
         row = self.row()
         if self.answered is not None:
             row = msgspec.structs.replace(

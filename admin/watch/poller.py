@@ -1,11 +1,11 @@
-"""One poll of the cluster for all who look, every --poll-interval; while nobody does, a slow one.
+"""The poller: statistics of all nodes, every --poll-interval while a page is open, else less often.
 
-A poll asks each nsqd at once, `Poller.requests_max` at a time, and is over when all have answered
-or after `ANSWER_WAIT_S`: who answers later is part of the next poll and is not asked twice
-meanwhile. Nodes that did not answer last time are hardly waited for and have places of their own
-in the queue, so that they hold up neither the others nor a viewer. They stay in the list for
-`GONE_S` after nsqlookupds have forgotten them, for that is how a node that died looks. Polls go on
-while nobody looks, every `IDLE_EVERY_S`: a node that dies at night is missed in the morning.
+A poll requests /stats from every nsqd, `Poller.requests_max` at a time. It ends when all have
+answered, or after `ANSWER_WAIT_S`; a later answer is part of the next poll, and the node gets no
+second request meanwhile. Nodes that did not answer the last time are waited for only briefly and
+have a request limit of their own, so that they hold up neither other nodes nor a viewer. A node
+stays in the list for `GONE_S` after nsqlookupds have forgotten it: it may have died. Without
+viewers the cluster is polled every `IDLE_EVERY_S`, so that a death at night shows in the morning.
 """
 
 from __future__ import annotations
@@ -31,31 +31,40 @@ from admin.watch.requests import request_ages, request_stats
 from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
-__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "NODES_EVERY_S", "NODES_MAX",
-           "SILENT_WAIT_S", "Poller", "WatchEndedError"]  # fmt: skip
+__all__ = [
+    "AGES_EVERY_S",
+    "ANSWER_WAIT_S",
+    "GONE_S",
+    "IDLE_EVERY_S",
+    "MAX_NODES",
+    "NODES_EVERY_S",
+    "SILENT_WAIT_S",
+    "Poller",
+    "WatchEndedError",
+]  # fmt: skip
 
 log = logging.getLogger("trionsq")
 
 ANSWER_WAIT_S: Final = 2.0
-"""A poll does not wait longer for nodes, in seconds."""
+"""Maximum wait of a poll for nodes, in seconds."""
 SILENT_WAIT_S: Final = 0.25
-"""The same if only those are missing that did not answer the last time either."""
+"""The same if all missing nodes did not answer the last poll either."""
 NODES_EVERY_S: Final = 15.0
-"""So often nsqlookupds are asked for nodes; at each poll if one did not answer or none is known."""
+"""Interval of requests to nsqlookupds for nodes; each poll if one failed or no node is known."""
 IDLE_EVERY_S: Final = 30.0
-"""So often the cluster is polled while nobody looks; less often if --poll-interval is longer."""
+"""Interval of polls without viewers; longer if --poll-interval is."""
 GONE_S: Final = 86_400.0
-"""So long a node is remembered, and asked, after nsqlookupds have forgotten it."""
+"""Time for which a node is polled after nsqlookupds have forgotten it."""
 AGES_EVERY_S: Final = 60.0
-"""So often a node is asked how long its messages wait."""
-NODES_MAX: Final = 1_000
-"""Nodes that are asked; nsqlookupds may tell of any number."""
+"""Interval of requests to a node for the ages of its messages."""
+MAX_NODES: Final = 1_000
+"""Maximum nodes that are polled; nsqlookupds may list any number."""
 
-# Nodes that are asked for ages in one poll, at least.
+# Minimum number of nodes per poll that are asked for ages.
 _AGES_MIN: Final = 4
-# Of an interval, the rest between two polls however long a poll takes.
+# Share of an interval that is left between two polls, however long a poll takes.
 _REST_SHARE: Final = 0.2
-# Of what --http-client-max-requests allows: the rest is for pages.
+# Shares of --http-client-max-requests; the rest is for pages.
 _POLL_SHARE: Final = 0.5
 _SILENT_SHARE: Final = 0.25
 
@@ -65,13 +74,13 @@ class WatchEndedError(Exception):
 
 
 class Poller:
-    """Snapshots of a cluster: often while there are viewers, seldom while there are none.
+    """Takes snapshots of a cluster: often while there are viewers, otherwise less often.
 
     Attributes:
         interval_s: between the beginnings of two polls.
-        history: what polls found in the last hour (--history).
-        snapshot: what the last poll found, None before the first.
-        requests_max: requests of the poller that are under way at once.
+        history: the polls of the last hour (--history).
+        snapshot: of the last poll, None before the first.
+        requests_max: maximum concurrent requests of the poller.
     """
 
     def __init__(
@@ -111,35 +120,35 @@ class Poller:
 
     @property
     def viewers(self) -> int:
-        """How many are looking."""
+        """Number of viewers."""
         return self._viewers
 
     @property
     def silent_nodes(self) -> frozenset[str]:
-        """Nodes that did not answer when they were last asked, by name (``host:port``)."""
+        """Nodes that did not answer their last request, by name (``host:port``)."""
         return frozenset(name for name, node in self._nodes.items() if node.silent)
 
     @property
     def knows_nodes(self) -> bool:
-        """Whether it has seen any node."""
+        """Whether any node is known."""
         return bool(self._nodes)
 
     def producer(self, node: str) -> Producer | None:
-        """A node that is watched or was lately, by name; without its topics."""
+        """A node that is or was recently polled, by name; without its topics."""
         known = self._nodes.get(node)
         return None if known is None else known.producer
 
     def producers(self, topic: str) -> list[Producer]:
-        """The nodes that had a topic when they last answered; those that are silent included."""
+        """The nodes that had a topic at their last answer, silent ones included."""
         return [node.producer for node in self._nodes.values() if topic in node.counters.topics]
 
     def topics_at(self, node: str) -> Mapping[str, object]:
-        """The topics that a node had when it last answered."""
+        """The topics of a node at its last answer."""
         known = self._nodes.get(node)
         return {} if known is None else known.counters.topics
 
     def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, int]] | None:
-        """When a node last answered (seconds since 1970), and what its topic held then.
+        """When a node last answered (seconds since 1970), and the messages of a topic there.
 
         Messages by channel; ``""`` is the topic itself. None if it never answered, or did not have
         the topic.
@@ -152,7 +161,7 @@ class Poller:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Somebody looks. Polls stay frequent for two intervals after the last one has gone."""
+        """A viewer, inside the context. Polls stay frequent for two intervals after the last."""
         self._viewers += 1
         self._looked.set()
         try:
@@ -164,10 +173,10 @@ class Poller:
     async def changed(self, after: int) -> Snapshot:
         """The newest snapshot as soon as its sequence is above ``after``.
 
-        To be waited for within `watch`. Who is slow misses some.
+        To be called inside `watch`. A slow caller misses snapshots.
 
         Raises:
-            WatchEndedError: there will be none.
+            WatchEndedError: the poller has ended.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -180,7 +189,7 @@ class Poller:
     async def current(self, wait_s: float = 3.0) -> Snapshot | None:
         """A snapshot for a page: the last one if it is fresh, else the next.
 
-        If that takes longer than ``wait_s``: the last one, however old, None if there is none.
+        After ``wait_s`` without a new one: the last snapshot, however old, or None.
         """
         with self.watch():
             age_s = trio.current_time() - self._published_s
@@ -205,7 +214,7 @@ class Poller:
                     try:
                         await self._poll(nursery)
                     except Exception:
-                        # A defect of ours; the next poll may be better.
+                        # A bug; the next poll may succeed.
                         log.exception("poll of the cluster failed")
                     rest_until_s = trio.current_time() + _REST_SHARE * self.interval_s
                     await trio.sleep_until(max(began_s + self.interval_s, rest_until_s))
@@ -213,7 +222,7 @@ class Poller:
             self._end()
 
     async def _end_in_time(self) -> None:
-        """Viewers go before the connections that they are on are closed."""
+        """End streams at shutdown, before their connections are closed."""
         await self._stopping.wait()
         self._end()
 
@@ -222,7 +231,7 @@ class Poller:
         self._published.set()
 
     async def _until_due(self, began_s: float) -> None:
-        """Wait for a viewer, or until the poll is due that is made without one."""
+        """Wait for a viewer, or until the next poll without viewers is due."""
         idle_until_s = began_s + self._idle_interval_s
         while not self._viewers and (
             self._unwatched_s + 2 * self.interval_s <= trio.current_time() < idle_until_s
@@ -242,7 +251,7 @@ class Poller:
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
-        # In an order that does not depend on who answers first.
+        # In an order that does not depend on the order of the answers.
         snapshot.nodes = {name: node.row() for name, node in self._nodes.items()}
         gathering = Gathering(snapshot)
         await self._gather(gathering)
@@ -257,7 +266,7 @@ class Poller:
         self._published = trio.Event()
 
     async def _gather(self, gathering: Gathering) -> None:
-        """Add answers as they come, and at the end those nodes that gave none."""
+        """Add answers as they arrive, and at the end the nodes without an answer."""
         began_s = trio.current_time()
         missing = dict(self._nodes)
         while True:
@@ -290,7 +299,7 @@ class Poller:
             await gathering.add_silent(node.silent_row(str(answer)), node.counters)
 
     async def _ask(self, node: WatchedNode) -> None:
-        """One request for the metrics of a node. Whatever comes of it is its ``answer``."""
+        """Request /stats from a node; the result or error becomes its ``answer``."""
         name = node.producer.node
         limit = self._silent_limit if node.silent else self._limit
         try:
@@ -300,7 +309,7 @@ class Poller:
         except UpstreamError as error:
             node.answer = error
         except Exception as error:
-            # A defect of ours, which costs this node's row only.
+            # A bug; it costs this node's row only.
             log.exception("poll of %s failed", name)
             node.answer = UpstreamError(name, f"{type(error).__name__}: {error}")
         silent = isinstance(node.answer, UpstreamError)
@@ -312,7 +321,7 @@ class Poller:
         self._news.set()
 
     def _choose_for_ages(self, nursery: trio.Nursery) -> None:
-        """Spread over the polls, for such an answer is long."""
+        """Start requests for ages; a few per poll, because such an answer is long."""
         now_s = trio.current_time()
         count = max(_AGES_MIN, math.ceil(len(self._nodes) * self.interval_s / AGES_EVERY_S))
         due = [
@@ -327,7 +336,7 @@ class Poller:
             nursery.start_soon(self._ask_ages, node, name=name)
 
     async def _ask_ages(self, node: WatchedNode) -> None:
-        """One request for ages; without an answer they are not known."""
+        """Request the ages from a node; without an answer they are unknown."""
         node.ages_due_s = trio.current_time() + AGES_EVERY_S
         try:
             async with self._limit:
@@ -336,17 +345,17 @@ class Poller:
         except UpstreamError as error:
             node.ages = None
             if error.status == 404:
-                # The original's; ask again when it was started anew.
+                # An original nsqd; ask again after its restart.
                 node.ages_due_s = math.inf
         except Exception:
-            # A defect of ours.
+            # A bug.
             node.ages = None
             log.exception("request to %s for message ages failed", node.producer.node)
         finally:
             node.asks_ages = False
 
     async def _learn_nodes(self, nursery: trio.Nursery) -> None:
-        """See to it that nodes are known; wait for it only if there are none."""
+        """Request the list of nodes if it is due; wait for it only if no node is known."""
         now_s = trio.current_time()
         due = now_s >= self._nodes_due_s or bool(self._warnings) or not self._nodes
         if due and not self._learning:
@@ -358,14 +367,14 @@ class Poller:
             await self._news.wait()
 
     async def _ask_for_nodes(self) -> None:
-        """One question for nodes. Without an answer those that are known stay."""
+        """Request the list of nodes; without an answer the known nodes stay."""
         try:
-            found = await self._cluster.nodes()
-            self._note_nodes(found.value, found.warnings)
+            result = await self._cluster.nodes()
+            self._note_nodes(result.value, result.warnings)
         except AllFailed as error:
             self._warnings = [str(error)]
         except Exception as error:
-            # A defect of ours.
+            # A bug.
             log.exception("request for the list of nodes failed")
             self._warnings = [f"{type(error).__name__}: {error}"]
         finally:
@@ -375,11 +384,11 @@ class Poller:
     def _note_nodes(self, producers: list[Producer], warnings: list[str]) -> None:
         now_s = trio.current_time()
         self._warnings = list(warnings)
-        if len(producers) > NODES_MAX:
-            self._warnings.append(f"{len(producers)} nodes, the first {NODES_MAX} are watched")
-        listed = {producer.node: producer for producer in producers[:NODES_MAX]}
+        if len(producers) > MAX_NODES:
+            self._warnings.append(f"{len(producers)} nodes; only the first {MAX_NODES} are polled")
+        listed = {producer.node: producer for producer in producers[:MAX_NODES]}
         for name, producer in listed.items():
-            # A topic list of each is not needed here.
+            # The topics of a node are not needed here.
             producer.topics = producer.tombstones = None
             node = self._nodes.get(name)
             if node is None:
@@ -388,7 +397,7 @@ class Poller:
         for name, node in list(self._nodes.items()):
             if name in listed or self._cluster.is_direct:
                 continue
-            # Who does not answer may have been the one who knew it.
+            # An nsqlookupd that did not answer may know the node.
             node.registered = node.registered and bool(warnings)
-            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * NODES_MAX:
+            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * MAX_NODES:
                 del self._nodes[name]

@@ -1,7 +1,7 @@
-"""What the poller asks nodes for: figures without clients, and from our nsqd the age of messages.
+"""Requests of the poller: /stats without clients, and from our nsqd the ages of messages.
 
-Clusters are large and polls are many, so only what rows are made of is decoded, and in pieces: a
-node with 100,000 channels holds the event loop for milliseconds at a time.
+Only the fields that rows need are decoded, and in pieces, so that a node with 100,000 channels
+holds up the event loop for milliseconds at a time.
 """
 
 from __future__ import annotations
@@ -89,27 +89,27 @@ async def poll_stats(node: str, body: bytes) -> NodeMetrics:
 async def request_ages(
     upstream: Upstream, node: str, timeout_s: float
 ) -> dict[tuple[str, str], float]:
-    """How long the oldest message of each queue waits, in seconds, where the node tells.
+    """The age of the oldest message of each queue, in seconds, from the node's /metrics.
 
     By topic and channel; ``""`` is the topic's own queue.
 
     Raises:
-        UpstreamError: no answer; with ``status`` 404 it is not our nsqd, which has /metrics.
+        UpstreamError: no answer; ``status`` 404: an original nsqd, which has no /metrics.
     """
     body = await upstream.get_bytes(url_of(node, "/metrics"), timeout_s=timeout_s)
     ages = dict[tuple[str, str], float]()
     start = 0
     while start < len(body):
         # To the end of a line.
-        end = body.find(b"\n", start + _AGES_NBYTES) + 1 or len(body)
+        end = body.find(b"\n", start + _AGES_BYTES) + 1 or len(body)
         ages.update(ages_in(body[start:end]))
         start = end
         await trio.lowlevel.checkpoint()
     return ages
 
 
-# Of a page of /metrics that are read in one turn: some hundred lines.
-_AGES_NBYTES: Final = 64 * 1024
+# Read per turn of the event loop: some hundred lines of /metrics.
+_AGES_BYTES: Final = 64 * 1024
 _LINE: Final = re.compile(
     rb"^nsqd_(?:channel|topic)_oldest_message_age_seconds\{([^}\n]*)\} (\S+)", re.MULTILINE
 )
@@ -119,9 +119,9 @@ _CHANNEL_LABEL: Final = re.compile(rb'channel="([^"]*)"')
 
 
 def ages_in(body: bytes) -> Iterator[tuple[tuple[str, str], float]]:
-    """The ages in a page of /metrics that are above 0; lines that make no sense are passed over."""
-    for found in _LINE.finditer(body):
-        labels, value = found.groups()
+    """The ages above 0 in a page of /metrics; malformed lines are ignored."""
+    for match in _LINE.finditer(body):
+        labels, value = match.groups()
         topic, channel = _TOPIC_LABEL.search(labels), _CHANNEL_LABEL.search(labels)
         try:
             age_s = float(value)

@@ -229,7 +229,7 @@ async def test_a_receiver_that_fails_is_logged(
 
 async def test_what_waits_to_be_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too much is dropped and counted."""
-    monkeypatch.setattr(notify, "QUEUE_MAX", 2)
+    monkeypatch.setattr(notify, "MAX_QUEUE", 2)
     notifier = Notifier(NsqadminOptions(notification_http_endpoint="http://x/"))
     for _ in range(5):
         notifier.note(DONE)

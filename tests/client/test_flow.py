@@ -18,17 +18,17 @@ from trionsq.client.flow import Share, even_share, plan, plan_test, redistribute
     [(100, 1, 100), (100, 3, 33), (3, 5, 1), (1, 1, 1), (0, 4, 0), (5, 0, 0)],
 )
 def test_the_even_share(max_in_flight: int, connections: int, expected: int) -> None:
-    """The integer part, but at least 1, and 0 if there is nothing to share."""
+    """The integer part, at least 1; 0 if there is nothing to share."""
     assert even_share(max_in_flight, connections) == expected
 
 
 def test_no_more_than_nsqd_takes() -> None:
-    """max_rdy_count bounds the share of one connection."""
+    """max_rdy_count limits the share of one connection."""
     assert plan([Share(10), Share(2500)], 100).rdy == [10, 50]
 
 
 def test_a_lowered_share_is_given_on_only_once_it_is_free() -> None:
-    """What may still be in flight there counts, until it has settled and is answered."""
+    """Messages that may still be in flight count until they have settled and are answered."""
     old, new = Share(2500), Share(2500)
     old.set_rdy(plan([old], 10).rdy[0], 0)
     old.in_flight = 8
@@ -43,7 +43,7 @@ def test_a_lowered_share_is_given_on_only_once_it_is_free() -> None:
 
 
 def test_little_room_is_shared_too() -> None:
-    """One for each comes before more for any."""
+    """RDY 1 for each connection comes before more for any."""
     old, *new = (Share(2500) for _ in range(4))
     old.set_rdy(20, 0)
     old.set_rdy(5, 0)
@@ -53,7 +53,7 @@ def test_little_room_is_shared_too() -> None:
 
 
 def test_who_waited_longest_is_next() -> None:
-    """With less than one for each connection they take turns."""
+    """With less than RDY 1 for each, connections take turns."""
     shares = [Share(2500) for _ in range(3)]
     turns = []
     for now_s in range(0, 60, 10):
@@ -68,7 +68,7 @@ def test_who_waited_longest_is_next() -> None:
 
 
 def test_a_busy_connection_keeps_its_turn_for_the_longer_time() -> None:
-    """Idle ones give up after the one time-out, busy ones after the other."""
+    """Idle connections drop to 0 after one timeout, busy ones after the other."""
     busy, waiting = Share(2500), Share(2500)
     busy.set_rdy(1, 0)
     busy.message_s = 25
@@ -78,7 +78,7 @@ def test_a_busy_connection_keeps_its_turn_for_the_longer_time() -> None:
 
 
 def test_one_connection_is_tested() -> None:
-    """In backoff the preferred one gets RDY 1, unless another one has it."""
+    """In backoff the preferred connection gets RDY 1, unless another one has it."""
     shares = [Share(2500) for _ in range(3)]
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 0, 1]
     shares[0].in_flight = 5
@@ -89,7 +89,7 @@ def test_one_connection_is_tested() -> None:
 
 @dataclass
 class Nsqd:
-    """One connection with all that is under way on it. Commands and messages take their time."""
+    """One connection with all bytes on their way. Commands and messages take their time."""
 
     share: Share
     rdy: int = 0
@@ -113,12 +113,12 @@ class Nsqd:
             self.rdy = command
 
     def send(self) -> None:
-        """nsqd sends as much as it may."""
+        """nsqd sends as many messages as RDY allows."""
         self.downward += max(0, self.rdy - self.in_flight)
         self.in_flight = max(self.in_flight, self.rdy)
 
     def arrive(self) -> None:
-        """What is under way downward arrives."""
+        """Messages on their way arrive."""
         self.share.in_flight += self.downward
         self.downward = 0
 
@@ -130,7 +130,7 @@ class Nsqd:
 
 
 class Sharing(RuleBasedStateMachine):
-    """Connections come, go, are slow and busy, while max_in_flight changes and backoff begins."""
+    """Connections come and go, are slow or busy; max_in_flight changes and backoff begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule(moves=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["read", "send", "arrive"]))))
     def act(self, moves: list[tuple[int, str]]) -> None:
-        """Something of what is under way gets there."""
+        """Some of what is on its way arrives."""
         for number, move in moves:
             if number < len(self.nsqds):
                 nsqd = self.nsqds[number]
@@ -177,7 +177,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def send_all(self) -> None:
-        """All nsqds read their commands and send what they may; nothing arrives yet."""
+        """All nsqds read their commands and send what RDY allows; nothing arrives yet."""
         for nsqd in self.nsqds:
             while nsqd.upward:
                 nsqd.read()
@@ -223,7 +223,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def nobody_starves(self) -> None:
-        """Once all is quiet, each has its part; with too little for that, each gets its turn."""
+        """When nothing changes any more, each connection has its share, or gets its turn."""
         self.is_testing = False
         had: set[int] = set()
         for _ in range(2 * len(self.nsqds) + 2):

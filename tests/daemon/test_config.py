@@ -82,7 +82,7 @@ def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) 
     assert content.values == {"sync_every": 5}
     key = line.split()[0].strip("[]")
     assert content.warnings == (
-        f"ignored in config file {tmp_path}/nsqd.cfg: {key} unknown key{advice}",
+        f"ignored unknown key in config file {tmp_path}/nsqd.cfg: {key}{advice}",
     )
 
 

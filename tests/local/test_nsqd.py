@@ -97,7 +97,7 @@ def test_what_has_no_effect_is_said_in_the_log(tmp_path: Path) -> None:
     done = nsqd(f"--config={config}")
     assert done.returncode == 1  # there is no such data path
     assert re.findall(r"WARNING: (.*)", done.stderr) == [
-        f"ignored in config file {config}: nope unknown key",
+        f"ignored unknown key in config file {config}: nope",
     ]
 
 

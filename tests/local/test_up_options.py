@@ -105,7 +105,7 @@ def test_a_host_that_is_everywhere_is_reached_at_home() -> None:
         (["--nsqd-opt=foo=1"], "--nsqd-opt: flag provided but not defined: -foo"),
         (["--nsqd-opt=mem-queue-size=x"], "--nsqd-opt: invalid value"),
         (["--nsqd-opt=mem-queue-size"], "--nsqd-opt: flag needs an argument"),
-        (["--nsqd-opt=help"], "--nsqd-opt: nsqd --help"),
+        (["--nsqd-opt=help"], "--nsqd-opt: see nsqd --help"),
         (["--nosuch"], "flag provided but not defined: -nosuch"),
         (["3"], "unexpected argument: 3"),
     ],

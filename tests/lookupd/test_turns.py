@@ -99,7 +99,7 @@ async def test_a_request_is_cut_into_turns(
         lines.append(await longest_step(ask, FOLDER))
     assert lines[0] > 0
     assert lines[1] < LINES_MAX
-    assert max(encoded) <= turns.TOUCHED_MAX
+    assert max(encoded) <= turns.MAX_TOUCHED
 
 
 async def document(app: QuartTrio, target: str) -> Any:

@@ -16,7 +16,7 @@ from trionsq.wire.bodies import ListBodies
 
 QUEUE = "t:c"
 META = f"{QUEUE}.diskqueue.meta.dat"
-SIDECAR = f"{QUEUE}.diskqueue.deferred.dat"
+DEFERRAL_FILE = f"{QUEUE}.diskqueue.deferred.dat"
 STAMP_NS = 1_700_000_000_000_000_000
 NS_PER_MS = 1_000_000
 EVERYTHING = 1 << 30

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.storage.queues import (
+    DEFERRAL_FILE,
     QUEUE,
-    SIDECAR,
     STAMP_NS,
     Message,
     drain,
@@ -38,13 +38,13 @@ def deferred_in_file(count: int) -> tuple[SimulatedDisk, list[Message]]:
     return disk, wanted
 
 
-def test_a_large_sidecar_is_loaded_in_the_background() -> None:
+def test_a_large_deferral_file_is_loaded_in_the_background() -> None:
     """The queue gives nothing before it is there, takes messages meanwhile, and then gives all,
     with their times."""
     disk, wanted = deferred_in_file(3_000)
     background = HeldBackground()
     queue = DiskQueue(QUEUE, folder_on(disk, background))
-    assert ("read", SIDECAR) not in disk.log
+    assert ("read", DEFERRAL_FILE) not in disk.log
     assert (queue.depth, queue.read(1, 1_000)) == (3_000, None)
     woken: list[None] = []
     queue.caught_up = lambda: woken.append(None)
@@ -59,18 +59,18 @@ def test_a_large_sidecar_is_loaded_in_the_background() -> None:
     assert all(abs((one.due_ns or 0) - DUE_NS - 10**9) < 10**6 for one in got[3_000:])
     background.run_all()
     queue.close()
-    assert SIDECAR not in disk.files()
+    assert DEFERRAL_FILE not in disk.files()
 
 
 @pytest.mark.parametrize("how", ["emptied", "deleted", "fails"])
-def test_a_sidecar_whose_loading_is_overtaken(how: str) -> None:
+def test_a_deferral_file_whose_loading_is_overtaken(how: str) -> None:
     """By an end of its queue, after which it is gone; or by an error: only the delays are lost."""
     disk, wanted = deferred_in_file(3_000)
     background = HeldBackground()
     folder = folder_on(disk, background)
     queue = DiskQueue(QUEUE, folder)
     if how == "fails":
-        disk.fail(errno.EIO, only={"read"}, name=SIDECAR)
+        disk.fail(errno.EIO, only={"read"}, name=DEFERRAL_FILE)
         background.run_all()
         assert disk.faults["read"]
         assert drain(queue) == [one._replace(due_ns=None) for one in wanted]
@@ -85,7 +85,7 @@ def test_a_sidecar_whose_loading_is_overtaken(how: str) -> None:
         assert drain(queue) == messages(9_000, 2)
     background.run_all()
     queue.close()
-    assert SIDECAR not in disk.files()
+    assert DEFERRAL_FILE not in disk.files()
 
 
 class CountedIds:
@@ -144,10 +144,10 @@ def test_dropping_many_deferred_messages_is_left_to_a_job() -> None:
     assert (len(kept), kept.freed) == (100, 0)
     background.run_all()
     assert (len(kept), kept.freed) == (0, 100)
-    assert SIDECAR not in disk.files()
+    assert DEFERRAL_FILE not in disk.files()
 
 
-def test_a_kill_while_the_sidecar_is_tidied_costs_no_delay() -> None:
+def test_a_kill_while_the_deferral_file_is_tidied_costs_no_delay() -> None:
     """Messages that were read after the positions were noted come again, so their lines stay."""
     disk, background = SimulatedDisk(), HeldBackground()
     folder = folder_on(disk, background, max_file_bytes=1 << 30, sync_every=1 << 30)
@@ -159,7 +159,7 @@ def test_a_kill_while_the_sidecar_is_tidied_costs_no_delay() -> None:
     queue.sync()  # the positions of now; most lines are of no use
     drain_some(queue, 50)
     background.run_one()
-    assert disk.files()[SIDECAR].count(b"\n") == 101
+    assert disk.files()[DEFERRAL_FILE].count(b"\n") == 101
     got = drain(queue_on(disk.after_kill()))
     assert [one.id for one in got] == [one.id for one in messages(2_400, 100)]
     assert all(one.due_ns is not None for one in got)
@@ -183,11 +183,11 @@ def test_the_latest_due_times_that_options_allow_are_stored(due_ns: int) -> None
     assert all(0 <= (one.due_ns or 0) - due_ns < 10**6 for one in drain(queue_on(disk)))
 
 
-def test_sidecars_are_read_in_pieces() -> None:
+def test_deferral_files_are_read_in_pieces() -> None:
     """Neither loading nor tidying reads more than 64 KiB at once, which keeps other threads from
     running."""
     disk = SimulatedDisk()
-    disk.write_file(SIDECAR, HEADER + encode([(b"%016x" % n, n) for n in range(20_000)]))
+    disk.write_file(DEFERRAL_FILE, HEADER + encode([(b"%016x" % n, n) for n in range(20_000)]))
     sizes: list[int] = []
     opened = disk.open
 

@@ -84,7 +84,7 @@ def test_a_defect_when_the_end_of_a_sync_is_told(monkeypatch: pytest.MonkeyPatch
     assert drain(queue) == messages(0, 4)
 
 
-def test_a_defect_while_a_sidecar_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_while_a_deferral_file_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The messages come without their delay, as after an error of the disk."""
     disk, background = SimulatedDisk(), HeldBackground()
     queue = queue_on(disk)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.storage.queues import (
+    DEFERRAL_FILE,
     META,
     NS_PER_MS,
     QUEUE,
-    SIDECAR,
     STAMP_NS,
     Message,
     contents,
@@ -302,7 +302,7 @@ def test_deferred_messages_come_back_alone_with_their_times(disk: Disk) -> None:
     put(queue, messages(2, 2, due_ns=DUE_NS))
     put(queue, messages(4, 2))
     queue.close()
-    assert SIDECAR in disk.names()
+    assert DEFERRAL_FILE in disk.names()
     queue = queue_on(disk)
     counts, got = [], []
     while (one := queue.read(10, 10_000)) is not None:
@@ -313,7 +313,7 @@ def test_deferred_messages_come_back_alone_with_their_times(disk: Disk) -> None:
         assert (message.due_ns is not None) == (number in (2, 3))
         assert 0 <= (message.due_ns or DUE_NS) - DUE_NS < NS_PER_MS
     queue.close()
-    assert SIDECAR not in disk.names()
+    assert DEFERRAL_FILE not in disk.names()
 
 
 def test_no_file_of_due_times_outlives_its_messages() -> None:
@@ -328,7 +328,7 @@ def test_no_file_of_due_times_outlives_its_messages() -> None:
             folder.sync_all()
         drain(queue)
         folder.sync_all()
-        assert SIDECAR not in disk.files()
+        assert DEFERRAL_FILE not in disk.files()
         put(queue, messages(first + 1, 1))
 
 
@@ -344,9 +344,9 @@ def test_due_times_do_not_pile_up() -> None:
         put(queue, messages(first, 20, due_ns=DUE_NS))
         for _ in range(20):
             assert queue.read(1, 100) is not None
-        lines.append(disk.files().get(SIDECAR, b"").count(b"\n"))
+        lines.append(disk.files().get(DEFERRAL_FILE, b"").count(b"\n"))
     assert max(lines) < 1_200
     assert len(DeferralFile(disk.after_kill(), QUEUE).load()) >= 20
     queue.close()
-    assert disk.files()[SIDECAR].count(b"\n") == 21
+    assert disk.files()[DEFERRAL_FILE].count(b"\n") == 21
     assert len(drain(queue_on(disk))) == 20

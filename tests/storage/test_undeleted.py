@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from tests.storage.queues import (
+    DEFERRAL_FILE,
     META,
     QUEUE,
-    SIDECAR,
     STAMP_NS,
     drain,
     folder_on,
@@ -21,7 +21,7 @@ from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
 from trionsq.testing.disk import SimulatedDisk
 
-FILES = [records_name(0), records_name(1), META, SIDECAR]
+FILES = [records_name(0), records_name(1), META, DEFERRAL_FILE]
 
 
 def fault(folder: DataFolder) -> str:

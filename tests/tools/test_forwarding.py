@@ -1,4 +1,4 @@
-"""Consumers to somewhere else until a signal, under a clock of our own."""
+"""Consumers that forward messages until a signal, under a mock clock; and response times."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BODIES = [b"%d" % number for number in range(5)]
 
 
 def consumer_of(network: Network) -> Consumer:
-    """Of topic t, channel c."""
+    """A consumer of topic t, channel c."""
     return Consumer(
         "t", "c", nsqd_tcp_addresses=[ADDRESS], config=Config(max_in_flight=5), dial=network.dial
     )
 
 
 async def test_what_never_ends_is_not_waited_for(autojump_clock: MockClock) -> None:
-    """20 s after the signal it ends all the same, and gives back what has no answer."""
+    """20 s after the signal the tool ends, and returns unanswered messages."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", *BODIES)
         in_progress = InProgress()
@@ -55,7 +55,7 @@ async def test_what_never_ends_is_not_waited_for(autojump_clock: MockClock) -> N
 
 
 async def test_the_last_that_is_under_way_ends_it(autojump_clock: MockClock) -> None:
-    """After the signal it waits for all that was begun, and no longer."""
+    """After the signal it waits for all work in progress, and no longer."""
     async with nsqd_in_memory() as broker, trio.open_nursery() as nursery:
         publish(broker, "t", *BODIES)
         in_progress = InProgress()
@@ -78,7 +78,7 @@ async def test_the_last_that_is_under_way_ends_it(autojump_clock: MockClock) -> 
 
 
 async def test_what_is_slow_is_not_delivered_again(autojump_clock: MockClock) -> None:
-    """It is touched until it is answered, also while the end waits for it."""
+    """Slow messages are touched until they are answered, also after the signal."""
     async with nsqd_in_memory(msg_timeout_ns=3 * SECOND_NS) as broker, trio.open_nursery() as tasks:
         publish(broker, "t", *BODIES)
         in_progress = InProgress()
@@ -105,7 +105,7 @@ async def test_what_is_slow_is_not_delivered_again(autojump_clock: MockClock) ->
 
 
 async def test_an_nsqd_that_joins_later_may_be_less_patient(autojump_clock: MockClock) -> None:
-    """The time-out of the least patient counts as soon as it is there, not after another's."""
+    """The shortest timeout counts from the moment its nsqd is connected."""
     async with nsqd_in_memory() as one, nsqd_in_memory(msg_timeout_ns=6 * SECOND_NS) as other:
         network = Network.of(one)
         network.hosts["b:1"] = other.connect
@@ -130,7 +130,7 @@ async def test_an_nsqd_that_joins_later_may_be_less_patient(autojump_clock: Mock
 
 
 async def test_batches_that_are_answered_are_forgotten() -> None:
-    """However many come between two touches, and however long one of them waits."""
+    """The list stays short, however many batches come between two touches."""
     touched: list[int] = []
 
     unanswered = _UnansweredBatches()
@@ -150,7 +150,7 @@ async def _never_taken(_consumer: Consumer, _batch: Batch) -> None:
 
 
 async def test_a_signal_while_it_connects(autojump_clock: MockClock) -> None:
-    """It ends at once."""
+    """A signal while connecting ends it at once."""
 
     async def dial(_host: str, _port: int, _local: str) -> Transport:
         await trio.sleep_forever()
@@ -170,7 +170,7 @@ async def test_a_signal_while_it_connects(autojump_clock: MockClock) -> None:
 
 
 async def test_no_nsqd_at_all() -> None:
-    """When the first connection can't be made, that is raised."""
+    """If the first connection cannot be made, it raises."""
     with pytest.RaisesGroup(ConnectError, flatten_subgroups=True):
         await forward([consumer_of(Network())], _never_taken, InProgress())
 
@@ -195,7 +195,7 @@ def log(
 
 
 def test_percentiles(log: pytest.LogCaptureFixture) -> None:
-    """A line after each hundred, about the last hundred."""
+    """The line after each hundred requests is about the last hundred."""
     times = RequestTimes("x", 100)
     for ms in range(1, 101):
         assert _lines(log) == []
@@ -208,7 +208,7 @@ def test_percentiles(log: pytest.LogCaptureFixture) -> None:
 
 
 def test_many_at_once(log: pytest.LogCaptureFixture) -> None:
-    """However many requests end at once, it is one line."""
+    """Many requests added at once make one line."""
     times = RequestTimes("x", 10)
     times.add_requests(0.002, 35)
     times.add_requests(0.002, 4)
@@ -220,7 +220,7 @@ def test_many_at_once(log: pytest.LogCaptureFixture) -> None:
 
 
 def test_off(log: pytest.LogCaptureFixture) -> None:
-    """0: never a line."""
+    """With 0 no line is logged."""
     times = RequestLog(["a", "b"], 0)
     times.add_requests("a", 0.1, 1000)
     assert _lines(log) == []
@@ -230,7 +230,7 @@ def test_off(log: pytest.LogCaptureFixture) -> None:
     ("addresses", "names"), [(["a"], {"aggregate"}), (["a", "b", "a"], {"a", "b", "aggregate"})]
 )
 def test_each_address(log: pytest.LogCaptureFixture, addresses: list[str], names: set[str]) -> None:
-    """All together, and if there are several addresses each of them."""
+    """A line about all addresses and, if there are several, one about each."""
     times = RequestLog(addresses, 2)
     for address in addresses:
         times.add_requests(address, 0.1, 2)

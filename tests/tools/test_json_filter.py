@@ -1,4 +1,4 @@
-"""Messages that are JSON: which pass, and which fields of them."""
+"""The filter for JSON messages: which pass, and with which fields."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @given(st.dictionaries(st.text("abc", max_size=2), VALUES), st.lists(st.text("abc", max_size=2)))
 def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) -> None:
-    """Exactly these, with the values that they had, sorted; without such a list the very bytes."""
+    """These fields with their values, sorted; without a list the body is unchanged."""
     body = json.dumps(message).encode()
-    kept = JsonFilter(keep, "", "").apply(body)
+    kept = JsonFilter(keep, "", "").filtered_body(body)
     assert isinstance(kept, bytes)
     if not keep:
         assert kept == body
@@ -34,8 +34,8 @@ def test_only_the_fields_to_be_kept(message: dict[str, Any], keep: list[str]) ->
 
 @given(st.binary())
 def test_any_bytes(body: bytes) -> None:
-    """Whatever a message is, it passes as JSON or is dropped; nothing is raised."""
-    passed = JsonFilter(["a"], "", "").apply(body)
+    """Any body either passes as JSON or is dropped; nothing is raised."""
+    passed = JsonFilter(["a"], "", "").filtered_body(body)
     assert passed is Rejection.DROP or (
         isinstance(passed, bytes) and json.loads(passed) is not None
     )
@@ -56,8 +56,8 @@ def test_any_bytes(body: bytes) -> None:
     ],
 )
 def test_values(body: bytes, kept: bytes) -> None:
-    """Whole floats become integers; what is no UTF-8 does not end the tool."""
-    assert JsonFilter(["a"], "", "").apply(body) == kept
+    """Whole floats become integers; invalid UTF-8 does not end the tool."""
+    assert JsonFilter(["a"], "", "").filtered_body(body) == kept
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_values(body: bytes, kept: bytes) -> None:
     ],
 )
 def test_what_can_not_be_decoded(body: bytes) -> None:
-    """It is dropped."""
-    assert JsonFilter(["a"], "", "").apply(body) is Rejection.DROP
+    """A body that is not JSON is dropped."""
+    assert JsonFilter(["a"], "", "").filtered_body(body) is Rejection.DROP
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_what_can_not_be_decoded(body: bytes) -> None:
     ],
 )
 def test_the_required_field(value: str, body: bytes, verdict: Rejection | None) -> None:
-    """Strings are compared as they are, numbers as numbers; nothing else ever is the value."""
+    """Strings are compared as strings, numbers as numbers; other values never match."""
     fields = JsonFilter([], "a", value)
-    assert fields.is_needed
-    assert fields.apply(body) == (body if verdict is None else verdict)
+    assert fields.is_active
+    assert fields.filtered_body(body) == (body if verdict is None else verdict)
 
 
 def test_without_options() -> None:
-    """No message is looked into."""
-    assert not JsonFilter([], "", "1").is_needed
+    """Without options no message is decoded."""
+    assert not JsonFilter([], "", "1").is_active

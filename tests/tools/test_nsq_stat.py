@@ -1,4 +1,4 @@
-"""The command nsq_stat, as a process and against a real nsqd."""
+"""The tool nsq_stat, as a process and against a real nsqd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADER = (
 
 
 def test_a_row() -> None:
-    """The columns have the original's widths; rates are per second and cut."""
+    """The columns have the original's widths; rates are per second and rounded down."""
     figures = ChannelCounts(
         depth=3, in_flight_count=1, message_count=6, backend_depth=0, client_count=0
     )
@@ -38,7 +38,7 @@ def test_a_row() -> None:
 
 
 async def _fill(nsqd: OpenBroker, count: int) -> None:
-    """The channel c of t, with so many messages that wait."""
+    """Create channel c of topic t with this many messages."""
     async with Producer(nsqd.tcp_address) as producer:
         await producer.publish("t", b"first")
         await bodies(nsqd, "t", "c", 1)
@@ -65,7 +65,7 @@ async def test_rows_are_sums_over_all_nsqds() -> None:
 
 
 async def test_nsqds_are_discovered() -> None:
-    """With --lookupd-http-address the figures are those of the nsqds that have the topic."""
+    """With --lookupd-http-address the counts are those of the nsqds that have the topic."""
     async with (
         running_nsqlookupd() as lookupd,
         open_broker(
@@ -114,7 +114,7 @@ async def test_signals_end_it(signum: signal.Signals) -> None:
 
 
 async def test_a_channel_that_is_not_there() -> None:
-    """It says that there is no such channel, exit code 1."""
+    """The tool reports a missing channel and exits with 1."""
     async with open_broker() as nsqd:
         await _fill(nsqd, 1)
         address = f"--nsqd-http-address={nsqd.http_address}"
@@ -149,7 +149,7 @@ async def test_a_channel_that_is_not_there() -> None:
     ],
 )
 def test_wrong_usage(flags: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says what is wrong, exit code 1."""
+    """One line reports the error, exit code 1."""
     ended = run_here("nsq_stat", flags, capsys)
     assert ended.code == 1
     assert text in ended.err

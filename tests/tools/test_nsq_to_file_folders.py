@@ -1,4 +1,4 @@
-"""What crashed processes of nsq_to_file left: lines that were cut off, files in the work dir."""
+"""Files that crashed processes of nsq_to_file left: incomplete lines, files in the work dir."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATETIME_FORMAT = "%Y/%m-%d_%b_%%"
 
 
 def test_a_cut_off_record_is_given_a_line_of_its_own(tmp_path: Path) -> None:
-    """A plain file that ends within a record is continued on the next line."""
+    """After an incomplete record a plain file continues on the next line."""
     (tmp_path / "t.log").write_bytes(b"one\ntw")
     log = make(tmp_path, name_format="t.log")
     log.write([b"two"], at(0))
@@ -31,7 +31,7 @@ def test_a_cut_off_record_is_given_a_line_of_its_own(tmp_path: Path) -> None:
 
 
 def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
-    """A log with a work dir, of the topic t and a process."""
+    """A log with a work dir, for topic t and a process id."""
 
     def name(of: int | str) -> str:
         return names.name_format(FORMAT, "t", "host", of, gzip=gzip, needs_revision=True)
@@ -42,14 +42,15 @@ def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
         datetime_format=DATETIME_FORMAT,
         work_dir=str(folder / "work"),
         gzip_level=6 if gzip else None,
-        leftovers=names.leftover_pattern(name(names.PID), DATETIME_FORMAT),
+        unfinished=names.unfinished_pattern(name(names.PID), DATETIME_FORMAT),
     )
 
 
 @pytest.mark.parametrize("gzip", [False, True])
 def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool) -> None:
-    """All that was synced is in the output dir under its own name, next to what was there; what
-    was cut off is a line of its own, or gone where gzip could not unpack it."""
+    """All synced records are in the output dir; an incomplete record has its own line, or was
+    removed from a gzip file.
+    """
     crashed = left(tmp_path, 7, gzip=gzip)
     crashed.write([b"one", b"two"], at(0))
     crashed.sync()
@@ -64,7 +65,7 @@ def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool
     strange = tmp_path / "work" / "u.host.7-000000.2026" / path.name
     strange.parent.mkdir()
     strange.write_bytes(b"")  # of another topic
-    left(tmp_path, 8, gzip=gzip).move_leftovers()
+    left(tmp_path, 8, gzip=gzip).move_unfinished_files()
     cut_off = b"" if gzip else b"thr\n"
     taken.unlink()
     assert contents(tmp_path / "out") == {
@@ -74,24 +75,24 @@ def test_what_a_crash_left_is_moved_at_the_next_start(tmp_path: Path, gzip: bool
 
 
 def test_a_gzip_file_without_any_sync_is_left_empty(tmp_path: Path) -> None:
-    """Even then what is moved can be unpacked."""
+    """The moved file is still a valid gzip file."""
     crashed = left(tmp_path, 7, gzip=True)
     crashed.write([b"one"], at(0))
     crashed.abandon()
-    left(tmp_path, 8, gzip=True).move_leftovers()
+    left(tmp_path, 8, gzip=True).move_unfinished_files()
     assert list(contents(tmp_path / "out").values()) == [b""]
     assert not contents(tmp_path / "work")
 
 
 def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
-    """Only what nobody holds any more is moved."""
+    """Only files that no process has locked are moved."""
     living = left(tmp_path, 7, gzip=False)
     living.write([b"one"], at(0))
-    left(tmp_path, 8, gzip=False).move_leftovers()
+    left(tmp_path, 8, gzip=False).move_unfinished_files()
     living.write([b"two"], at(1))
     living.close()
     assert list(contents(tmp_path / "out").values()) == [b"one\ntwo\n"]
-    left(tmp_path, 8, gzip=False).move_leftovers()  # nor is there anything left
+    left(tmp_path, 8, gzip=False).move_unfinished_files()  # nor is there anything left
 
 
 @given(
@@ -100,12 +101,12 @@ def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> Non
     st.integers(0, 10_000_000),
 )
 def test_every_name_that_is_made_is_known_again(text: str, now: datetime, revision: int) -> None:
-    """Whatever the formats, a file in progress is recognised, and its revision is found."""
+    """Whatever the formats, the pattern matches a file in progress and finds its revision."""
     for datetime_format in (text, "%Y-%m-%d_%H", "%a%A%b%B%p%z%Z%y%M%S%I" + text):
         name = names.name_format(
             f"<TOPIC><REV>.<DATETIME>{text}", "t", "h", names.PID, gzip=False, needs_revision=True
         )
-        pattern = names.leftover_pattern(name, datetime_format)
+        pattern = names.unfinished_pattern(name, datetime_format)
         moment = names.format_datetime(datetime_format, now)
         made = name.replace(names.PID, "12").replace(names.DATETIME, moment)
         path = names.path_of("/work", names.with_revision(made, revision))

@@ -1,4 +1,4 @@
-"""What the commands share: from a command line to options, or to the right exit code."""
+"""Start of a command: from command line and config file to options, or to an exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
         SystemExit: 0 after --help or --version, 2 after a usage error, 1 after a FATAL line.
     """
     try:
-        given = flags.parse(options, words)
+        arguments = flags.parse(options, words)
     except flags.HelpRequested:
         sys.stdout.write(flags.usage(options, command))
         raise SystemExit(0) from None
@@ -40,14 +40,14 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
         raise SystemExit(2) from None
     except FatalValueError as error:
         fatal(default_of(options, "log_prefix"), str(error))
-    if given.values.get("version"):
+    if arguments.values.get("version"):
         print(f"{command} v{NSQ_VERSION} ({_BUILT_WITH})")
         raise SystemExit(0)
     values: dict[str, Any] = {}
-    warnings = list(given.warnings)
-    path = given.values.get("config")
-    prefix = str(given.values.get("log_prefix", default_of(options, "log_prefix")))
-    form = str(given.values.get("log_format", "classic"))
+    warnings = list(arguments.warnings)
+    path = arguments.values.get("config")
+    prefix = str(arguments.values.get("log_prefix", default_of(options, "log_prefix")))
+    form = str(arguments.values.get("log_format", "classic"))
     if isinstance(path, str) and path:
         try:
             content = load_config_file(options, path)
@@ -55,9 +55,9 @@ def read_options(options: type[T], command: str, words: Sequence[str]) -> tuple[
             fatal(prefix, str(error), form)
         values.update(content.values)
         warnings.extend(content.warnings)
-    values.update(given.values)
-    if given.rest:
-        warnings.append(f"ignored arguments: {' '.join(given.rest)}")
+    values.update(arguments.values)
+    if arguments.rest:
+        warnings.append(f"ignored arguments: {' '.join(arguments.rest)}")
     return options(**values), warnings
 
 
@@ -76,9 +76,9 @@ class ConfigFileError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a config file says.
+    """The content of a config file.
 
-    *values* are by field name, only those given; *warnings* are remarks on what is ignored.
+    *values* are by field name, only those that it sets; *warnings* name the ignored keys.
     """
 
     values: dict[str, Value]
@@ -110,8 +110,8 @@ def load_config_file(options: type, path: str) -> ConfigFile:
 
 
 def _remark(options: type, path: str, key: str) -> str:
-    shown = key if key.isprintable() else repr(key)
-    why = f"ignored in config file {path}: {shown} unknown key"
+    text = key if key.isprintable() else repr(key)
+    why = f"ignored unknown key in config file {path}: {text}"
     for name, spec in table(options):
         if key.replace("-", "_") in (name, spec.flag.replace("-", "_"), spec.key):
             return (
@@ -123,8 +123,8 @@ def _remark(options: type, path: str, key: str) -> str:
 
 
 def raise_open_files_limit() -> None:
-    """Let the process have as many open files, and so connections, as its hard limit says."""
+    """Raise the limit of open files, and so of connections, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems refuse a hard limit of "unlimited" here; then the soft one stays.
+    # Some systems refuse an unlimited hard limit here; then the soft limit stays.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

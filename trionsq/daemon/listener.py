@@ -18,10 +18,10 @@ __all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets", "pe
 
 log = logging.getLogger("trionsq")
 
-# As many as the kernel allows (net.core.somaxconn): who finds no room tries again after a second.
+# As many as the kernel allows (net.core.somaxconn); beyond it clients retry after a second.
 _BACKLOG: Final = 65_535
-# Connections accepted before other tasks get their turn.
-_ACCEPTS_MAX: Final = 64
+# Connections accepted per turn of the event loop.
+_MAX_ACCEPTS: Final = 64
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S: Final = 0.1
 
@@ -89,7 +89,7 @@ async def accept_forever(
 ) -> None:
     """Accept connections until cancelled, then close the listening socket.
 
-    Out of file descriptors or memory it pauses and goes on: the connections of now are served.
+    Without file descriptors or memory it pauses and retries; open connections are served meanwhile.
     """
     sock.setblocking(False)
     path = sock.getsockname() if sock.family == socket.AF_UNIX else None
@@ -98,7 +98,7 @@ async def accept_forever(
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
-                for _ in range(_ACCEPTS_MAX):
+                for _ in range(_MAX_ACCEPTS):
                     _accept(sock, serve)
             except BlockingIOError:
                 continue

@@ -128,7 +128,7 @@ def _what_to_try(http: str, lookupd: str, dashboard: str) -> str:
 async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> None:
     """Produce, consume and report until cancelled."""
     lookupd = cluster.addresses["nsqlookupd"].http
-    nsqds = [found for name, found in cluster.addresses.items() if name.startswith("nsqd-")]
+    nsqds = [addresses for name, addresses in cluster.addresses.items() if name.startswith("nsqd-")]
     print(table(cluster, pids=options.processes))
     admin = cluster.addresses.get("nsqadmin")
     dashboard = f"http://{admin.http}" if admin else "(disabled by --no-admin)"

@@ -1,4 +1,4 @@
-"""The command ``trionsq``: what the project has beyond NSQ's own commands."""
+"""The command ``trionsq`` for the project's own programs: ``trionsq up``, a local cluster."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ async def _show(options: UpOptions, cluster: Cluster) -> None:
 
 
 def table(cluster: Cluster, *, pids: bool) -> str:
-    """Where everything is, for the user to read."""
+    """The addresses, data folders and processes of the parts, for the user."""
     rows = [("", "TCP", "HTTP", "data", "pid")]
     for member in cluster.members:
-        name, found = member.part.name, member.part.addresses(member.ports)
-        rows.append((name, found.tcp, found.http, member.part.data_path, str(member.pid)))
+        name, reachable = member.part.name, member.part.addresses(member.ports)
+        rows.append((name, reachable.tcp, reachable.http, member.part.data_path, str(member.pid)))
     columns = list(zip(*rows, strict=True))
     if not pids:
         columns.pop()

@@ -1,8 +1,8 @@
-"""The life of one nsqd: lock, sockets, broker, HTTP, and the way down.
+"""One nsqd from start to stop: lock, sockets, broker, HTTP.
 
-Tasks: signals; the disk's background; a listener for each TCP socket; the HTTP server; the broker
-with its own. The way down goes through them in order: listeners, clients, topics and channels,
-their messages to disk, the background, the lock.
+Tasks: signals; background work for the disk; a listener for each TCP socket; the HTTP server; the
+broker with its own tasks. The stop goes through them in order: listeners, clients, topics and
+channels, messages to disk, background work, the lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
 log = logging.getLogger("trionsq")
 
 
-# How long a thread may have the interpreter while another one wants it.
+# How long a thread keeps the interpreter while another thread waits for it.
 _SWITCH_S: Final = 0.0005
 
 
@@ -46,13 +46,13 @@ _SWITCH_S: Final = 0.0005
 async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
     """An nsqd that serves inside the context, and stops in order at its end.
 
-    Afterwards the broker's ``unsaved`` tells what did not go to disk.
+    Afterwards the broker's ``unsaved`` names what was not saved to disk.
 
     Raises:
-        DataPathError: the data path can't be had.
+        DataPathError: the data path can't be used.
         ListenError: an address can't be listened on.
         MetadataError: the data path's metadata can't be understood.
-        OptionsError: the options for the dashboard (--admin) are no good.
+        OptionsError: the options for the dashboard (--admin) are not valid.
         TlsConfigError: the certificate's files can't be used.
     """
     async with AsyncExitStack() as stack:
@@ -101,7 +101,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def _saved_after_an_error(broker: Broker) -> AsyncIterator[None]:
-    """Whatever error ends the body, messages are saved before it goes on its way."""
+    """Save messages before an error of the body is raised on."""
     try:
         yield
     except Exception:
@@ -116,7 +116,7 @@ async def _run_broker(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     await broker.run(task_status)
-    tasks.cancel()  # the background has nothing to do any more
+    tasks.cancel()  # there is no more background work
 
 
 async def _serve_http(
@@ -162,16 +162,16 @@ async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
 def _announce(kind: str, sockets: list[socket.socket]) -> int:
     port = 0
     for sock in sockets:
-        shown, port = bound_address(sock)
-        log.info("%s: listening on %s", kind, shown)
+        address, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, address)
     return port
 
 
 async def run_nsqd(options: NsqdOptions) -> int:
-    """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
+    """Run until SIGINT or SIGTERM, and return the exit code. A second signal stops it at once.
 
-    The code is 0 if all messages were saved, else 1. An error that nobody expected ends it, too:
-    messages are saved, and the code is 1.
+    The code is 0 if all messages were saved, else 1. An unexpected error stops it, too: messages
+    are saved, and the code is 1.
 
     Raises:
         DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
@@ -203,10 +203,10 @@ async def run_nsqd(options: NsqdOptions) -> int:
 
 
 def tune_interpreter() -> None:
-    """Set up the garbage collector, and switch threads more often than Python does.
+    """Set up the garbage collector, and switch threads more often than Python's default.
 
-    A thread that makes a disk queue durable asks for the interpreter after each system call;
-    publishers may be waiting for it.
+    A thread that syncs a disk queue needs the interpreter after each system call, and publishers
+    may wait for the sync.
     """
     sys.setswitchinterval(_SWITCH_S)
     tune_gc()

@@ -133,6 +133,8 @@ class DeferralFile:
         lines: number of valid lines, at most; 1 before the file was read.
     """
 
+    __slots__ = ("_disk", "_is_foreign", "_is_uncertain", "_size", "lines", "name")
+
     def __init__(self, disk: Disk, queue: str) -> None:
         """``queue`` is ``topic`` or ``topic:channel``."""
         self.name = QueueFiles(queue).deferrals

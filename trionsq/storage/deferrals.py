@@ -96,6 +96,8 @@ class Deferrals:
         is_loading: whether a job is loading the file: until then the queue must not be read.
     """
 
+    __slots__ = ("_dropped", "_due_ns", "_file", "_new", "_queue", "_read", "is_loading")
+
     def __init__(self, disk: Disk, files: QueueFiles) -> None:
         self.is_loading = False
         self._queue = files.queue

@@ -162,7 +162,8 @@ class DiskQueue:
         self._positions.depth -= count
         if self._positions.all_read:
             self._note_end()
-        self._sync.count_operations(count, self._reader.has_moved, reads=count)
+        self._sync.reads += count
+        self._sync.count_operations(count, self._reader.has_moved)
         return segment
 
     def _note_end(self) -> None:
@@ -300,7 +301,7 @@ class DiskQueue:
         self._folder.faults.pop(self, None)
 
     def check(self) -> str | None:
-        """Return what is wrong with the state of the queue, None if nothing is. O(1)."""
+        """Return a contradiction in the state of the queue, None if there is none. O(1)."""
         positions = self._positions
         read = (positions.read_file, positions.read_pos)
         written = (positions.write_file, positions.write_pos)

@@ -203,6 +203,8 @@ class Generation:
     may still run after the change; the job that follows repeats whatever that step undid.
     """
 
+    __slots__ = ("number",)
+
     def __init__(self) -> None:
         self.number = 0
 
@@ -234,6 +236,8 @@ class PositionsFile:
         positions: the positions of the queue, which its reader and writer change.
         exists: whether a positions file exists that does not contradict the queue.
     """
+
+    __slots__ = ("_disk", "_durable_text", "_name", "_text", "exists", "positions")
 
     def __init__(self, disk: Disk, files: QueueFiles, start: QueueStart) -> None:
         self.positions = start.positions

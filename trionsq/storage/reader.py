@@ -42,6 +42,10 @@ class QueueReader:
         has_moved: whether another file was begun since `lend_finished`.
     """
 
+    __slots__ = ("_block", "_block_start", "_demand", "_disk", "_file", "_files", "_index",
+                 "_max_body_bytes", "_oldest", "_positions", "_run", "_writer", "finished",
+                 "has_moved")  # fmt: skip
+
     def __init__(
         self,
         disk: Disk,
@@ -240,7 +244,7 @@ class QueueReader:
         self.finished.add_all(numbers)
 
     def check(self) -> str | None:
-        """Return what is wrong with the state of the reader, None if nothing is. O(1)."""
+        """Return a contradiction in the state of the reader, None if there is none. O(1)."""
         number = self._positions.read_file
         if self.finished.end > number:
             return f"the read position is in file {number}, but later files are finished"

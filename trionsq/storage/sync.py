@@ -57,7 +57,12 @@ class QueueSync:
     Attributes:
         error: why the last sync failed; None if it went well. Nothing may be appended then.
         generation: invalidates jobs when the queue is emptied or deleted.
+        reads: records read since the last sync that stores the positions began; the queue counts.
     """
+
+    __slots__ = ("_deferrals", "_files", "_folder", "_is_needed", "_is_stopped", "_job",
+                 "_operations", "_owner", "_positions", "_positions_file", "_reader", "_reads",
+                 "_unsynced", "_writer", "error", "generation", "reads")  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class QueueSync:
     ) -> None:
         self.error: str | None = None
         self.generation = Generation()
+        self.reads = 0
         self._owner = owner
         self._folder = folder
         self._files = files
@@ -84,8 +90,6 @@ class QueueSync:
         self._is_stopped = False
         # Records written or read since the last sync began.
         self._operations = 0
-        # Records read since the last sync that stores the positions began.
-        self._reads = 0
         self._unsynced: list[tuple[int, int | None]] = []
 
     @property
@@ -101,13 +105,12 @@ class QueueSync:
         limit = _MAX_INTERVALS_BEHIND * max(1, self._folder.sync_every)
         return self._operations >= limit or len(self._writer.sealed) >= MAX_OPEN_SEALED // 2
 
-    def count_operations(self, count: int, file_changed: bool, *, reads: int = 0) -> None:
-        """Count records written or read, and of these the reads.
+    def count_operations(self, count: int, file_changed: bool) -> None:
+        """Count records written or read.
 
-        Begins a sync after --sync-every operations, or if a file was begun or finished.
+        Begins a sync after --sync-every of them, or if a file was begun or finished.
         """
         self._operations += count
-        self._reads += reads
         self._folder.changed[self._owner] = None
         if file_changed:
             self.request()
@@ -150,7 +153,7 @@ class QueueSync:
         with_positions = (
             self._is_needed
             or not self._positions_file.is_durable
-            or self._reads >= self._folder.sync_every
+            or self.reads >= self._folder.sync_every
             or self._deferrals.has_new
         )
         self._is_needed = False
@@ -170,7 +173,7 @@ class QueueSync:
         finished = FileNumbers()
         if with_positions:
             self._folder.changed.pop(self._owner, None)
-            self._reads = 0
+            self.reads = 0
             positions = self._positions_file.text_to_store()
             deferrals = self._deferrals.plan_changes(at_stop=at_stop)
             finished = self._reader.lend_finished()

@@ -41,6 +41,9 @@ class QueueWriter:
         sealed: full files that are not durable, oldest first.
     """
 
+    __slots__ = ("_close_after_loan", "_disk", "_ends", "_file", "_file_on_loan", "_files",
+                 "_is_unsynced", "_max_file_bytes", "_positions", "sealed")  # fmt: skip
+
     def __init__(
         self, disk: Disk, files: QueueFiles, positions: Positions, max_file_bytes: int
     ) -> None:
@@ -260,7 +263,7 @@ class QueueWriter:
         self._is_unsynced = False
 
     def check(self) -> str | None:
-        """Return what is wrong with the state of the writer, None if nothing is. O(1)."""
+        """Return a contradiction in the state of the writer, None if there is none. O(1)."""
         number = self._positions.write_file
         if self.sealed and self.sealed[-1][0] >= number:
             return f"the write position is in file {number}, which is sealed"

@@ -1,16 +1,16 @@
-"""What we test with, and what users of trionsq may test with.
+"""Tools for testing programs that use trionsq, and trionsq itself.
 
-A real nsqd in this process (`broker`; the pytest fixture ``nsqd`` is in `plugin`)::
+`broker` is a real nsqd in this process; `plugin` has the pytest fixture ``nsqd``::
 
     async with open_broker() as nsqd:
         async with Producer(nsqd.tcp_address) as producer:
             await producer.publish("topic", b"body")
 
-And without a kernel and real time:
+The others need no sockets, threads or real time:
 
-- `streams`: a connection in memory, bounded and breakable
 - `memory`: an nsqd without sockets
-- `conversation`: a client that says what it is told
+- `conversation`: a client that sends what the test says, and returns the frames it receives
+- `streams`: a connection in memory, bounded and breakable
 - `disk`, `pagecache`: a disk in memory that fails, fills up, crashes and loses power
 - `background`: blocking work without threads
 

@@ -1,6 +1,6 @@
-"""Messages that are JSON objects: which pass, and which of their fields.
+"""A filter for messages that are JSON objects: which of them pass, and with which fields.
 
-Spec: tools, nsq_to_nsq. Unlike the original, whole numbers of any size keep all their digits.
+Spec: tools, nsq_to_nsq. Unlike the original, integers of any size keep all their digits.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ __all__ = ["JsonFilter", "Rejection"]
 
 
 class Rejection(Enum):
-    """What becomes of a message that is not published."""
+    """What to do with a message that does not pass."""
 
     DROP = auto()
-    """It is finished."""
+    """Finish it."""
     REQUEUE = auto()
-    """It comes again, and the consumer backs off."""
+    """Requeue it, and back off."""
 
 
 class JsonFilter:
-    """The three options about JSON.
+    """The three options about JSON: --whitelist-json-field, --require-json-field and -value.
 
     Attributes:
-        is_needed: whether any of them is given; else every message passes as it is.
+        is_active: whether any of them is set; otherwise every message passes unchanged.
     """
 
     def __init__(self, keep: Sequence[str], required: str, value: str) -> None:
         """Args:
-        keep: top level fields; none: all.
-        required: the field that a message must have; empty: none.
-        value: which value of that field; empty: any.
+        keep: top level fields to keep; empty: all.
+        required: a field that a message must have; "": none.
+        value: the value that this field must have; "": any.
         """
         self._keep = sorted(set(keep))
         self._required = required
         self._value = value
         self._number = _number(value)
-        self.is_needed = bool(keep or required)
+        self.is_active = bool(keep or required)
 
-    def apply(self, body: bytes) -> bytes | Rejection:
-        """The body to publish, or why there is none."""
+    def filtered_body(self, body: bytes) -> bytes | Rejection:
+        """The body to publish, or the reason why the message does not pass."""
         try:
-            found = _DECODER.decode(body.decode("utf-8", "replace"))
+            document = _DECODER.decode(body.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             return Rejection.DROP
-        if found is None:
-            found = {}
-        if not isinstance(found, dict):
+        if document is None:
+            document = {}
+        if not isinstance(document, dict):
             return Rejection.DROP
         if self._required:
-            if self._required not in found:
+            if self._required not in document:
                 return Rejection.REQUEUE if self._value else Rejection.DROP
-            if self._value and not self._is_value(found[self._required]):
+            if self._value and not self._is_value(document[self._required]):
                 return Rejection.DROP
         if not self._keep:
             return body
-        kept = {name: found[name] for name in self._keep if name in found}
-        text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
-        # Half of a surrogate pair has no UTF-8; its escape is how it came.
+        fields = {name: document[name] for name in self._keep if name in document}
+        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        # Half of a surrogate pair has no UTF-8 form: write the escape that the message had.
         return text.encode("utf-8", "backslashreplace")
 
     def _is_value(self, value: object) -> bool:

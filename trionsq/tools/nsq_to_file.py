@@ -51,30 +51,27 @@ T = TypeVar("T")
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
 _TOOL: Final = "nsq_to_file"
-# Of one turn of the event loop
-_BATCHES_MAX: Final = 64
-_TOPICS_MAX: Final = 16
-_NAMES_MAX: Final = 512
-# So often within nsqd's time-out.
+# In one turn of the event loop: batches to finish, topics to start, names to compare with the
+# pattern.
+_MAX_BATCHES_A_TURN: Final = 64
+_MAX_TOPICS_A_TURN: Final = 16
+_MAX_NAMES_A_TURN: Final = 512
+# Unwritten messages are touched this many times within nsqd's --msg-timeout.
 _TOUCHES: Final = 3
 
 
-async def serve(options: NsqToFileOptions, config: Config) -> int:
-    """Write until a signal, or until nothing can be written; the exit code."""
-    return await NsqToFile(options, config).run()
-
-
 class TopicTask:
-    """One topic: what its consumer gets, to its files.
+    """One topic: a consumer whose messages go to files.
 
     Attributes:
-        has_failed: a file could not be written; what was not yet durable went back to nsqd.
+        has_failed: a file could not be written. Messages that were not yet durable are returned to
+            nsqd.
     """
 
     def __init__(
         self, topic: str, options: NsqToFileOptions, config: Config, progress: Progress
     ) -> None:
-        """Raises ValueError: no valid topic or channel or address, or no ``<REV>``."""
+        """Raises ValueError: an invalid topic, channel or address, or a missing ``<REV>``."""
         self.has_failed = False
         self._topic = topic
         self._interval_s = options.sync_interval_ns / durations.SECOND_NS
@@ -99,54 +96,54 @@ class TopicTask:
         return f"<TopicTask {self._topic} {self._pending_count} pending, {self._log!r}>"
 
     async def run(self) -> None:
-        """Write until `stop`, or until a file can't be written.
+        """Write until `stop`, or until a file cannot be written.
 
-        Cancelled, it gives back to nsqd what is not yet durable.
+        Cancelling returns to nsqd the messages that are not yet durable.
 
         Raises:
             ClientError, ProtocolError: the first connection could not be made.
         """
         try:
             with self._scope:
-                await self._in_thread(self._log.move_leftovers)
+                await self._in_thread(self._log.move_unfinished_files)
                 async with self._consumer, trio.open_nursery() as self._tasks:
-                    self._tasks.start_soon(self._tick)
-                    self._tasks.start_soon(self._touch)
+                    self._tasks.start_soon(self._sync_regularly)
+                    self._tasks.start_soon(self._touch_regularly)
                     async for batch in self._consumer.batches():
                         async with self._turn:
                             await self._write(batch)
-                    await self._close()
+                    await self._close_file()
                     self._tasks.cancel_scope.cancel()
         finally:
             self._log.abandon()
 
     def stop(self) -> None:
-        """Take no more messages; write, sync and finish those that are here; close the file."""
+        """Receive no more messages; write, sync and finish those received; close the file."""
         if self._tasks is None:
             self._scope.cancel()
         elif not self._is_stopping:
             self._is_stopping = True
             self._consumer.stop()
-            self._tasks.start_soon(self._settle)
+            self._tasks.start_soon(self._sync_in_turn)
 
-    def hang_up(self) -> None:
+    def close_file_soon(self) -> None:
         """Close the file; the next message opens another one."""
         if self._tasks is not None and not self._is_stopping:
-            self._tasks.start_soon(self._close)
+            self._tasks.start_soon(self._close_file)
 
-    async def _touch(self) -> None:
-        """Keep nsqd from delivering again what waits for a sync, or for a slow disk."""
+    async def _touch_regularly(self) -> None:
+        """Prevent nsqd from redelivering messages that wait for a sync or a slow disk."""
         while True:
             await trio.sleep(self._consumer.msg_timeout_s / _TOUCHES)
             for batch in list(self._pending):
                 batch.touch()
                 await trio.lowlevel.checkpoint()
 
-    # Each under the lock `_turn`, or taking it
+    # Each of these runs under the lock `_turn`, or acquires it
 
     async def _write(self, batch: Batch) -> None:
         if not batch.is_answerable:
-            return  # it will come again
+            return  # nsqd redelivers it
         self._pending.append(batch)
         self._pending_count += len(batch)
         is_due = (
@@ -155,45 +152,45 @@ class TopicTask:
             or self._consumer.is_starved
         )
         await self._in_thread(_write, self._log, batch.bodies, _now(), is_due)
-        await self._finish()
+        await self._finish_durable()
 
-    async def _tick(self) -> None:
+    async def _sync_regularly(self) -> None:
         while True:
             await trio.sleep(self._interval_s)
             async with self._turn:
                 if self._is_stopping:
                     return
-                await self._in_thread(self._log.tick, _now())
+                await self._in_thread(self._log.rotate_if_due, _now())
                 await self._sync()
 
-    async def _settle(self) -> None:
+    async def _sync_in_turn(self) -> None:
         async with self._turn:
             await self._sync()
 
-    async def _close(self) -> None:
+    async def _close_file(self) -> None:
         async with self._turn:
             await self._in_thread(self._log.close)
-            await self._finish()
+            await self._finish_durable()
 
     async def _sync(self) -> None:
         await self._in_thread(self._log.sync)
-        await self._finish()
+        await self._finish_durable()
 
-    async def _finish(self) -> None:
-        """Answer for all that is written, if all of it is durable; all of it also if cancelled."""
+    async def _finish_durable(self) -> None:
+        """Finish all written messages if all are durable. Cancelling does not interrupt it."""
         if self._log.unsynced or not self._pending:
             return
         log.debug("%s: %d messages are on disk", self._topic, self._pending_count)
         for finished, batch in enumerate(self._pending, 1):
             batch.finish()
-            if finished % _BATCHES_MAX == 0:
+            if finished % _MAX_BATCHES_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
         self._progress.count += self._pending_count
         self._pending.clear()
         self._pending_count = 0
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do it in a thread. An OSError ends the task: it raises Cancelled here."""
+        """Call *work* in a thread. An OSError is logged and cancels this topic's task."""
         try:
             return await trio.to_thread.run_sync(work, *arguments)
         except OSError as error:
@@ -215,7 +212,7 @@ def _now() -> Now:
 
 
 class NsqToFile:
-    """All topics."""
+    """One run of the tool: all topics, and the signals."""
 
     def __init__(self, options: NsqToFileOptions, config: Config) -> None:
         self._options = options
@@ -227,13 +224,13 @@ class NsqToFile:
         self._has_failed = False
 
     async def run(self) -> int:
-        """The exit code: 0 after a signal, 1 if a file or no topic at all could be written."""
+        """Write until a signal. Return 0, or 1 if a file or no topic at all could be written."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(on_signal, self._terminate))
-            await nursery.start(partial(on_signal, self._hang_up, signal.SIGHUP, once=False))
+            await nursery.start(partial(on_signal, self._stop_on_signal))
+            await nursery.start(partial(on_signal, self._close_files, signal.SIGHUP, once=False))
             nursery.start_soon(self._progress.run)
             for topic in dict.fromkeys(self._options.topic):
-                self._begin(topic, nursery)
+                self._start_topic(topic, nursery)
             if self._options.topic:
                 self._end_if_idle()
             else:
@@ -242,12 +239,12 @@ class NsqToFile:
             nursery.cancel_scope.cancel()
         return 1 if self._has_failed or not self._is_stopping else 0
 
-    def _terminate(self, _signum: int) -> None:
+    def _stop_on_signal(self, _signum: int) -> None:
         self._stop()
 
-    def _hang_up(self, _signum: int) -> None:
+    def _close_files(self, _signum: int) -> None:
         for task in self._topics.values():
-            task.hang_up()
+            task.close_file_soon()
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -259,16 +256,16 @@ class NsqToFile:
         if not self._topics and (self._is_stopping or self._options.topic):
             self._ended.set()
 
-    def _begin(self, topic: str, nursery: trio.Nursery) -> None:
+    def _start_topic(self, topic: str, nursery: trio.Nursery) -> None:
         try:
             task = TopicTask(topic, self._options, self._config, self._progress)
         except ValueError as error:
             log.error("couldn't create logger for topic %s: %s", topic, error)
             return
         self._topics[topic] = task
-        nursery.start_soon(self._attend, topic, task)
+        nursery.start_soon(self._run_topic, topic, task)
 
-    async def _attend(self, topic: str, task: TopicTask) -> None:
+    async def _run_topic(self, topic: str, task: TopicTask) -> None:
         try:
             await task.run()
         except (ClientError, ProtocolError) as error:
@@ -276,7 +273,7 @@ class NsqToFile:
         finally:
             del self._topics[topic]
             if task.has_failed:
-                # The others end in order.
+                # The other topics end in an orderly way.
                 self._has_failed = True
                 self._stop()
             self._end_if_idle()
@@ -284,21 +281,23 @@ class NsqToFile:
     # Topics by pattern
 
     async def _discover(self, nursery: trio.Nursery) -> None:
-        wanted = re.compile(self._options.topic_pattern)
+        pattern = re.compile(self._options.topic_pattern)
         while True:
             await trio.sleep(self._options.topic_refresh_ns / durations.SECOND_NS)
-            begun = 0
-            for looked_at, topic in enumerate(sorted(await self._known_topics()), 1):
-                is_new = topic not in self._topics and wanted.search(topic)
+            started = 0
+            for number, topic in enumerate(sorted(await self._known_topics()), 1):
+                is_new = topic not in self._topics and pattern.search(topic)
                 if is_new and not self._is_stopping:
-                    self._begin(topic, nursery)
-                    begun += 1
-                if looked_at % _NAMES_MAX == 0 or (is_new and begun % _TOPICS_MAX == 0):
+                    self._start_topic(topic, nursery)
+                    started += 1
+                if number % _MAX_NAMES_A_TURN == 0 or (
+                    is_new and started % _MAX_TOPICS_A_TURN == 0
+                ):
                     await trio.lowlevel.checkpoint()
 
     async def _known_topics(self) -> set[str]:
-        """Those of every nsqlookupd that answers."""
-        found: set[str] = set()
+        """The topics of every nsqlookupd that answers."""
+        topics: set[str] = set()
         for address in self._options.lookupd_http_address:
             base = address if "://" in address else f"http://{address}"
             try:
@@ -309,10 +308,10 @@ class NsqToFile:
                     self._options.http_client_request_timeout_ns / durations.SECOND_NS,
                     ssl_context=self._config.ssl_context() if base.startswith("https:") else None,
                 )
-                found.update(topics_of(answer))
+                topics.update(topics_of(answer))
             except (httpget.GetError, DiscoveryError, ConfigError) as error:
                 log.error("could not retrieve topic list from %s: %s", address, error)
-        return found
+        return topics
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -329,9 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyError:
         die("--log-level is invalid")
     one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
-    if why := refusal(options):
-        die(why)
-    return run_tool(serve, options, consumer_config(options, _TOOL))
+    if reason := refusal(options):
+        die(reason)
+    return run_tool(NsqToFile(options, consumer_config(options, _TOOL)).run)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Folders and the files in them: made, made durable, moved, and those that a crash left.
+"""Folders and files: creating and syncing folders, moving finished files and those of a crash.
 
-A file in progress in a work dir is held (`hold`), so that another process of the tool can tell it
-from one whose process is gone.
+A process locks its file in progress in a work dir (`lock_file`), so that another process of the
+tool can tell it from a file whose process has ended.
 
 Spec: tools, nsq_to_file (work-dir).
 """
@@ -19,19 +19,27 @@ from typing import Final, TypeAlias
 
 from trionsq.tools import nsq_to_file_options as names
 
-__all__ = ["Fsync", "finish_line", "hold", "make_folder", "move", "move_leftovers", "sync_folder"]
+__all__ = [
+    "Fsync",
+    "finish_line",
+    "lock_file",
+    "make_folder",
+    "move",
+    "move_unfinished_files",
+    "sync_folder",
+]
 
 Fsync: TypeAlias = Callable[[int], None]
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
 _FOLDER_MODE: Final = 0o770
-_READ_NBYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _GZIP_WBITS: Final = 16 + zlib.MAX_WBITS
 
 
 def make_folder(folder: str, fsync: Fsync) -> None:
-    """Make a folder and those above it, durably; nothing if it is there. Raises OSError."""
+    """Create a folder and those above it, durably, unless it exists. Raises OSError."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)
@@ -40,58 +48,58 @@ def make_folder(folder: str, fsync: Fsync) -> None:
         try:
             os.mkdir(folder, _FOLDER_MODE)
         except FileExistsError:
-            # Another process may make it at the same time.
+            # Another process may create it at the same time.
             if not os.path.isdir(folder):
                 raise
         sync_folder(os.path.dirname(folder), fsync)
 
 
 def sync_folder(folder: str, fsync: Fsync) -> None:
-    """Make the names in a folder durable, where that is allowed. Raises OSError."""
+    """Make the names in a folder durable, as far as permissions allow. Raises OSError."""
     try:
         fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
-        return  # one may be allowed to write in it and not to read it
+        return  # the process may write to the folder but not read it
     try:
         fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that can't do it for folders
+        if error.errno != errno.EINVAL:  # the file system cannot sync folders
             raise
     finally:
         os.close(fd)
 
 
 def move(path: str, folder: str, name: str, revision: int, fsync: Fsync) -> None:
-    """Give a file its name in a folder, never over another file: the revision goes up instead.
+    """Move a file into a folder. If the name exists there, use the next revision.
 
     Args:
-        path: where it is now, on the folder's file system.
-        name: with ``<REV>`` in it.
+        path: the file, on the same file system as the folder.
+        name: its name there, with ``<REV>``.
 
     Raises:
         OSError
     """
     while True:
-        done = names.path_of(folder, names.with_revision(name, revision))
-        make_folder(os.path.dirname(done), fsync)  # which the revision may be a part of
+        target = names.path_of(folder, names.with_revision(name, revision))
+        make_folder(os.path.dirname(target), fsync)  # the revision may be part of the folder
         try:
-            os.link(path, done)
+            os.link(path, target)
             break
         except FileExistsError:
             revision += 1
-    sync_folder(os.path.dirname(done), fsync)
+    sync_folder(os.path.dirname(target), fsync)
     os.unlink(path)
-    log.info("moved %s to %s", path, done)
+    log.info("moved %s to %s", path, target)
 
 
-def hold(fd: int, path: str) -> bool:
-    """Show others that the file is in progress; False if it was taken away meanwhile."""
+def lock_file(fd: int, path: str) -> bool:
+    """Lock a file in progress. False if another process has moved it meanwhile."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks; there, none moves what others left either
+        pass  # without locks, no process moves the unfinished files of others either
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
@@ -99,7 +107,7 @@ def hold(fd: int, path: str) -> bool:
 
 
 def finish_line(path: str) -> bytes:
-    """What has to be written before the next record: a newline after one that a crash cut off."""
+    """A newline if the last record in the file is incomplete, otherwise nothing."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -108,62 +116,62 @@ def finish_line(path: str) -> bytes:
             file.seek(size - 1)
             return b"" if file.read(1) == b"\n" else b"\n"
     except (PermissionError, ValueError):
-        return b""  # one may be allowed to write to it and not to read it
+        return b""  # the process may write to the file but not read it
 
 
-# What a crash left in a work dir
+# Files that a crash left in a work dir
 
 
-def move_leftovers(
+def move_unfinished_files(
     work_dir: str, output_dir: str, pattern: re.Pattern[str], *, gzip: bool, fsync: Fsync
 ) -> None:
-    """Move files in progress whose process is gone to where finished files are.
+    """Move files in progress whose process has ended to the output dir.
 
-    What follows the last sync may be cut off within a record: a plain file gets a newline there, a
-    gzip file ends with its last whole member. No finished message is in what goes.
+    The bytes after the last sync may end within a record: a plain file gets a newline there, a gzip
+    file is truncated after its last whole member. The truncated part has no finished message.
 
     Args:
-        pattern: matches their whole names, relative to the work dir, with the group ``rev``.
+        pattern: matches the whole names, relative to the work dir, with the group ``rev``.
 
     Raises:
         OSError
     """
     for name in list(_files_below(work_dir)):
-        found = pattern.fullmatch(name)
-        if found is None:
+        match = pattern.fullmatch(name)
+        if match is None:
             continue
         path = os.path.join(work_dir, name)
         try:
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
-            continue  # another process was faster, or it is another user's
+            continue  # another process has moved it, or it belongs to another user
         try:
-            if not _is_left(fd, path):
+            if not _lock_unfinished(fd, path):
                 continue
             _repair(fd, path, gzip=gzip)
             fsync(fd)
-            begin, end = found.span("rev")
+            begin, end = match.span("rev")
             revised = f"{name[:begin]}{names.REV}{name[end:]}"
-            move(path, output_dir, revised, int(found["rev"][1:]), fsync)
+            move(path, output_dir, revised, int(match["rev"][1:]), fsync)
         finally:
             os.close(fd)
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Names of all files, relative to the folder."""
+    """Yield the names of all files, relative to the folder."""
     for path, _, files in os.walk(folder):
         for file in sorted(files):
             yield os.path.relpath(os.path.join(path, file), folder)
 
 
-def _is_left(fd: int, path: str) -> bool:
-    """Whether nobody else holds it; then we do, until it is closed."""
+def _lock_unfinished(fd: int, path: str) -> bool:
+    """Lock the file until it is closed. False if another process has it locked or moved."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        log.warning("%s may be left by a crash or in use: %s", path, error)
+        log.warning("%s: cannot tell whether another process writes it: %s", path, error)
         return False
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
@@ -175,25 +183,25 @@ def _repair(fd: int, path: str, *, gzip: bool) -> None:
     if not gzip:
         os.write(fd, finish_line(path))
         return
-    size, whole = os.fstat(fd).st_size, _whole_members_nbytes(fd)
+    size, whole = os.fstat(fd).st_size, _whole_members_bytes(fd)
     if whole < size:
-        log.warning("%s: cut off the last %d bytes, which were never synced", path, size - whole)
+        log.warning("%s: removed the last %d bytes, which were never synced", path, size - whole)
         os.ftruncate(fd, whole)
     if not whole:
         os.write(fd, zlib.compressobj(wbits=_GZIP_WBITS).flush())
 
 
-def _whole_members_nbytes(fd: int) -> int:
-    """Size of the gzip members at a file's begin that are there to their end."""
+def _whole_members_bytes(fd: int) -> int:
+    """Size of the complete gzip members at the beginning of a file."""
     whole = at = 0
     member = zlib.decompressobj(wbits=_GZIP_WBITS)
-    while data := os.pread(fd, _READ_NBYTES, at):
+    while data := os.pread(fd, _READ_BYTES, at):
         at += len(data)
         while data:
             try:
-                # Bounded, for a member may be far larger than its bytes.
+                # In pieces, because a member may be far larger than its compressed bytes.
                 while data and not member.eof:
-                    member.decompress(data, _READ_NBYTES)
+                    member.decompress(data, _READ_BYTES)
                     data = member.unconsumed_tail
             except zlib.error:
                 return whole

@@ -1,9 +1,9 @@
-"""The files of one topic: written, made durable, rotated, moved when they are done.
+"""The files of one topic: writing, syncing, rotating, and moving finished ones.
 
 Synchronous and without a clock, so that it can run in a thread and be tested at any time of day.
 After `sync` or `close`, everything written before survives a loss of power: the file was fsynced,
-and so was the folder that has its name. An OSError from any method is final: what was written
-since the last sync may be lost, and only `abandon` may be called.
+and so was its folder. An OSError from any method is final: records since the last sync may be
+lost, and only `abandon` may be called.
 
 Spec: tools, nsq_to_file.
 """
@@ -27,12 +27,12 @@ log = logging.getLogger("trionsq.tools.nsq_to_file")
 
 _FILE_MODE: Final = 0o666
 _GZIP_WBITS: Final = 16 + zlib.MAX_WBITS
-# Written to the file at least so often, in bytes.
-_CHUNK_NBYTES: Final = 1024 * 1024
+# Records are joined up to this size before they are written.
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class Now(NamedTuple):
-    """The time: ``local`` names files, ``steady_s`` (any origin, in seconds) measures intervals."""
+    """The time: ``local`` for file names, ``steady_s`` (in seconds, any origin) for intervals."""
 
     local: datetime
     steady_s: float
@@ -42,9 +42,9 @@ class TopicLog:
     """The files of one topic, one after the other.
 
     Attributes:
-        path: of the file in progress; None without one.
-        unsynced: records that were written and not yet made durable.
-        files: opened so far.
+        path: the file in progress; None if there is none.
+        unsynced: records that were written and are not yet durable.
+        files: number of files opened so far.
     """
 
     def __init__(self, settings: LogSettings, fsync: folders.Fsync = os.fsync) -> None:
@@ -57,55 +57,55 @@ class TopicLog:
         self._name = ""
         self._revision = 0
         self._opened_s = 0.0
-        self._nbytes = 0
+        self._bytes = 0
         self._is_blank = True
         self._member: zlib._Compress | None = None
 
     def __repr__(self) -> str:
-        return f"<TopicLog {self.path}, {self._nbytes} bytes, {self.unsynced} unsynced>"
+        return f"<TopicLog {self.path}, {self._bytes} bytes, {self.unsynced} unsynced>"
 
-    # What the tool does
+    # For the tool
 
     def write(self, bodies: Sequence[bytes], now: Now) -> bool:
-        """Write records; True if a file was done meanwhile, so that a `sync` is due."""
+        """Write records. True if a file was rotated, so that a `sync` is due."""
         has_rotated = False
         chunk: list[bytes] = []
-        chunk_nbytes = 0
+        chunk_bytes = 0
         if self.path is None or self._is_due(now):
             has_rotated = self.path is not None
-            self._next_file(now)
+            self._start_file(now)
         for body in bodies:
             if self._is_full():
-                self._put(chunk)
-                self._next_file(now)
-                chunk, chunk_nbytes, has_rotated = [], 0, True
+                self._write_records(chunk)
+                self._start_file(now)
+                chunk, chunk_bytes, has_rotated = [], 0, True
             chunk.append(body)
-            self._nbytes += len(body) + 1
-            chunk_nbytes += len(body) + 1
-            if chunk_nbytes >= _CHUNK_NBYTES:
-                self._put(chunk)
-                chunk, chunk_nbytes = [], 0
-        self._put(chunk)
+            self._bytes += len(body) + 1
+            chunk_bytes += len(body) + 1
+            if chunk_bytes >= _CHUNK_BYTES:
+                self._write_records(chunk)
+                chunk, chunk_bytes = [], 0
+        self._write_records(chunk)
         return has_rotated
 
-    def tick(self, now: Now) -> None:
-        """Time has passed: rotate if that is due."""
+    def rotate_if_due(self, now: Now) -> None:
+        """Start the next file if the present one is too old or too large, or if there is none."""
         if self.path is not None and not self._is_due(now) and not self._is_full():
             return
         if self._settings.skip_empty_files:
             self.close()
         else:
-            self._next_file(now)
+            self._start_file(now)
 
     def sync(self) -> None:
-        """Make durable what was written."""
+        """Make the written records durable."""
         if self.unsynced:
             self._end_member()
             self._fsync(self._fd)
             self.unsynced = 0
 
     def close(self) -> None:
-        """The file is done: make it durable, and move it where it belongs."""
+        """Make the file durable, close it, and move it to the output dir."""
         if self.path is None:
             return
         if self._settings.gzip_level is not None and self._is_blank:
@@ -121,24 +121,24 @@ class TopicLog:
             folders.move(path, output, self._name, self._revision, self._fsync)
 
     def abandon(self) -> None:
-        """After an error: let go of the file, as it is."""
+        """Close the file as it is, after an error."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def move_leftovers(self) -> None:
-        """Before the first record: move what crashed processes left in the work dir."""
+    def move_unfinished_files(self) -> None:
+        """Move the files that crashed processes left in the work dir. Call this before `write`."""
         settings = self._settings
-        if settings.leftovers is not None:
-            folders.move_leftovers(
+        if settings.unfinished is not None:
+            folders.move_unfinished_files(
                 settings.work_dir,
                 settings.output_dir,
-                settings.leftovers,
+                settings.unfinished,
                 gzip=settings.gzip_level is not None,
                 fsync=self._fsync,
             )
 
-    # When a file is done
+    # When to rotate
 
     def _is_due(self, now: Now) -> bool:
         interval_s = self._settings.rotate_interval_s
@@ -147,7 +147,7 @@ class TopicLog:
         return self._name_at(now) != self._name
 
     def _is_full(self) -> bool:
-        return 0 < self._settings.rotate_size < self._nbytes
+        return 0 < self._settings.rotate_size < self._bytes
 
     def _name_at(self, now: Now) -> str:
         settings = self._settings
@@ -156,7 +156,7 @@ class TopicLog:
 
     # Bytes
 
-    def _put(self, bodies: list[bytes]) -> None:
+    def _write_records(self, bodies: list[bytes]) -> None:
         if not bodies:
             return
         data = b"\n".join(bodies) + b"\n"
@@ -181,7 +181,7 @@ class TopicLog:
 
     # Files
 
-    def _next_file(self, now: Now) -> None:
+    def _start_file(self, now: Now) -> None:
         self.close()
         name = self._name_at(now)
         self._revision = self._revision + 1 if name == self._name else 0
@@ -194,27 +194,27 @@ class TopicLog:
         log.info("opened %s", self.path)
 
     def _open(self) -> bool:
-        """Open the present revision; False if another one has to be tried."""
+        """Open the present revision; False if the next one has to be tried."""
         settings = self._settings
         name = names.with_revision(self._name, self._revision)
         path = names.path_of(settings.work_dir, name)
         folders.make_folder(os.path.dirname(path), self._fsync)
         if settings.has_work_dir:
-            done = names.path_of(settings.output_dir, name)
-            folders.make_folder(os.path.dirname(done), self._fsync)
-            if os.path.lexists(done):
+            output = names.path_of(settings.output_dir, name)
+            folders.make_folder(os.path.dirname(output), self._fsync)
+            if os.path.lexists(output):
                 return False
         mode = os.O_EXCL if settings.is_exclusive else os.O_APPEND
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | mode, _FILE_MODE)
         except FileExistsError:
             return False
-        self._nbytes = os.fstat(fd).st_size
+        self._bytes = os.fstat(fd).st_size
         if self._is_full():
-            log.info("%s has %d bytes already", path, self._nbytes)
+            log.info("%s is full (%d bytes)", path, self._bytes)
             os.close(fd)
             return False
-        if settings.has_work_dir and not folders.hold(fd, path):
+        if settings.has_work_dir and not folders.lock_file(fd, path):
             os.close(fd)
             return False
         self._fd, self.path = fd, path
@@ -223,12 +223,12 @@ class TopicLog:
         return True
 
     def _begin_line(self) -> None:
-        """A record that a crash or a full disk cut off in this file gets a line of its own."""
+        """If the last record in the file is incomplete, end its line."""
         assert self.path is not None
-        if self._nbytes and self._settings.gzip_level is None:
+        if self._bytes and self._settings.gzip_level is None:
             self._write(folders.finish_line(self.path))
 
 
 def _empty_member(level: int) -> bytes:
-    """What a gzip file without content consists of: no bytes at all would be no gzip file."""
+    """A gzip member without content. An empty file would not be a valid gzip file."""
     return zlib.compressobj(level, wbits=_GZIP_WBITS).flush()

@@ -19,7 +19,7 @@ from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import ConsumerOptions
 
 __all__ = ["DATETIME", "REV", "LogSettings", "MissingRevisionError", "NsqToFileOptions"]
-__all__ += ["format_datetime", "host_identifier", "leftover_pattern", "name_format", "path_of"]
+__all__ += ["format_datetime", "host_identifier", "name_format", "path_of", "unfinished_pattern"]
 __all__ += ["refusal", "settings_of", "with_revision"]
 
 DATETIME: Final = "<DATETIME>"
@@ -32,62 +32,70 @@ _DIGITS: Final = "mdHIMSYy"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqToFileOptions(ConsumerOptions):
-    """All flags; durations in nanoseconds."""
+    """The flags; durations in nanoseconds."""
 
     log_level: str = option("log-level", "info", STRING, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "[nsq_to_file] ", STRING, "begins each log line")
+    log_prefix: str = option("log-prefix", "[nsq_to_file] ", STRING, "prefix of each log line")
 
     topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to write to files")
     topic_pattern: str = option(
-        "topic-pattern", "", STRING, "regular expression of the topics that nsqlookupd has"
+        "topic-pattern", "", STRING, "regular expression of topics to find at nsqlookupd"
     )
     topic_refresh_ns: int = option(
-        "topic-refresh", durations.MINUTE_NS, DURATION, "how often nsqlookupd is asked for topics"
+        "topic-refresh", durations.MINUTE_NS, DURATION, "how often to ask nsqlookupd for topics"
     )
     channel: str = option("channel", "nsq_to_file", STRING, "channel to read from")
     http_client_connect_timeout_ns: int = option(
-        "http-client-connect-timeout", 2 * durations.SECOND_NS, DURATION, "to reach nsqlookupd"
+        "http-client-connect-timeout",
+        2 * durations.SECOND_NS,
+        DURATION,
+        "time limit to connect to nsqlookupd",
     )
     http_client_request_timeout_ns: int = option(
-        "http-client-request-timeout", 5 * durations.SECOND_NS, DURATION, "for its answer"
+        "http-client-request-timeout",
+        5 * durations.SECOND_NS,
+        DURATION,
+        "time limit of a request to nsqlookupd",
     )
 
-    output_dir: str = option("output-dir", "/tmp", STRING, "folder of the files")
+    output_dir: str = option("output-dir", "/tmp", STRING, "folder of finished files")
     work_dir: str = option(
-        "work-dir", "", STRING, "folder of the files in progress", note="default: the output-dir"
+        "work-dir", "", STRING, "folder of files in progress", note="default: the output-dir"
     )
     datetime_format: str = option(
-        "datetime-format", "%Y-%m-%d_%H", STRING, "what <DATETIME> stands for, as in strftime"
+        "datetime-format", "%Y-%m-%d_%H", STRING, "format of <DATETIME>, as for strftime"
     )
     filename_format: str = option(
         "filename-format",
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
         STRING,
-        "name, of <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV>",
+        "file name, with <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV>",
     )
     host_identifier: str = option(
         "host-identifier",
         "",
         STRING,
-        "what <HOST> stands for; may have <SHORT_HOST> or <HOSTNAME> in it",
+        "value of <HOST>; it may contain <SHORT_HOST> or <HOSTNAME>",
         note="default: the short host name",
     )
     gzip: bool = option("gzip", False, BOOL, "compress the files")
     gzip_level: int = option("gzip-level", 6, INT, "1 (fastest) to 9 (smallest)")
-    skip_empty_files: bool = option("skip-empty-files", False, BOOL, "make files only for messages")
+    skip_empty_files: bool = option(
+        "skip-empty-files", False, BOOL, "create files only for messages"
+    )
     rotate_size: int = option(
-        "rotate-size", 0, INT, "begin another file after so many bytes", note="0: never"
+        "rotate-size", 0, INT, "start a new file after this many bytes", note="0: never"
     )
     rotate_interval_ns: int = option(
-        "rotate-interval", 0, DURATION, "begin another file after so long", note="0: never"
+        "rotate-interval", 0, DURATION, "start a new file after this time", note="0: never"
     )
     sync_interval_ns: int = option(
-        "sync-interval", 30 * durations.SECOND_NS, DURATION, "messages are on disk after so long"
+        "sync-interval", 30 * durations.SECOND_NS, DURATION, "time between fsyncs of the messages"
     )
 
 
 def refusal(options: NsqToFileOptions) -> str:
-    """Why these options can't be used, beyond what all tools refuse; or nothing."""
+    """Why the options are refused, or ""; besides the checks of all tools."""
     if not options.channel:
         return "--channel is required"
     for flag, value in (
@@ -114,17 +122,18 @@ def refusal(options: NsqToFileOptions) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """Where the files go, and when the next one begins.
+    """Where the files of one topic are, and when the next one starts.
 
     Attributes:
-        name_format: as `name_format` gives it.
+        name_format: the result of the function `name_format`.
         datetime_format: see `format_datetime`.
-        output_dir, work_dir: of finished files, and of those in progress; may be the same.
+        output_dir, work_dir: folders of finished files and of files in progress; may be the same.
         gzip_level: 1 to 9; None: plain files.
-        rotate_size: a file larger than so many bytes (before compression) is done; 0: any size.
-        rotate_interval_s: a file older than that is done; 0: any age.
-        skip_empty_files: files only for messages, none just because time passes.
-        leftovers: names in the work dir of files that a crash may have left; None: none is moved.
+        rotate_size: maximum size of a file in bytes, before compression; 0: unlimited.
+        rotate_interval_s: maximum age of a file; 0: unlimited.
+        skip_empty_files: create files only for messages, not merely because time passes.
+        unfinished: matches names in the work dir that a crashed process may have left; None: leave
+            such files where they are.
     """
 
     name_format: str
@@ -135,7 +144,7 @@ class LogSettings:
     rotate_size: int = 0
     rotate_interval_s: float = 0.0
     skip_empty_files: bool = False
-    leftovers: re.Pattern[str] | None = None
+    unfinished: re.Pattern[str] | None = None
 
     @property
     def has_work_dir(self) -> bool:
@@ -144,15 +153,15 @@ class LogSettings:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether files must be new; else an existing one is continued."""
+        """Whether files must be new; otherwise an existing file is continued."""
         return self.gzip_level is not None or self.rotate_interval_s > 0
 
 
 def settings_of(options: NsqToFileOptions, topic: str) -> LogSettings:
-    """How the files of one topic are written.
+    """The settings for the files of one topic.
 
     Raises:
-        MissingRevisionError: the file name's format has no place for the revision.
+        MissingRevisionError: --filename-format has no ``<REV>``, but needs it.
     """
     settings = LogSettings(
         name_format="",
@@ -171,24 +180,24 @@ def settings_of(options: NsqToFileOptions, topic: str) -> LogSettings:
         text, gzip = options.filename_format, options.gzip
         return name_format(text, topic, host, pid, gzip=gzip, needs_revision=needs_revision)
 
-    leftovers = None
+    unfinished = None
     if settings.has_work_dir:
-        leftovers = leftover_pattern(name(PID), options.datetime_format)
-    return dataclasses.replace(settings, name_format=name(os.getpid()), leftovers=leftovers)
+        unfinished = unfinished_pattern(name(PID), options.datetime_format)
+    return dataclasses.replace(settings, name_format=name(os.getpid()), unfinished=unfinished)
 
 
 class MissingRevisionError(ValueError):
-    """Files may need one revision after another, but the format has no place for it."""
+    """The format needs ``<REV>`` to tell one file from the next, but does not have it."""
 
 
 def format_datetime(text: str, now: datetime) -> str:
-    """The format's text at that time; what is no directive of ours stands for itself."""
+    """Fill in the directives of the format. Any other character stands for itself."""
 
-    def replace(found: re.Match[str]) -> str:
-        if found[1] == "%":
+    def replace(match: re.Match[str]) -> str:
+        if match[1] == "%":
             return "%"
-        # Four digits of a year on every platform.
-        return f"{now.year:04d}" if found[1] == "Y" else now.strftime(found[0])
+        # strftime does not write four digits of a year on every platform.
+        return f"{now.year:04d}" if match[1] == "Y" else now.strftime(match[0])
 
     return _DIRECTIVES.sub(replace, text)
 
@@ -204,7 +213,7 @@ def _datetime_pattern(text: str) -> str:
 
 
 def host_identifier(text: str, hostname: str) -> str:
-    """What stands for ``<HOST>``; an empty text means the short host name."""
+    """The value of ``<HOST>``; an empty text means the short host name."""
     short = hostname.partition(".")[0]
     return text.replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname) if text else short
 
@@ -212,10 +221,10 @@ def host_identifier(text: str, hostname: str) -> str:
 def name_format(
     text: str, topic: str, host: str, pid: int | str, *, gzip: bool, needs_revision: bool
 ) -> str:
-    """The format with all filled in but ``<DATETIME>`` and, where needed, ``<REV>``.
+    """Fill in the format, except ``<DATETIME>`` and, if it is needed, ``<REV>``.
 
     Raises:
-        MissingRevisionError: there is no ``<REV>`` in it, but it is needed.
+        MissingRevisionError: ``<REV>`` is needed, but missing.
     """
     if not needs_revision:
         text = text.replace(REV, "")
@@ -223,25 +232,25 @@ def name_format(
         raise MissingRevisionError(
             "missing <REV> in --filename-format when gzip, rotation, or work dir enabled"
         )
-    filled = text.replace("<TOPIC>", topic).replace("<HOST>", host).replace(PID, str(pid))
-    return f"{filled}.gz" if gzip and not filled.endswith(".gz") else filled
+    name = text.replace("<TOPIC>", topic).replace("<HOST>", host).replace(PID, str(pid))
+    return f"{name}.gz" if gzip and not name.endswith(".gz") else name
 
 
 def with_revision(name: str, revision: int) -> str:
-    """The name of one revision: ``-000001`` for 1."""
+    """The name with a revision filled in: ``-000001`` for 1."""
     return name.replace(REV, f"-{revision:06d}")
 
 
 def path_of(folder: str, name: str) -> str:
-    """The path of a name, which may have folders in it, below a folder."""
+    """The path of a name below a folder. The name may contain folders itself."""
     return os.path.normpath(os.path.join(folder, name.lstrip("/")))
 
 
-def leftover_pattern(name: str, datetime_format: str) -> re.Pattern[str]:
-    """What matches the names of all times, revisions and processes, relative to their folder.
+def unfinished_pattern(name: str, datetime_format: str) -> re.Pattern[str]:
+    """A pattern for the names of all times, revisions and processes, relative to their folder.
 
     Args:
-        name: as `name_format` gives it for the process `PID`, with ``<REV>``.
+        name: the result of `name_format` for the process `PID`, with ``<REV>``.
         datetime_format: see `format_datetime`.
     """
     parts = re.split(f"({DATETIME}|{REV}|{PID})", os.path.normpath(name.lstrip("/")))

@@ -1,4 +1,4 @@
-"""The tool nsq_to_http: each message of a topic becomes an HTTP request.
+"""The tool nsq_to_http: sends each message of a topic as an HTTP request.
 
 A task for each message in flight, at most ``-n`` at once. A message is finished once its request
 succeeded; otherwise it is requeued with the default delay, and the consumer backs off.
@@ -54,74 +54,71 @@ _HEADER_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqToHttpOptions(ConsumerOptions):
-    """All flags; durations in nanoseconds."""
+    """The flags; durations in nanoseconds."""
 
-    topic: str = option("topic", "", STRING, "topic to read", key=None)
-    channel: str = option("channel", "nsq_to_http", STRING, "channel to read from", key=None)
-    post: tuple[str, ...] = option("post", (), STRINGS, "URL that messages are POSTed to", key=None)
+    topic: str = option("topic", "", STRING, "topic to read")
+    channel: str = option("channel", "nsq_to_http", STRING, "channel to read from")
+    post: tuple[str, ...] = option("post", (), STRINGS, "URL to POST each message to")
     get: tuple[str, ...] = option(
-        "get", (), STRINGS, "URL to GET, with one %s for the escaped message", key=None
+        "get", (), STRINGS, "URL to GET, with one %s in the place of the escaped message"
     )
-    n: int = option("n", 100, INT, "requests at once at most", key=None)
+    n: int = option("n", 100, INT, "maximum concurrent requests")
     mode: str = option(
         "mode",
         "hostpool",
         STRING,
-        "round-robin, hostpool or epsilon-greedy; any other: each message to all addresses",
-        key=None,
+        "choice of the address: round-robin, hostpool or epsilon-greedy; any other value sends each"
+        " message to all addresses",
     )
     sample: float = option(
         "sample",
         1.0,
         FLOAT,
-        "share of the messages that is sent; the others are finished unsent",
-        key=None,
+        "fraction of messages to send; the others are finished without being sent",
     )
     content_type: str = option(
-        "content-type", _CONTENT_TYPE, STRING, "Content-Type of what is POSTed", key=None
+        "content-type", _CONTENT_TYPE, STRING, "Content-Type of the POST requests"
     )
-    header: tuple[str, ...] = option("header", (), STRINGS, "'Name: value' to send", key=None)
+    header: tuple[str, ...] = option("header", (), STRINGS, "HTTP header to send: 'Name: value'")
     connect_timeout_ns: int = option(
         "http-client-connect-timeout",
         2 * durations.SECOND_NS,
         DURATION,
-        "to connect to an address",
-        key=None,
+        "time limit to connect to an address",
     )
     request_timeout_ns: int = option(
         "http-client-request-timeout",
         20 * durations.SECOND_NS,
         DURATION,
-        "for a whole request",
-        key=None,
+        "time limit of a whole request",
     )
     status_every: int = option(
-        "status-every", 250, INT, "log the times of requests after so many, 0: never", key=None
+        "status-every", 250, INT, "log response times after this many requests; 0: never"
     )
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Those to POST to or to GET, each once."""
+        """The addresses of --post or --get, each once."""
         return tuple(dict.fromkeys(self.post or self.get))
 
 
 def _headers_of(options: NsqToHttpOptions) -> dict[str, str]:
-    """The headers that the flags give; of a name that comes again the last one.
+    """The headers from --header. If a name is repeated, the last one counts.
 
     Raises:
-        ValueError: one is not ``Name: value``.
+        ValueError: a header is not ``Name: value``.
     """
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for text in options.header:
         name, colon, value = (part.strip() for part in text.partition(":"))
         if not colon or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ValueError(text)
-        found[name.title()] = value
-    return found
+        headers[name.title()] = value
+    return headers
 
 
 def _early_refusal(options: NsqToHttpOptions) -> str:
-    """Why these options can't be used, or nothing; to be asked before those of all tools."""
+    """Why the options are refused, or ""; checked before the addresses."""
     try:
         _headers_of(options)
     except ValueError:
@@ -139,7 +136,7 @@ def _early_refusal(options: NsqToHttpOptions) -> str:
 
 
 def _refusal(options: NsqToHttpOptions) -> str:
-    """Why these options can't be used, beyond `_early_refusal`; or nothing."""
+    """Why the options are refused, or ""; checked after the addresses."""
     return next(_refusals(options), "")
 
 
@@ -176,21 +173,21 @@ def _is_http_url(text: str) -> bool:
         return False
 
 
-_REDIRECTS_MAX: Final = 10
-_ANSWER_NBYTES_MAX: Final = 256 * 1024
-# An idle connection is kept so long.
+_MAX_REDIRECTS: Final = 10
+_MAX_RESPONSE_BYTES: Final = 256 * 1024
+# An idle connection is closed after this time.
 _IDLE_S: Final = 30.0
 
 
 class _RequestError(Exception):
-    """The message was not taken; the text says why."""
+    """The message was not accepted; the text says why."""
 
 
 class _Requests:
-    """Sends messages, as the options say; to be used by ``async with``."""
+    """Sends messages by HTTP. Use it with ``async with``."""
 
     def __init__(self, options: NsqToHttpOptions) -> None:
-        """At most ``options.n`` connections are made."""
+        """Opens at most ``options.n`` connections."""
         self._is_post = bool(options.post)
         self._timeout_s = options.request_timeout_ns / durations.SECOND_NS
         headers = httpx2.Headers({"User-Agent": f"nsq_to_http v{NSQ_VERSION}"})
@@ -200,7 +197,7 @@ class _Requests:
             headers[name] = value
         self._client = httpx2.AsyncClient(
             headers=headers,
-            # Of Python's own, so that SSL_CERT_FILE and SSL_CERT_DIR count.
+            # Python's own context, so that SSL_CERT_FILE and SSL_CERT_DIR are respected.
             verify=ssl.create_default_context(),
             timeout=httpx2.Timeout(None, connect=options.connect_timeout_ns / durations.SECOND_NS),
             limits=httpx2.Limits(
@@ -209,7 +206,7 @@ class _Requests:
                 keepalive_expiry=_IDLE_S,
             ),
             trust_env=False,
-            # Messages have nothing to do with each other.
+            # No cookies: messages are independent of each other.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
@@ -226,61 +223,61 @@ class _Requests:
         await self._client.__aexit__(exc_type, exc, traceback)
 
     async def send(self, address: str, body: bytes) -> None:
-        """Send a message. Cancelling closes the connection; it may have been taken or not.
+        """Send a message. Cancelling closes the connection; the server may have accepted it or not.
 
         Raises:
-            _RequestError: it took too long, can't be sent, or the status is none of success.
+            _RequestError: no response in time, the request failed, or its status is an error.
         """
         try:
             with trio.fail_after(self._timeout_s):
-                status = await self._status(self._request(address, body))
+                status = await self._send_request(self._make_request(address, body))
         except trio.TooSlowError:
-            raise _RequestError(f"no answer within {self._timeout_s:g} s") from None
+            raise _RequestError(f"no response within {self._timeout_s:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _RequestError(_why(error)) from error
+            raise _RequestError(_reason_of(error)) from error
         if not (200 <= status < 300 if self._is_post else status == 200):
             raise _RequestError(f"got status code {status}")
 
-    def _request(self, address: str, body: bytes) -> httpx2.Request:
+    def _make_request(self, address: str, body: bytes) -> httpx2.Request:
         if self._is_post:
             return self._client.build_request("POST", address, content=body)
         before, _, after = address.partition("%s")
-        # A % of its own is written as %% in a printf string.
+        # In a printf string %% stands for %.
         url = before.replace("%%", "%") + quote_plus(body) + after.replace("%%", "%")
         return self._client.build_request("GET", url)
 
-    async def _status(self, request: httpx2.Request) -> int:
-        for _ in range(_REDIRECTS_MAX + 1):
-            answer = await self._client.send(request, stream=True)
+    async def _send_request(self, request: httpx2.Request) -> int:
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await self._client.send(request, stream=True)
             try:
-                nbytes = 0
-                async for chunk in answer.aiter_raw():
-                    nbytes += len(chunk)
-                    if nbytes > _ANSWER_NBYTES_MAX:
+                size = 0
+                async for chunk in response.aiter_raw():
+                    size += len(chunk)
+                    if size > _MAX_RESPONSE_BYTES:
                         break
             finally:
-                await answer.aclose()
-            if answer.next_request is None:
-                return answer.status_code
-            request = answer.next_request
-        raise _RequestError(f"stopped after {_REDIRECTS_MAX} redirects")
+                await response.aclose()
+            if response.next_request is None:
+                return response.status_code
+            request = response.next_request
+        raise _RequestError(f"stopped after {_MAX_REDIRECTS} redirects")
 
 
-def _why(error: Exception) -> str:
-    """What the error, or else what is behind it, says."""
+def _reason_of(error: Exception) -> str:
+    """The text of the error or, if it has none, of its cause."""
     cause: BaseException | None = error
     while cause is not None and not str(cause):
         cause = cause.__cause__ or cause.__context__
     return str(cause) if cause is not None else type(error).__name__
 
 
-class _Sending:
+class _Sender:
     """One run of the tool."""
 
     def __init__(
         self, options: NsqToHttpOptions, config: Config, random: Random | None = None
     ) -> None:
-        """`random`: for tests. Raises ValueError: an address that is none."""
+        """`random`: for tests. Raises ValueError if an address is invalid."""
         self._options = options
         self._random = random or Random()
         self._sample = options.sample
@@ -289,7 +286,7 @@ class _Sending:
             self._hosts = hosts_of(options.mode, options.addresses, self._random)
         self._request_log = RequestLog(options.addresses, options.status_every)
         self._requests = _Requests(options)
-        self._turns = trio.CapacityLimiter(options.n)
+        self._limiter = trio.CapacityLimiter(options.n)
         self._in_progress = InProgress()
         self._consumer = Consumer(
             options.topic,
@@ -300,37 +297,37 @@ class _Sending:
         )
 
     async def run(self) -> int:
-        """Send until a signal comes; the exit code. Raises ClientError, ProtocolError."""
+        """Send until a signal, and return the exit code. Raises ClientError, ProtocolError."""
         async with self._requests, trio.open_nursery() as self._tasks:
-            await forward([self._consumer], self._take, self._in_progress)
+            await forward([self._consumer], self._start_requests, self._in_progress)
             self._tasks.cancel_scope.cancel()
         return 0
 
-    async def _take(self, _consumer: Consumer, batch: Batch) -> None:
+    async def _start_requests(self, _consumer: Consumer, batch: Batch) -> None:
         for message in batch:
             if self._random.random() >= self._sample:
                 message.finish()
                 continue
-            # Released by another task, which so becomes its owner.
-            await self._turns.acquire_on_behalf_of(message)
+            # Another task releases it, so the message is the owner.
+            await self._limiter.acquire_on_behalf_of(message)
             if not batch.is_answerable:
-                self._turns.release_on_behalf_of(message)
+                self._limiter.release_on_behalf_of(message)
                 return
             self._in_progress.add_one()
             self._tasks.start_soon(self._send, message)
 
     async def _send(self, message: Message) -> None:
         try:
-            if await self._was_taken(message.body):
+            if await self._is_accepted(message.body):
                 message.finish()
             else:
                 message.requeue()
         finally:
-            self._turns.release_on_behalf_of(message)
+            self._limiter.release_on_behalf_of(message)
             self._in_progress.remove_one()
 
-    async def _was_taken(self, body: bytes) -> bool:
-        """Whether the address whose turn it is took it; without turns, whether all did."""
+    async def _is_accepted(self, body: bytes) -> bool:
+        """Send the body to the chosen address, or to all. Whether all of these accepted it."""
         if self._hosts is not None:
             return await self._request(self._hosts.choose(trio.current_time()), body)
         for address in self._options.addresses:
@@ -339,7 +336,7 @@ class _Sending:
         return True
 
     async def _request(self, address: str, body: bytes) -> bool:
-        begun_s = trio.current_time()
+        start_s = trio.current_time()
         failure: _RequestError | None = None
         try:
             await self._requests.send(address, body)
@@ -348,8 +345,8 @@ class _Sending:
             log.error("%s: %s", address, error)
         now_s = trio.current_time()
         if self._hosts is not None:
-            self._hosts.mark(address, now_s, None if failure else now_s - begun_s)
-        self._request_log.add_requests(address, now_s - begun_s)
+            self._hosts.record_response(address, now_s, None if failure else now_s - start_s)
+        self._request_log.add_requests(address, now_s - start_s)
         return failure is None
 
 
@@ -363,10 +360,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = consumer_config(options, _TOOL)
     configure_log()
     try:
-        run = _Sending(options, config)
+        sender = _Sender(options, config)
     except ValueError as error:
         die(str(error))
-    return run_tool(run.run)
+    return run_tool(sender.run)
 
 
 if __name__ == "__main__":

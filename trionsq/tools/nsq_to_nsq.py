@@ -1,4 +1,4 @@
-"""The tool nsq_to_nsq: messages of topics, published at other nsqds.
+"""The tool nsq_to_nsq: publishes the messages of topics to other nsqds.
 
 A consumer for each topic, two tasks for each destination. A message is finished after the
 destination's OK; otherwise it is requeued with the default delay, and the consumer backs off.
@@ -17,7 +17,15 @@ from typing import Final, TypeAlias
 
 import trio
 
-from trionsq.client import Batch, ClientError, Config, Consumer, Producer, ProtocolError
+from trionsq.client import (
+    Batch,
+    ClientError,
+    Config,
+    Consumer,
+    Message,
+    Producer,
+    ProtocolError,
+)
 from trionsq.client.connection import Reply
 from trionsq.hostport import parse_address
 from trionsq.options import INT, STRING, STRINGS, option
@@ -44,42 +52,41 @@ _TOOL: Final = "nsq_to_nsq"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqToNsqOptions(ConsumerOptions):
-    """All flags."""
+    """The flags."""
 
-    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read", key=None)
-    channel: str = option("channel", "nsq_to_nsq", STRING, "channel to read from", key=None)
+    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
+    channel: str = option("channel", "nsq_to_nsq", STRING, "channel to read from")
     destination_topic: str = option(
-        "destination-topic", "", STRING, "topic to publish to", note="default: the same", key=None
+        "destination-topic", "", STRING, "topic to publish to", note="default: the same"
     )
     destination_nsqd_tcp_address: tuple[str, ...] = option(
-        "destination-nsqd-tcp-address", (), STRINGS, "host:port of an nsqd to publish at", key=None
+        "destination-nsqd-tcp-address", (), STRINGS, "host:port of an nsqd to publish to"
     )
     mode: str = option(
         "mode",
         "hostpool",
         STRING,
-        "of destinations: round-robin, hostpool or epsilon-greedy",
-        key=None,
+        "choice of the destination: round-robin, hostpool or epsilon-greedy",
     )
     status_every: int = option(
-        "status-every", 250, INT, "log the times of publishes after so many, 0: never", key=None
+        "status-every", 250, INT, "log response times after this many publishes; 0: never"
     )
     whitelist_json_field: tuple[str, ...] = option(
-        "whitelist-json-field", (), STRINGS, "keep only such top level fields", key=None
+        "whitelist-json-field", (), STRINGS, "top level field to keep; others are dropped"
     )
     require_json_field: str = option(
-        "require-json-field", "", STRING, "pass only messages with this field", key=None
+        "require-json-field", "", STRING, "publish only messages with this field"
     )
     require_json_value: str = option(
-        "require-json-value", "", STRING, "and with this value of it", key=None
+        "require-json-value", "", STRING, "publish only messages with this value of that field"
     )
     producer_opt: tuple[str, ...] = option(
-        "producer-opt", (), STRINGS, "name,value of the client library, to publish", key=None
+        "producer-opt", (), STRINGS, "option of the client library for publishing: name,value"
     )
 
 
 def _early_refusal(options: NsqToNsqOptions) -> str:
-    """Why these options can't be used, or nothing; to be asked before those of all tools."""
+    """Why the options are refused, or ""; checked before the addresses."""
     if not options.topic or not options.channel:
         return "--topic and --channel are required"
     if not all(map(_is_valid, options.topic)):
@@ -92,7 +99,7 @@ def _early_refusal(options: NsqToNsqOptions) -> str:
 
 
 def _refusal(options: NsqToNsqOptions) -> str:
-    """Why these options can't be used, beyond `_early_refusal`; or nothing."""
+    """Why the options are refused, or ""; checked after the addresses."""
     if not options.destination_nsqd_tcp_address:
         return "--destination-nsqd-tcp-address required"
     for address in options.destination_nsqd_tcp_address:
@@ -114,44 +121,50 @@ class _Parcel:
     """Messages of one batch for one destination.
 
     Attributes:
-        topic: to publish to.
-        bodies: what to publish.
-        batch: where they came from.
-        places: of each one in the batch; None: the parcel is the whole batch.
+        topic: the topic to publish to.
+        bodies: the bodies to publish.
+        batch: the batch that the messages came from.
+        indexes: the index of each message in the batch; None: the parcel is the whole batch.
     """
 
     topic: str
     bodies: list[bytes]
     batch: Batch
-    places: list[int] | None
+    indexes: list[int] | None
 
     def answer(self, confirmed: list[bool]) -> None:
-        """FIN those that were confirmed, REQ the others with the default delay and backoff."""
-        if self.places is None and all(confirmed):
+        """Finish the confirmed messages; requeue the others with the default delay and back off."""
+        if self.indexes is None and all(confirmed):
             self.batch.finish()
             return
-        places = range(len(self.bodies)) if self.places is None else self.places
-        for place, is_confirmed in zip(places, confirmed, strict=True):
-            message = self.batch[place]
+        indexes = range(len(self.bodies)) if self.indexes is None else self.indexes
+        for index, is_confirmed in zip(indexes, confirmed, strict=True):
+            message = self.batch[index]
             if is_confirmed:
                 message.finish()
             else:
                 message.requeue()
 
 
-_OnDecided: TypeAlias = Callable[[str, int, bool, float], None]
-"""Called with the address, how many were sent, whether all were confirmed, and seconds it took."""
+_OnAnswered: TypeAlias = Callable[[str, int, bool, float], None]
+"""Called with the address, the number of messages, whether all were confirmed, and the seconds."""
 
 _Sent: TypeAlias = tuple[_Parcel, list[Reply[bytes]], float]
 
 
 class _Destination:
-    """An nsqd to publish at. A parcel's messages are answered once all of it is decided."""
+    """An nsqd to publish to: many unconfirmed messages over one connection.
 
-    def __init__(self, address: str, config: Config, outcome: _OnDecided) -> None:
+    Two tasks: one sends, the other waits for the confirmations, which come in the order of sending.
+    So a destination that is slow or cannot be reached delays no other one. The consumers'
+    max-in-flight limits the messages that wait here. The messages of a parcel are answered
+    together, once nsqd has answered all of them or the connection is lost.
+    """
+
+    def __init__(self, address: str, config: Config, on_answered: _OnAnswered) -> None:
         self.address = address
         self._config = config
-        self._outcome = outcome
+        self._on_answered = on_answered
         self._to_send, self._parcels = trio.open_memory_channel[_Parcel](math.inf)
         self._to_confirm, self._sent = trio.open_memory_channel[_Sent](math.inf)
 
@@ -159,8 +172,8 @@ class _Destination:
         waiting = self._parcels.statistics().current_buffer_used
         return f"<_Destination {self.address} {waiting} parcels wait>"
 
-    def put(self, parcel: _Parcel) -> None:
-        """Publish these, soon."""
+    def queue_parcel(self, parcel: _Parcel) -> None:
+        """Queue a parcel to be published."""
         self._to_send.send_nowait(parcel)
 
     async def run(self) -> None:
@@ -169,23 +182,23 @@ class _Destination:
             Producer(self.address, config=self._config) as producer,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(self._confirm)
+            nursery.start_soon(self._await_confirmations)
             async for parcel in self._parcels:
                 await self._send(producer, parcel)
 
     async def _send(self, producer: Producer, parcel: _Parcel) -> None:
-        begun_s = trio.current_time()
+        sent_s = trio.current_time()
         replies: list[Reply[bytes]] = []
         try:
             for body in parcel.bodies:
-                # Those before an error count too.
+                # After an error the earlier replies still count: so no comprehension.
                 replies.append(await producer.begin_publish(parcel.topic, body))  # noqa: PERF401
         except (ClientError, ValueError) as error:
             log.error("%s: failed to publish - %s", self.address, error)
-        self._to_confirm.send_nowait((parcel, replies, begun_s))
+        self._to_confirm.send_nowait((parcel, replies, sent_s))
 
-    async def _confirm(self) -> None:
-        async for parcel, replies, begun_s in self._sent:
+    async def _await_confirmations(self) -> None:
+        async for parcel, replies, sent_s in self._sent:
             count = len(parcel.bodies)
             confirmed = [False] * count
             failure: Exception | None = None
@@ -194,12 +207,12 @@ class _Destination:
                     await reply.wait()
                     confirmed[index] = True
                 except (ClientError, ProtocolError) as error:
-                    # The first tells why the connection is lost, and with it the others.
+                    # The first error says why the connection was lost; the others follow from it.
                     failure = failure or error
             if failure is not None:
                 log.error("%s: failed to publish - %s", self.address, failure)
             parcel.answer(confirmed)
-            self._outcome(self.address, count, all(confirmed), trio.current_time() - begun_s)
+            self._on_answered(self.address, count, all(confirmed), trio.current_time() - sent_s)
 
 
 class _Forwarding:
@@ -208,13 +221,14 @@ class _Forwarding:
     def __init__(
         self, options: NsqToNsqOptions, consumer_config: Config, producer_config: Config
     ) -> None:
-        """Raises ValueError: an address that is none."""
+        """Raises ValueError if an address is invalid."""
         self._options = options
         addresses = tuple(dict.fromkeys(options.destination_nsqd_tcp_address))
         self._hosts = hosts_of(options.mode, addresses, Random())
         self._request_log = RequestLog(addresses, options.status_every)
         self._destinations = {
-            address: _Destination(address, producer_config, self._decided) for address in addresses
+            address: _Destination(address, producer_config, self._record_answers)
+            for address in addresses
         }
         self._filter = JsonFilter(
             options.whitelist_json_field, options.require_json_field, options.require_json_value
@@ -232,51 +246,52 @@ class _Forwarding:
         ]
 
     async def run(self) -> int:
-        """Publish until a signal comes; the exit code. Raises ClientError, ProtocolError."""
+        """Publish until a signal, and return the exit code. Raises ClientError, ProtocolError."""
         async with trio.open_nursery() as nursery:
             for destination in self._destinations.values():
                 nursery.start_soon(destination.run)
-            await forward(self._consumers, self._take, self._in_progress)
+            await forward(self._consumers, self._distribute, self._in_progress)
             nursery.cancel_scope.cancel()
         return 0
 
-    async def _take(self, consumer: Consumer, batch: Batch) -> None:
+    async def _distribute(self, consumer: Consumer, batch: Batch) -> None:
         topic = self._options.destination_topic or consumer.topic
-        if len(self._destinations) == 1 and not self._filter.is_needed:
+        if len(self._destinations) == 1 and not self._filter.is_active:
             (address,) = self._destinations
-            self._put(address, _Parcel(topic, batch.bodies, batch, None))
+            self._send(address, _Parcel(topic, batch.bodies, batch, None))
             return
         now_s = trio.current_time()
         parcels: dict[str, _Parcel] = {}
-        for place, body in enumerate(batch.bodies):
-            passed = self._filter.apply(body) if self._filter.is_needed else body
-            if isinstance(passed, Rejection):
-                _answer(batch, place, passed)
+        for index, body in enumerate(batch.bodies):
+            filtered = self._filter.filtered_body(body) if self._filter.is_active else body
+            if isinstance(filtered, Rejection):
+                _reject(batch[index], filtered)
                 continue
             address = self._hosts.choose(now_s)
             parcel = parcels.get(address)
             if parcel is None:
                 parcel = parcels[address] = _Parcel(topic, [], batch, [])
-            parcel.bodies.append(passed)
-            assert parcel.places is not None
-            parcel.places.append(place)
+            parcel.bodies.append(filtered)
+            assert parcel.indexes is not None
+            parcel.indexes.append(index)
         for address, parcel in parcels.items():
-            self._put(address, parcel)
+            self._send(address, parcel)
 
-    def _put(self, address: str, parcel: _Parcel) -> None:
+    def _send(self, address: str, parcel: _Parcel) -> None:
         self._in_progress.add_one()
-        self._destinations[address].put(parcel)
+        self._destinations[address].queue_parcel(parcel)
 
-    def _decided(self, address: str, count: int, is_confirmed: bool, response_s: float) -> None:
+    def _record_answers(
+        self, address: str, count: int, is_confirmed: bool, response_s: float
+    ) -> None:
         now_s = trio.current_time()
-        self._hosts.mark(address, now_s, response_s if is_confirmed else None)
+        self._hosts.record_response(address, now_s, response_s if is_confirmed else None)
         self._request_log.add_requests(address, response_s, count)
         self._in_progress.remove_one()
 
 
-def _answer(batch: Batch, place: int, verdict: Rejection) -> None:
-    message = batch[place]
-    if verdict is Rejection.REQUEUE:
+def _reject(message: Message, rejection: Rejection) -> None:
+    if rejection is Rejection.REQUEUE:
         log.error("missing field to check required value: %r", message)
         message.requeue()
     else:

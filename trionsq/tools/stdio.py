@@ -1,8 +1,8 @@
-"""Standard input and output that never block the loop, and leave the files' flags alone.
+"""Standard input and output without blocking the event loop, and a progress line on stderr.
 
-O_NONBLOCK would be seen by every process that shares the file, such as the shell; so a file is
-waited for, and then read once or written in a piece that surely fits. What can't be waited for
-(a regular file) never blocks for long.
+O_NONBLOCK stays unset, because it would affect every process that shares the file, such as the
+shell. Instead the tools wait for the file, then read once or write a piece that certainly fits.
+Files that cannot be waited for (regular files) never block for long.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import trio
 
 __all__ = ["InputFd", "OutputFd", "Progress"]
 
-_SHOW_EVERY_S: Final = 1.0
+_UPDATE_S: Final = 1.0
 
 
 class _Fd:
-    """A file that may or may not be waited for."""
+    """An open file; not every kind can be waited for."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._can_wait = True
 
     async def _wait(self, ready: Callable[[int], Awaitable[None]]) -> None:
-        """Wait until *ready*; a checkpoint at least. Raises OSError: it is closed."""
+        """Wait until *ready*. Always a checkpoint. Raises OSError if the file is closed."""
         if self._can_wait:
             try:
                 await ready(self._fd)
@@ -40,68 +40,70 @@ class _Fd:
 
 
 class InputFd(_Fd):
-    """Reads; cancelling never loses what was read."""
+    """Reads a file. Cancelling loses no bytes."""
 
-    async def read(self, nbytes_max: int) -> bytes:
-        """Return what there is, at least one byte; empty at the end. Raises OSError."""
+    async def read(self, max_bytes: int) -> bytes:
+        """Read up to *max_bytes*, at least one; empty at the end of the file. Raises OSError."""
         await self._wait(trio.lowlevel.wait_readable)
-        return os.read(self._fd, nbytes_max)
+        return os.read(self._fd, max_bytes)
 
 
 class OutputFd(_Fd):
-    """Writes.
+    """Writes a file.
 
     Attributes:
-        nbytes: written so far, also by a `write_all` that was cancelled.
+        written_bytes: so far, including those of a cancelled `write_all`.
     """
 
-    # A pipe that is writable takes so much at once.
-    _PIECE_NBYTES: Final = select.PIPE_BUF
-    _FILE_PIECE_NBYTES: Final = 256 * 1024
+    # A writable pipe accepts this many bytes without blocking (POSIX).
+    _PIPE_PIECE_BYTES: Final = select.PIPE_BUF
+    _FILE_PIECE_BYTES: Final = 256 * 1024
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        self.nbytes = 0
+        self.written_bytes = 0
 
     async def write_all(self, data: bytes) -> None:
-        """Write everything. Cancelled, or after an OSError, `nbytes` says how much was."""
+        """Write all of *data*. After a cancellation or an OSError see `written_bytes`."""
         view = memoryview(data)
         while view:
             await self._wait(trio.lowlevel.wait_writable)
-            size = self._PIECE_NBYTES if self._can_wait else self._FILE_PIECE_NBYTES
+            size = self._PIPE_PIECE_BYTES if self._can_wait else self._FILE_PIECE_BYTES
             try:
                 written = os.write(self._fd, view[:size])
             except BlockingIOError:
                 continue
-            self.nbytes += written
+            self.written_bytes += written
             view = view[written:]
 
 
 class Progress:
-    """A line on stderr about long work, renewed each second; nothing unless it is a terminal.
+    """A line on stderr with the count and rate of messages, updated each second.
+
+    Nothing is written unless stderr is a terminal.
 
     Attributes:
-        count: of messages so far; the tool counts it up.
+        count: messages so far; the tool increases it.
     """
 
-    def __init__(self, what: str) -> None:
-        """*what* was done to the messages: ``published``."""
+    def __init__(self, action: str) -> None:
+        """*action* follows the count, such as ``published``."""
         self.count = 0
-        self._what = what
-        self._is_shown = sys.stderr.isatty()
+        self._action = action
+        self._is_terminal = sys.stderr.isatty()
 
     async def run(self) -> None:
-        """Show it until cancelled; the last line stays, with the final count."""
-        if not self._is_shown:
+        """Update the line until cancelled. The last line stays, with the final count."""
+        if not self._is_terminal:
             return
-        before = 0
+        last_count = 0
         try:
             while True:
-                await trio.sleep(_SHOW_EVERY_S)
-                rate = (self.count - before) / _SHOW_EVERY_S
-                before = self.count
-                sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}, {rate:,.0f}/s")
+                await trio.sleep(_UPDATE_S)
+                rate = (self.count - last_count) / _UPDATE_S
+                last_count = self.count
+                sys.stderr.write(f"\r\x1b[K{self.count:,} {self._action}, {rate:,.0f}/s")
                 sys.stderr.flush()
         finally:
-            sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}\n")
+            sys.stderr.write(f"\r\x1b[K{self.count:,} {self._action}\n")
             sys.stderr.flush()

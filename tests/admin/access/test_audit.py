@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quart import Response
 
 from admin.access import audit as audit_module
-from admin.access.audit import KEPT_MAX, REFUSALS_MAX, TEXT_MAX, Audit, Entry
+from admin.access.audit import MAX_ENTRIES, MAX_REFUSALS, MAX_TEXT, Audit, Entry
 from admin.access.modes import Mode
 from admin.user_action import UserAction
 from tests.admin.access.support import basic, site
@@ -41,14 +41,14 @@ def test_it_is_bounded_and_refusals_push_nothing_out() -> None:
     """The newest are kept; somebody who is refused a thousand times hides nothing."""
     audit = Audit()
     audit.add(entry(action="first"))
-    for number in range(10 * REFUSALS_MAX):
+    for number in range(10 * MAX_REFUSALS):
         audit.add(entry(time_s=2.0 + number, refused=True))
     kept = audit.entries()
-    assert (len(kept), kept[-1].action) == (REFUSALS_MAX + 1, "first")
-    for number in range(2 * KEPT_MAX):
+    assert (len(kept), kept[-1].action) == (MAX_REFUSALS + 1, "first")
+    for number in range(2 * MAX_ENTRIES):
         audit.add(entry(time_s=10_000.0 + number))
     kept = audit.entries()
-    assert len(kept) == REFUSALS_MAX + KEPT_MAX
+    assert len(kept) == MAX_REFUSALS + MAX_ENTRIES
     assert [one.time_s for one in kept] == sorted([one.time_s for one in kept], reverse=True)
 
 
@@ -65,8 +65,8 @@ def test_no_name_spoils_the_file(
     content = path.read_bytes()
     assert content.isascii()
     first, second = [json.loads(line) for line in content.splitlines()]
-    assert first.get("user", "") == user[:TEXT_MAX]
-    assert first.get("note", "") == note[:TEXT_MAX]
+    assert first.get("user", "") == user[:MAX_TEXT]
+    assert first.get("note", "") == note[:MAX_TEXT]
     assert second["user"] == "next"
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_loses_no_more_than_it_must(
 
 def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many in a minute are written, and in the next again; what was done is always written."""
-    monkeypatch.setattr(audit_module, "_REFUSALS_A_MINUTE", 3)
+    monkeypatch.setattr(audit_module, "_MAX_REFUSALS_PER_MINUTE", 3)
     path = tmp_path / "audit"
     audit = Audit(str(path))
     for time_s in (0.0, 60.0):

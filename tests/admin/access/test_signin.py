@@ -21,7 +21,7 @@ from admin.access.passwords import (
     Passwords,
 )
 from admin.access.roles import Role
-from admin.access.session import ABSOLUTE_S, OF_ONE_USER_MAX, Sessions
+from admin.access.session import ABSOLUTE_S, MAX_SESSIONS_PER_USER, Sessions
 from admin.access.users import Account, FixedUsers
 from admin.pages.account import safe_path
 from admin.watch.events import Events, TickStream
@@ -196,10 +196,10 @@ async def test_a_long_answer_can_ask_whether_its_reader_may_stay() -> None:
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with too many loses the oldest of their own; all together are bounded as well."""
-    monkeypatch.setattr(session_module, "SESSIONS_MAX", 200)
+    monkeypatch.setattr(session_module, "MAX_SESSIONS", 200)
     sessions = Sessions(3600.0, Clock())
     first = sessions.begin("other", "seal")
-    tokens = [sessions.begin("ann", "seal") for _ in range(OF_ONE_USER_MAX + 1)]
+    tokens = [sessions.begin("ann", "seal") for _ in range(MAX_SESSIONS_PER_USER + 1)]
     assert sessions.find(tokens[0]) is None
     assert sessions.find(tokens[1]) is not None
     assert sessions.find(first) is not None
@@ -251,12 +251,12 @@ async def test_what_is_remembered_ends_with_the_password() -> None:
 
 async def test_too_many_passwords_at_once_are_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are bounded; who is sent away for that has lost no attempt."""
-    monkeypatch.setattr(passwords, "_WAITING_MAX", 0)
+    monkeypatch.setattr(passwords, "_MAX_WAITING", 0)
     found = Passwords(USERS, Clock())
     for _ in range(2 * ATTEMPTS_AT_ONCE):
         with pytest.raises(Busy):
             await found.check("admin", "right", PEER)
-    monkeypatch.setattr(passwords, "_WAITING_MAX", 1)
+    monkeypatch.setattr(passwords, "_MAX_WAITING", 1)
     assert await found.check("admin", "right", PEER) is not None
 
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from admin.pages.shared_queries import KEPT_MAX, KEPT_S, RecentResults
+from admin.pages.shared_queries import MAX_RESULTS, RESULT_LIFETIME_S, RecentResults
 
 
 async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClock) -> None:
@@ -27,7 +27,7 @@ async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClo
         for _ in range(10):
             nursery.start_soon(look)
     assert found == [1] * 10
-    await trio.sleep(KEPT_S)
+    await trio.sleep(RESULT_LIFETIME_S)
     assert await recent.get("key", find) == 2
 
 
@@ -82,6 +82,6 @@ async def test_little_is_kept() -> None:
         await trio.lowlevel.checkpoint()
         return 1
 
-    for number in range(3 * KEPT_MAX):
+    for number in range(3 * MAX_RESULTS):
         await recent.get(number, find)
-    assert len(recent) <= KEPT_MAX
+    assert len(recent) <= MAX_RESULTS

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.watch.history import (
+    MAX_SERIES,
     POINTS,
-    SERIES_MAX,
     WHOLE,
     History,
     channel_key,
@@ -110,7 +110,7 @@ async def test_memory_is_bounded() -> None:
         await history.add(snapshot(15.0 * number, names))
     assert len(history) == 50
     assert history.nbytes == 50 * POINTS * 3 * 4
-    assert SERIES_MAX * POINTS * 3 * 4 < 30e6
+    assert MAX_SERIES * POINTS * 3 * 4 < 30e6
 
 
 async def test_who_has_messages_takes_the_place_of_who_has_none() -> None:

@@ -1,8 +1,8 @@
-"""What a process of ``trionsq up --processes`` runs: one part.
+"""A process of ``trionsq up --processes``, which runs one part.
 
-Started as ``python -m trionsq.local.up.child NAME KIND FLAGS``. Standard input is a pipe from the
-parent on which nothing is said; when it closes, by the parent's will or its death, the part stops
-in order. One line of JSON on standard output tells the ports, or why it could not start.
+Started as ``python -m trionsq.local.up.child NAME KIND FLAGS``. Standard input is an unused pipe
+from the parent: when it closes, because the parent wants it or has died, the part stops in order.
+One line of JSON on standard output has the ports, or the reason why the part could not start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["main"]
 log = logging.getLogger("trionsq")
 
 _STDIN, _STDOUT, _STDERR = range(3)
-_IGNORED_NBYTES: Final = 1024
+_IGNORED_BYTES: Final = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _value_of(flags: Sequence[str], flag: str, default: str) -> str:
-    return next((given.removeprefix(flag) for given in flags if given.startswith(flag)), default)
+    return next((word.removeprefix(flag) for word in flags if word.startswith(flag)), default)
 
 
 async def run_part(kind: str, flags: Sequence[str]) -> int:
-    """The life of a part: until end of input, SIGINT or SIGTERM; a second signal cuts it short."""
+    """Run a part until end of input, SIGINT or SIGTERM; a second signal stops it at once."""
     trio.lowlevel.current_task().name = kind
     start_collecting()
     stop = trio.Event()
@@ -84,7 +84,7 @@ async def run_part(kind: str, flags: Sequence[str]) -> int:
 
 async def _watch_parent(stop: trio.Event) -> None:
     async with trio.lowlevel.FdStream(_STDIN) as parent:
-        while await parent.receive_some(_IGNORED_NBYTES):
+        while await parent.receive_some(_IGNORED_BYTES):
             pass
     stop.set()
 
@@ -99,12 +99,12 @@ async def _watch_signals(
     everything.cancel()
 
 
-def _tell(told: object) -> None:
-    """Write the line for the parent, and no other: standard output is the log from now on."""
+def _tell(message: object) -> None:
+    """Write the one line for the parent; from then on standard output is the log."""
     try:
-        os.write(_STDOUT, json.dumps(told).encode() + b"\n")
+        os.write(_STDOUT, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
-        return  # the parent is gone, which standard input will say
+        return  # the parent has died; standard input ends, too
     os.dup2(_STDERR, _STDOUT)
 
 

@@ -1,8 +1,7 @@
-"""The life of a cluster: parts start one after the other, and stop in the opposite order.
+"""A cluster from start to stop: parts start one after the other and stop in reverse order.
 
-Tasks: one for each part, one for signals. Whoever wants the end (a signal, a part that failed)
-cancels `Cluster.up`; the parts outlive that, and then `stop` asks each for its orderly end. A
-second signal cancels everything.
+Tasks: one for each part, one for signals. A signal or a failed part cancels `Cluster.up`; the parts
+go on running, and `stop` stops them in order. A second signal cancels everything.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class Member:
     """A part of a running cluster.
 
     Attributes:
-        part: what it is.
-        ports: where it listens; those of its first start for good.
-        pid: of the process that runs it now.
+        part: the plan of it.
+        ports: where it listens; a restart keeps them.
+        pid: of the process that runs it.
         flags: its command line.
-        stop: set when it shall end.
-        ended: set when it has.
+        stop: set to stop it.
+        ended: set when it has stopped.
     """
 
     def __init__(self, part: Part, cluster: Cluster) -> None:
@@ -57,19 +56,19 @@ class Hosting(Protocol):
     """Runs a member until its stop is set; started when it listens on the given ports.
 
     Raises:
-        UpError: it can't start; later: it failed, or its end was not clean.
+        UpError: it can't start; later: it failed, or did not stop cleanly.
     """
 
     async def __call__(self, member: Member, *, task_status: trio.TaskStatus[Ports]) -> None: ...
 
 
 class Cluster:
-    """What is up.
+    """The running cluster.
 
     Attributes:
         members: in the order of their start.
-        failures: one line for each.
-        up: cancelled when the end is wanted.
+        failures: one line for each failure.
+        up: cancelled to stop the cluster.
     """
 
     def __init__(self, hosting: Hosting, tasks: trio.Nursery) -> None:
@@ -81,14 +80,14 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, Addresses]:
-        """How to reach what is up, by name."""
+        """The addresses of the running parts, by name."""
         return {member.part.name: member.part.addresses(member.ports) for member in self.members}
 
     async def start(self, parts: Sequence[Part]) -> None:
-        """Start all parts; the first that can't be started ends it.
+        """Start all parts; stop at the first that can't be started.
 
         Raises:
-            UpError: it can't be started.
+            UpError: a part can't be started.
         """
         for part in parts:
             if part.data_path:
@@ -112,7 +111,7 @@ class Cluster:
             member.ended.set()
 
     async def stop(self) -> None:
-        """End all parts in order, the last kind first; what they hold is saved."""
+        """Stop all parts in order, the last kind first; messages are saved."""
         for kind in dict.fromkeys(member.part.kind for member in reversed(self.members)):
             concerned = [member for member in self.members if member.part.kind == kind]
             for member in concerned:

@@ -1,4 +1,4 @@
-"""How to run one daemon of each kind."""
+"""Runs one daemon of each kind; and a part as a task of this process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _nsqd(flags: Sequence[str]) -> AsyncIterator[Ports]:
 
 @asynccontextmanager
 async def _nsqadmin(flags: Sequence[str]) -> AsyncIterator[Ports]:
-    # The other parts, each a process perhaps, do without its libraries.
+    # Imported here: other parts, perhaps processes of their own, do not need its libraries.
     from admin.daemon import running_nsqadmin
 
     options, _ = read_options(NsqadminOptions, "nsqadmin", flags)

@@ -1,4 +1,4 @@
-"""The flags of ``trionsq up``, and what is wrong with them."""
+"""The flags of ``trionsq up``, their checks, and the parts of the cluster that they define."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ __all__ = [
 
 log = logging.getLogger("trionsq")
 
-NSQDS_MAX: Final = 64
+MAX_NSQDS: Final = 64
 
-# Flags of nsqd that differ from part to part, and what decides them.
+# Flags of nsqd that differ from part to part, and what sets them.
 _DECIDED: Final = {
     "config": "--nsqd-config",
     "data-path": "--data-path",
@@ -65,7 +65,7 @@ class UpError(Exception):
 class UpOptions:
     """Every option of ``trionsq up``."""
 
-    nsqd: int = option("nsqd", 1, INT, f"number of nsqd, 1..{NSQDS_MAX}")
+    nsqd: int = option("nsqd", 1, INT, f"number of nsqd, 1..{MAX_NSQDS}")
     processes: bool = option(
         "processes",
         False,
@@ -110,15 +110,15 @@ def read_options(words: Sequence[str], command: str, **defaults: Any) -> UpOptio
         SystemExit: 0 after --help, 2 after a usage error.
     """
     try:
-        given = flags.parse(UpOptions, words)
+        arguments = flags.parse(UpOptions, words)
     except flags.HelpRequested:
         sys.stdout.write(flags.usage(UpOptions, command))
         raise SystemExit(0) from None
     except flags.UsageError as error:
         _refuse(command, str(error))
-    if given.rest:
-        _refuse(command, f"unexpected argument: {' '.join(given.rest)}")
-    values: dict[str, Any] = {**defaults, **given.values}
+    if arguments.rest:
+        _refuse(command, f"unexpected argument: {' '.join(arguments.rest)}")
+    values: dict[str, Any] = {**defaults, **arguments.values}
     options = UpOptions(**values)
     if wrong := _wrong(options):
         _refuse(command, wrong)
@@ -131,8 +131,8 @@ def _refuse(command: str, text: str) -> NoReturn:
 
 
 def _wrong(options: UpOptions) -> str | None:
-    if not 1 <= options.nsqd <= NSQDS_MAX:
-        return f"--nsqd must be 1..{NSQDS_MAX}"
+    if not 1 <= options.nsqd <= MAX_NSQDS:
+        return f"--nsqd must be 1..{MAX_NSQDS}"
     # Leaves room for the further nsqds.
     ports = (options.port, options.lookupd_port, options.admin_port)
     for flag, port in zip(("port", "lookupd-port", "admin-port"), ports, strict=True):
@@ -149,24 +149,24 @@ def _wrong(options: UpOptions) -> str | None:
         if name in _DECIDED:
             return f"--nsqd-opt={name}: set by {_DECIDED[name]}"
     try:
-        given = flags.parse(NsqdOptions, nsqd_flags(options))
+        arguments = flags.parse(NsqdOptions, nsqd_flags(options))
     except flags.HelpRequested:
         return "--nsqd-opt: see nsqd --help for its flags"
     except (flags.UsageError, FatalValueError) as error:
         return f"--nsqd-opt: {error}"
-    return f"--nsqd-opt: {given.rest[0]} is not a flag" if given.rest else None
+    return f"--nsqd-opt: {arguments.rest[0]} is not a flag" if arguments.rest else None
 
 
 def nsqd_flags(options: UpOptions) -> list[str]:
-    """What ``--nsqd-opt`` passes on."""
+    """The flags of ``--nsqd-opt``, for each nsqd."""
     return [f"--{text.lstrip('-')}" for text in options.nsqd_opt]
 
 
 def check_nsqd_options(options: UpOptions) -> None:
-    """See beforehand that an nsqd can be started with ``--nsqd-opt`` and ``--nsqd-config``.
+    """Check ``--nsqd-opt`` and ``--nsqd-config`` before the start.
 
     Raises:
-        UpError: no.
+        UpError: they are not valid.
     """
     values: dict[str, Any] = {}
     try:
@@ -256,10 +256,10 @@ def plan(options: UpOptions) -> list[Part]:
 def _nsqd_ports(options: UpOptions) -> Iterator[Ports]:
     lookupd = options.lookupd_port
     # nsqadmin's also if it is not started: who is where does not depend on that.
-    taken = {lookupd, lookupd + 1, options.admin_port} - {0, 1}
+    used = {lookupd, lookupd + 1, options.admin_port} - {0, 1}
     port = options.port
     for _ in range(options.nsqd):
-        while port and {port, port + 1} & taken:
+        while port and {port, port + 1} & used:
             port += 2
         yield Ports(port, port and port + 1)
         port = port and port + 2

@@ -1,6 +1,6 @@
-"""A part as a process of its own, started again when it dies by itself.
+"""A part as a process of its own, restarted when it exits by itself.
 
-No process outlives this one: each has a pipe from here whose end stops it, however we end.
+No process outlives this one: each has a pipe from it, and stops when the pipe closes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["host_process"]
 log = logging.getLogger("trionsq")
 
 _START_LIMIT_S: Final = 60.0
-# An nsqd whose disk hangs gives up after a minute.
+# An nsqd with a hanging disk gives up after a minute.
 _STOP_LIMIT_S: Final = 90.0
 _FIRST_PAUSE_S: Final = 0.5
-_PAUSE_MAX_S: Final = 30.0
-# Who ran for so long is not dying again and again.
+_MAX_PAUSE_S: Final = 30.0
+# After this time a process counts as stable, and the pause starts again at the minimum.
 _STEADY_S: Final = 60.0
 
 
@@ -60,11 +60,11 @@ async def host_process(member: Member, *, task_status: trio.TaskStatus[Ports]) -
         with trio.move_on_after(pause_s):
             await member.stop.wait()
             return
-        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 class _Life:
-    """The processes of a member, one after the other."""
+    """The processes of a member, one after another."""
 
     def __init__(self, member: Member, task_status: trio.TaskStatus[Ports]) -> None:
         self._member = member
@@ -80,13 +80,13 @@ class _Life:
         part = self._member.part
         process = await trio.lowlevel.open_process(
             [
-                # -P: the user's folder may hold modules of the same names as ours.
+                # -P: the current folder may contain modules with the names of ours.
                 *(sys.executable, "-P", "-m", "trionsq.local.up.child"),
                 *(part.name, part.kind, *self._member.flags),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C reaches us alone, and we stop the parts in order.
+            # Ctrl-C reaches this process only, which stops the parts in order.
             process_group=0,
         )
         try:
@@ -118,10 +118,10 @@ class _Life:
         if limit.cancelled_caught:
             process.kill()
             return f"did not start within {_START_LIMIT_S:g} s"
-        told = json.loads(report) if report else {"error": ""}
-        if "error" in told:
-            return str(told["error"])
-        self._up(process.pid, Ports(**told))
+        document = json.loads(report) if report else {"error": ""}
+        if "error" in document:
+            return str(document["error"])
+        self._up(process.pid, Ports(**document))
         return None
 
     def _up(self, pid: int, ports: Ports) -> None:
