@@ -202,7 +202,7 @@ class QueueReader:
         positions, files = self._positions, self._files
         number = positions.read_file
         log.error(
-            "DISKQUEUE(%s): renaming %s to .bad: %s",
+            "DISKQUEUE(%s): skipping the rest of %s: %s; if the file exists, it becomes .bad",
             files.queue,
             files.records(number),
             reason,
