@@ -74,7 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the controller what it left out."""
+    """A worker sends the controller the count of the tests that it left out."""
     config: Any = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
@@ -82,14 +82,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Keep what a worker left out. All collect the same, so the last one's word is enough."""
-    told = getattr(node, "workeroutput", {})
-    if "left_out" in told:
-        node.config.stash[LEFT_OUT] = told["left_out"]
+    """Keep the count of a worker. All workers collect the same tests, so the last count will do."""
+    output = getattr(node, "workeroutput", {})
+    if "left_out" in output:
+        node.config.stash[LEFT_OUT] = output["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what was not run, so that a green run is not taken for more than it is."""
+    """Count the tests that did not run, so that nobody takes a green run for more than it is."""
     left_out = config.stash.get(LEFT_OUT, 0)
     if left_out and LEVEL == "test":
         terminalreporter.write_line(f"{left_out} tests are left to `make soak`")

@@ -35,8 +35,8 @@ def _level() -> Level:
     match os.environ.get(VARIABLE, ""):
         case "":
             return "test"
-        case "short" | "full" as given:
-            return given
+        case "short" | "full" as level:
+            return level
         case other:
             raise pytest.UsageError(f"{VARIABLE}={other}: it may be short or full")
 
