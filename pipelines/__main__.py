@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line, with a subcommand for each job."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines",
-        description="Ready Spark pipelines for NSQ topics.",
+        description="Ready-made Spark jobs for NSQ topics.",
         epilog="python -m pipelines NAME --help has the flags and an example.",
     )
     names = parser.add_subparsers(metavar="NAME", required=True, dest="name")

@@ -24,7 +24,7 @@ class FlowControl:
         self._reasons: set[str] = set()
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Give the consumer its share of max_in_flight, and the others theirs anew."""
+        """Give the consumer its share of max_in_flight; the shares of the others change."""
         self.consumers[consumer] = consumer.topic
         self._set_shares()
 

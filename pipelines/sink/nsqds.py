@@ -37,7 +37,7 @@ log = logging.getLogger("pipelines.sink")
 
 _PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 5.0
-# An nsqd that refused a connection is skipped for so long, if there are others.
+# An nsqd that refused a connection is skipped for this time, if there are others.
 _SKIP_S: Final = 5.0
 _CLOSE_LIMIT_S: Final = 2.0
 # More nsqds than one task needs; each task begins with a different one.

@@ -1,4 +1,4 @@
-"""Command lines of deploy/, read by the parsers of the programs that they are for."""
+"""Command lines of deploy/, parsed by the parsers of their programs."""
 
 from __future__ import annotations
 

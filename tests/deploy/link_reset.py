@@ -1,6 +1,6 @@
-"""The answer of a middlebox that has forgotten a connection: TCP RST, to both ends.
+"""The response of a middlebox that has forgotten a connection: TCP RST to both ends.
 
-Frames are Ethernet with IPv4, as they are on the links of `tests.deploy.netns`.
+Frames are Ethernet with IPv4, as on the links of `tests.deploy.netns`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The topology of deploy/compose.yaml, run as processes on nodes with addresses of their own."""
+"""The topology of deploy/compose.yaml, as processes on nodes with their own addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_all_of_it_starts_and_the_dashboard_shows_the_nodes(made: Cluster) -> None:
-    """By the command lines and health checks of the file; what breaks is tests/deploy/drill's."""
+    """All services start by the file's command lines and become healthy."""
     await add_user(made)
     with trio.fail_after(LIMIT_S):
         await made.start()
@@ -57,7 +57,7 @@ async def _nodes(made: Cluster) -> list[str]:
 
 
 async def test_only_connections_are_of_the_other_network(made: Cluster) -> None:
-    """A connection to a node is not one of this machine's; whatever else is opened here is."""
+    """Connections to a node leave this machine's network; other sockets do not."""
     ours = _namespace()
     with pytest.raises(OSError, match="refused"):  # the node is there, nothing listens
         await made.network.connect(made.network.addresses["nsqd-1"], 4150)
@@ -74,7 +74,7 @@ def _namespace() -> str:
 
 
 def test_what_a_killed_test_leaves_is_removed_by_the_next() -> None:
-    """SIGKILL leaves namespaces with a daemon in them; the next start ends both."""
+    """The next start removes the namespaces and daemons of a killed test."""
     process = subprocess.Popen(
         [sys.executable, "-c", _KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

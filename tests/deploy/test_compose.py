@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: of the right form, and true to the programs that it starts."""
+"""deploy/compose.yaml is valid, and matches the programs that it starts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def of_program(program: str) -> list[Service]:
 
 
 def test_it_is_of_the_compose_specification() -> None:
-    """The published schema takes it."""
+    """The file matches the published schema."""
     validator().validate(compose())
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
-    """The check can fail: an unknown key of a service is refused."""
+    """The check can fail: an unknown key of a service is an error."""
     content = compose()
     content["services"]["nsqd-1"]["stop_grace"] = "90s"
     with pytest.raises(jsonschema.ValidationError, match="stop_grace"):
@@ -46,7 +46,7 @@ def test_the_schema_refuses_what_is_wrong() -> None:
 
 
 def test_the_compose_client_takes_it() -> None:
-    """Where `docker compose` is at hand, it reads the file with all profiles, and TLS beside it."""
+    """If `docker compose` is installed, it accepts the file with all profiles and with TLS."""
     docker = shutil.which("docker")
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("no `docker compose` here")
@@ -56,7 +56,7 @@ def test_the_compose_client_takes_it() -> None:
 
 
 def test_the_broker_runs_without_the_rest() -> None:
-    """Without a profile there are two nsqlookupd, three nsqd and nsqadmin, and no more."""
+    """Without a profile there are two nsqlookupd, three nsqd and nsqadmin."""
     assert {name: len(of_program(name)) for name in DAEMONS} == {
         "nsqlookupd": 2,
         "nsqd": 3,
@@ -90,7 +90,7 @@ def test_the_daemons_take_their_command_lines(name: str) -> None:
 
 
 def test_the_daemons_find_each_other() -> None:
-    """All nsqd register at both nsqlookupd; nsqadmin and the pipeline ask both."""
+    """Every nsqd registers at both nsqlookupds, which nsqadmin and the job query."""
     lookups = {service.name for service in of_program("nsqlookupd")}
     for nsqd in of_program("nsqd"):
         told = options(nsqd.command).lookupd_tcp_address
@@ -108,7 +108,7 @@ def test_the_daemons_find_each_other() -> None:
 
 
 def test_each_nsqd_has_its_own_volume_and_number() -> None:
-    """No two write the same folder or make the same message ids."""
+    """No two nsqds write to the same folder or make the same message ids."""
     nsqds = of_program("nsqd")
     assert {nsqd.mounts["/data"] for nsqd in nsqds} == {nsqd.name for nsqd in nsqds}
     assert {options(nsqd.command).data_path for nsqd in nsqds} == {"/data"}
@@ -117,7 +117,7 @@ def test_each_nsqd_has_its_own_volume_and_number() -> None:
 
 
 def test_ports_of_the_host_do_not_collide() -> None:
-    """Each is given once, and for this machine only unless somebody says otherwise."""
+    """Each port is used once, and by default for this machine only."""
     published = [
         line.split(":") for told in compose()["services"].values() for line in told.get("ports", ())
     ]
@@ -130,14 +130,14 @@ def test_ports_of_the_host_do_not_collide() -> None:
 
 
 def test_a_stop_waits_for_what_nsqd_saves() -> None:
-    """Nobody kills an nsqd within the minute that it may need to save."""
+    """The grace period is longer than the minute that nsqd may need to save."""
     for nsqd in of_program("nsqd"):
         grace = compose()["services"][nsqd.name]["stop_grace_period"]
         assert int(grace.removesuffix("s")) > 60
 
 
 def test_every_container_is_locked_down() -> None:
-    """Read-only root file system, no capabilities, no new privileges: all of them."""
+    """Every container has a read-only root file system, no capabilities, no new privileges."""
     for name, told in compose()["services"].items():
         assert told["read_only"] is True, name
         assert told["cap_drop"] == ["ALL"], name
@@ -164,7 +164,7 @@ def test_java_starts_where_everything_else_is_read_only() -> None:
 
 
 def test_tls_is_what_the_example_says() -> None:
-    """The commented lines of nsqd.toml are options; the overlay mounts the files that they name."""
+    """The commented lines of nsqd.toml are options; the overlay mounts their files."""
     text = (DEPLOY / "config" / "nsqd.toml").read_text(encoding="utf-8")
     told = tomllib.loads("\n".join(re.findall(r"(?m)^# (tls_\w+ = .*)$", text)))
     words = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
@@ -180,12 +180,12 @@ def test_tls_is_what_the_example_says() -> None:
 
 
 def test_no_container_takes_all_memory() -> None:
-    """Each daemon of the broker has a limit."""
+    """Each daemon of the broker has a memory limit."""
     assert all("mem_limit" in compose()["services"][name] for name in BROKER)
 
 
 def test_what_is_mounted_is_there() -> None:
-    """Paths beside the file exist, but for the secrets; volumes are declared."""
+    """Mounted paths exist, except secrets; volumes are declared."""
     declared = set(compose()["volumes"])
     for service in services().values():
         for source in service.mounts.values():

@@ -1,4 +1,4 @@
-"""The failure drills, each once and short. `make drill-cluster` runs them again and again."""
+"""The failure drills, once and short. `make drill-cluster` repeats them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = Setting(rate=1000, hold_s=0.5)
 @needs_namespaces
 @pytest.mark.parametrize("drill", smoke(SHORT_DRILLS, next(iter(SHORT_DRILLS))))
 async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> None:
-    """Nothing but a killed node's memory is lost; what one node does not take another one does."""
+    """Only the memory of a killed node is lost; another node accepts refused messages."""
     outcome = await run_drill(drill, tmp_path, SHORT)
     counts = outcome.counts
     assert outcome.wrong == ()
@@ -35,7 +35,7 @@ async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> N
 
 @needs_namespaces
 async def test_a_drill_that_hangs_fails_with_what_it_saw(tmp_path: Path) -> None:
-    """The stage, the figures up to then, and what the daemons logged."""
+    """The error has the stage, the figures so far, and the ends of the logs."""
     setting = Setting(limit_s=0.05)
     with pytest.raises(DrillError, match="at the stage 'start'") as caught:
         await run_drill(DRILLS[0], tmp_path, setting)
@@ -46,7 +46,7 @@ async def test_a_drill_that_hangs_fails_with_what_it_saw(tmp_path: Path) -> None
 def test_without_namespaces_there_are_no_drills(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line says why, and the exit code is 77: neither good nor bad."""
+    """The drills print the reason and exit with 77."""
     monkeypatch.setattr(netns, "why_not", lambda: "no root")
     assert main([]) == 77
     assert capsys.readouterr().out == "no drills here: no root\n"

@@ -1,4 +1,4 @@
-"""The account of the failure drills: it finds what is wrong, and nothing else."""
+"""The account of the failure drills finds all faults and no others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def good_run() -> tuple[History, Clock]:
 
 
 def test_a_run_in_which_all_is_well() -> None:
-    """No fault is found where there is none."""
+    """A run without faults has no findings."""
     account, _ = good_run()
     judged = judge(account)
     assert judged.wrong == ()
@@ -57,7 +57,7 @@ def test_a_run_in_which_all_is_well() -> None:
 
 
 def test_a_message_that_one_channel_never_got_is_lost() -> None:
-    """It is named, with where it was acknowledged."""
+    """The finding has the message, and the node that acknowledged it."""
     account, _ = good_run()
     account.acknowledged(account.begin(), "n1")
     deliver(account, 10, channels="a")
@@ -68,7 +68,7 @@ def test_a_message_that_one_channel_never_got_is_lost() -> None:
 
 
 def test_a_message_that_nobody_acknowledged_may_come_or_not() -> None:
-    """The publisher does not know; it is counted if it came."""
+    """An unacknowledged message may be delivered; then it is counted."""
     account, _ = good_run()
     account.begin(2)
     deliver(account, 10)
@@ -78,7 +78,7 @@ def test_a_message_that_nobody_acknowledged_may_come_or_not() -> None:
 
 
 def test_what_comes_again_is_a_duplicate() -> None:
-    """Each time but the first, on each channel; that is allowed, but counted."""
+    """Each delivery on a channel after the first is counted as a duplicate."""
     account, _ = good_run()
     deliver(account, 3, 3, channels="b")
     deliver(account, 4, node="n1")
@@ -101,7 +101,7 @@ def test_what_comes_again_is_a_duplicate() -> None:
     ],
 )
 def test_a_body_that_nobody_published_is_strange(body: bytes) -> None:
-    """Of another run, of a number to come, or damaged."""
+    """A body of another run, of a later number, or damaged, is reported."""
     account, _ = good_run()
     account.delivered("a", "n0", [body], [1])
     judged = judge(account)
@@ -111,7 +111,7 @@ def test_a_body_that_nobody_published_is_strange(body: bytes) -> None:
 
 
 def test_a_publish_that_no_node_took_is_wrong() -> None:
-    """One that failed and was taken by the next node is not."""
+    """A publish that failed everywhere is a fault; one that the next node accepted is not."""
     account, _ = good_run()
     account.failed(OSError("gone"))
     assert judge(account).wrong == ()
@@ -123,13 +123,13 @@ def test_a_publish_that_no_node_took_is_wrong() -> None:
 
 
 def test_silence_is_no_good_run() -> None:
-    """If nothing was published nothing was shown."""
+    """A run without publishes is a fault."""
     account, _ = history()
     assert judge(account).wrong == ("nothing was delivered at all",)
 
 
 def test_a_killed_node_may_lose_what_it_had_and_no_more() -> None:
-    """Not what another one acknowledged, nor what it acknowledged after it was whole again."""
+    """Other messages, of other nodes or acknowledged after its return, must not be lost."""
     account, clock = good_run()
     account.acknowledged(account.begin(), "n0")  # 10
     clock.now_s += 1
@@ -148,7 +148,7 @@ def test_a_killed_node_may_lose_what_it_had_and_no_more() -> None:
 
 
 def test_what_waited_at_the_broken_node_and_came_later_is_recovered() -> None:
-    """On any channel. What came meanwhile, or of another node, is not."""
+    """Messages delivered meanwhile, or by another node, are not counted as recovered."""
     account, clock = history()
     account.acknowledged(account.begin(3), "n0")
     account.acknowledged(account.begin(1), "n1")
@@ -167,7 +167,7 @@ def test_what_waited_at_the_broken_node_and_came_later_is_recovered() -> None:
 
 
 def test_silence_is_measured_while_a_fault_counts() -> None:
-    """The longest of any channel, from the fault on, up to the moment when it is over."""
+    """The gap is the longest of any channel, from the fault to its end."""
     account, clock = good_run()
     account.begin(20)
     clock.now_s += 50  # nothing is broken yet
@@ -191,7 +191,7 @@ def test_silence_is_measured_while_a_fault_counts() -> None:
 
 
 def test_silence_that_was_asked_for_does_not_count() -> None:
-    """While consumers pause within a fault; before and after that it does."""
+    """A pause of the consumers within a fault does not count as a gap."""
     account, clock = good_run()
     account.begin(20)
     account.resumed()  # nothing is broken yet
@@ -209,7 +209,7 @@ def test_silence_that_was_asked_for_does_not_count() -> None:
 
 
 def test_silence_that_never_ends_counts_too() -> None:
-    """A channel that gets nothing any more has a gap up to the end."""
+    """A channel that receives nothing any more has a gap up to the end."""
     account, clock = good_run()
     account.fault_began()
     clock.now_s += 7
@@ -275,7 +275,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_figures_are_those_of_a_plain_account(steps: list[tuple[str, int, str]]) -> None:
-    """Whatever is attempted, acknowledged, delivered and broken, in whatever order."""
+    """The figures equal those of a plain account, for any history."""
     account, clock = history()
     plain = Reference()
     fault = None

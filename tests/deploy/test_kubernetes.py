@@ -1,4 +1,4 @@
-"""deploy/kubernetes: of Kubernetes' schemas, and true to the programs."""
+"""deploy/kubernetes matches Kubernetes' schemas and the programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pod(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_the_manifests_are_of_the_schemas(version: str) -> None:
-    """Strictly: a key that Kubernetes does not know is refused."""
+    """The manifests match the schemas strictly: an unknown key is an error."""
     for path, document in documents():
         try:
             kubernetes_validate.validate(document, version, strict=True)
@@ -56,7 +56,7 @@ def test_the_manifests_are_of_the_schemas(version: str) -> None:
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
-    """The check can fail: a misspelt probe is refused."""
+    """The check can fail: a misspelt probe is an error."""
     document = found("StatefulSet", "nsqd")
     container = document["spec"]["template"]["spec"]["containers"][0]
     container["livenesProbe"] = container.pop("livenessProbe")
@@ -65,7 +65,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 
 
 def test_kustomize_joins_them() -> None:
-    """Where kubectl is at hand: the config map's name is put in, all is in one namespace."""
+    """If kubectl is installed, kustomize puts all into one namespace, with the config map."""
     kubectl = shutil.which("kubectl")
     if not kubectl:
         pytest.skip("no kubectl here")
@@ -90,7 +90,7 @@ def test_kustomize_joins_them() -> None:
 
 @pytest.mark.parametrize(("name", "port"), PROGRAMS.items())
 def test_the_daemons_take_their_arguments(name: str, port: int) -> None:
-    """Every flag is an option; the ports of containers, probes and services are the daemon's."""
+    """Every flag is an option; the ports of containers, probes and services match."""
     (container,) = pod(name)["containers"]
     values = {"POD_NAME": f"{name}-0", "POD_NAMESPACE": "nsq", "POD_INDEX": "0"}
     declared = {variable["name"] for variable in container.get("env", ())}
@@ -113,7 +113,7 @@ def test_the_daemons_take_their_arguments(name: str, port: int) -> None:
 
 
 def test_the_names_of_nsqlookupd_are_those_of_its_pods() -> None:
-    """As many as there are replicas, by the headless service."""
+    """There is a name for each replica, in the headless service."""
     replicas = found("StatefulSet", "nsqlookupd")["spec"]["replicas"]
     names = [f"nsqlookupd-{number}.nsqlookupd" for number in range(replicas)]
     words = [word for word in pod("nsqd")["containers"][0]["args"] if "lookupd-tcp" in word]
@@ -137,12 +137,12 @@ def test_a_stop_waits_for_the_drain_and_what_nsqd_saves() -> None:
 
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])
 def test_one_node_at_a_time_is_taken_away(name: str) -> None:
-    """By drains of machines."""
+    """A drain of machines removes one node at a time."""
     assert found("PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
 
 
 def test_services_and_budgets_find_their_pods() -> None:
-    """What they select by is on the pods of one daemon."""
+    """Their selectors match the pods of one daemon."""
     workloads = [document for _, document in documents() if "template" in document.get("spec", {})]
     labels = [told["spec"]["template"]["metadata"]["labels"] for told in workloads]
     for told in workloads:
@@ -157,7 +157,7 @@ def test_services_and_budgets_find_their_pods() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_pod_is_locked_down(name: str) -> None:
-    """What the namespace's policy, restricted, asks for, and a read-only root file system."""
+    """Pods meet the restricted policy, and have a read-only root file system."""
     template = pod(name)
     assert template["securityContext"]["runAsNonRoot"] is True
     context = template["containers"][0]["securityContext"]
@@ -169,7 +169,7 @@ def test_every_pod_is_locked_down(name: str) -> None:
 
 
 def test_the_network_policies_are_of_our_pods_and_ports() -> None:
-    """Each of a daemon's ports is opened to somebody, by its name."""
+    """Each port of a daemon is opened by its name."""
     policies = {
         document["metadata"]["name"]: document["spec"]
         for _, document in documents()
@@ -186,7 +186,7 @@ def test_the_network_policies_are_of_our_pods_and_ports() -> None:
 
 
 def test_scaling_is_kept_by_the_next_apply() -> None:
-    """The count of nsqd is in the kustomization, which wins over the manifest's."""
+    """The kustomization has the count of nsqd, and overrides the manifest."""
     content = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
     (told,) = content["replicas"]
     assert told["name"] == "nsqd"

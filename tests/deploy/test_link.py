@@ -1,4 +1,4 @@
-"""Bad links are as bad as they claim, by both means, and good again afterwards."""
+"""Bad links are as bad as configured, by both means, and good again afterwards."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def received(net: Network, number: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_round_trip_takes_the_delay_twice(net: Network, kind: Kind) -> None:
-    """A frame waits in each direction for as long as was asked."""
+    """A frame waits for the delay in each direction."""
     with trio.fail_after(LIMIT_S):
         async with bad_link(net, "far", delay_ms=100, loss=0, kind=kind) as link:
             assert link.kind == kind
@@ -102,7 +102,7 @@ async def test_a_round_trip_takes_the_delay_twice(net: Network, kind: Kind) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_about_the_share_asked_for_is_lost_and_counted(net: Network, kind: Kind) -> None:
-    """Of many datagrams some never arrive; afterwards all do, in their order."""
+    """About the configured share of datagrams is lost; afterwards all arrive in order."""
     with trio.fail_after(LIMIT_S):
         # What waits for ARP's answer is overtaken by what comes after it.
         await round_trip_s(net)
@@ -120,7 +120,7 @@ async def test_about_the_share_asked_for_is_lost_and_counted(net: Network, kind:
 async def test_a_connection_lives_through_it_and_its_data_arrive_whole(
     net: Network, kind: Kind
 ) -> None:
-    """TCP makes good what a bad link loses, and the connection is the same before and after."""
+    """TCP repairs the losses of a bad link on the same connection."""
     data = b"".join(struct.pack("!I", one) for one in range(500_000))
     here, there = await tcp(net)
     with trio.fail_after(LIMIT_S):
@@ -147,7 +147,7 @@ async def carry(source: trio.SocketStream, target: trio.SocketStream, data: byte
 
 
 async def test_what_a_stalled_wire_holds_comes_when_it_goes_on(net: Network) -> None:
-    """Nothing passes while it stalls, and nothing is lost."""
+    """No frame passes during a stall, and none is lost."""
     with trio.fail_after(LIMIT_S), udp(net, HOST_NODE) as here, udp(net, "far") as far:
         async with wire(net, "far") as link:
             await link.make_bad(0, 0)
@@ -164,7 +164,7 @@ async def test_what_a_stalled_wire_holds_comes_when_it_goes_on(net: Network) -> 
 
 
 async def test_a_reset_ends_a_connection_at_both_ends(net: Network) -> None:
-    """Also one that hung in a stall; a new one can be made when the wire goes on."""
+    """A reset also ends a stalled connection; a new one can be made afterwards."""
     here, there = await tcp(net)
     with trio.fail_after(LIMIT_S):
         async with here, there, wire(net, "far") as link:

@@ -1,4 +1,4 @@
-"""The client library on a link that stands still."""
+"""The client library on a stalled link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_a_publish_into_a_stalled_link_fails_and_goes_elsewhere(made: Cluster) -> None:
-    """After tcp_user_timeout, long before nsqd's silence would tell."""
+    """A publish fails after tcp_user_timeout, long before the read timeout."""
     with trio.fail_after(LIMIT_S):
         await made.start(*NODES)
         async with made.producer(*NODES, config=CONFIG) as producer:
@@ -41,7 +41,7 @@ async def test_a_publish_into_a_stalled_link_fails_and_goes_elsewhere(made: Clus
 
 
 async def test_an_idle_consumer_notices_that_its_nsqd_is_gone(made: Cluster) -> None:
-    """It has nothing to send; the kernel's probes tell. Afterwards it connects anew."""
+    """The kernel's probes end an idle connection, and the consumer reconnects."""
     with trio.fail_after(LIMIT_S):
         await made.start(NODES[0])
         address = made.address(NODES[0], 4150)

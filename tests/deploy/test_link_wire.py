@@ -1,4 +1,4 @@
-"""What the wire decides, without a network."""
+"""Decisions of the wire, without a network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_reset_has_the_number_that_its_reader_expects_next(
 
 
 def test_a_reset_acknowledges_a_syn() -> None:
-    """It counts as a byte: a kernel that connects believes no other reset."""
+    """The SYN counts as a byte: a connecting kernel accepts no other reset."""
     pair = resets(segment(7, 0, 0x02))
     assert pair is not None
     assert told(pair[0]) == (NEAR_MAC, NEAR, 4150, 1000, 0, 8)
@@ -63,18 +63,18 @@ def told(frame: bytes) -> tuple[bytes, bytes, int, int, int, int]:
     ids=["empty", "reset", "udp", "short"],
 )
 def test_what_is_no_segment_of_a_connection_gets_no_reset(frame: bytes) -> None:
-    """Two ends that answer resets by resets would never stop."""
+    """Resets are not answered by resets, which would never end."""
     assert resets(frame) is None
 
 
 @given(st.binary(max_size=200))
 def test_no_frame_troubles_the_wire(data: bytes) -> None:
-    """Whatever a kernel puts on the link."""
+    """The wire handles any frame of a kernel."""
     resets(ETHERNET.pack(FAR_MAC, NEAR_MAC, 0x0800) + data)
 
 
 def test_a_frame_waits_as_long_as_it_should_and_none_overtakes() -> None:
-    """Also when the delay changes meanwhile."""
+    """Frames stay in order, also when the delay changes."""
     way = Direction(0)
     way.set_bad(0.2, 0)
     way.take(b"first", 10.0)
@@ -87,7 +87,7 @@ def test_a_frame_waits_as_long_as_it_should_and_none_overtakes() -> None:
 
 
 def test_the_same_seed_loses_the_same_frames() -> None:
-    """About the share that was asked for."""
+    """About the configured share is lost, and the same frames for the same seed."""
     lost = []
     for _ in range(2):
         way = Direction(5)
@@ -100,7 +100,7 @@ def test_the_same_seed_loses_the_same_frames() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    """A stall holds so many frames; what comes then is thrown away, and counted."""
+    """A stall holds a bounded number of frames; further ones are discarded and counted."""
     way = Direction(0)
     for number in range(HELD_MAX + 3):
         way.take(b"%d" % number, 0)
@@ -109,7 +109,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_a_reset_ends_what_waits_and_lets_the_rest_pass() -> None:
-    """Segments become resets, other frames go on."""
+    """Waiting segments become resets, other frames pass."""
     way = Direction(0)
     way.take(segment(1, 2, 0x10, b"data"), 0)
     way.take(b"an ARP question", 0)

@@ -1,4 +1,4 @@
-"""Alert rules, scrape jobs and the board: about figures that the daemons have."""
+"""Alert rules, scrape jobs and the dashboard use metrics that the daemons have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def metrics_in(expressions: list[str]) -> set[str]:
 
 
 async def test_rules_and_board_ask_for_figures_that_are_there(tmp_path: Path) -> None:
-    """Each name is one that /metrics of a running nsqd or nsqlookupd tells."""
+    """Each name is in /metrics of a running nsqd or nsqlookupd."""
     asked = metrics_in([rule["expr"] for rule in rules()])
     assert len(asked) > 8
     variables = json.loads(BOARD.read_text(encoding="utf-8"))["templating"]["list"]
@@ -68,7 +68,7 @@ async def test_rules_and_board_ask_for_figures_that_are_there(tmp_path: Path) ->
 
 
 def test_the_rules_are_those_of_the_documentation() -> None:
-    """docs/metrics.md tells the same rules, by name, expression and time."""
+    """docs/metrics.md has the same rules, by name, expression and time."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(groups:.*?)```", text, re.DOTALL)
     told = yaml.safe_load(block)["groups"][0]["rules"]
@@ -77,14 +77,14 @@ def test_the_rules_are_those_of_the_documentation() -> None:
 
 
 def test_every_rule_says_how_bad_it_is_and_where() -> None:
-    """A label and a summary that names the instance."""
+    """Each rule has a severity, and a summary with the instance."""
     for rule in rules():
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
 
 
 def test_all_daemons_are_scraped() -> None:
-    """Each at the port of its HTTP, in the job that has its name."""
+    """Each daemon is scraped at its HTTP port, in the job with its name."""
     jobs = yaml.safe_load(SCRAPES.read_text(encoding="utf-8"))["scrape_configs"]
     scraped = {
         (job["job_name"], target)
@@ -100,7 +100,7 @@ def test_all_daemons_are_scraped() -> None:
 
 
 def test_promtool_takes_the_files() -> None:
-    """Where it is at hand, Prometheus' own tool reads rules and configuration."""
+    """If promtool is installed, it accepts rules and configuration."""
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("no promtool here")
@@ -112,7 +112,7 @@ def test_promtool_takes_the_files() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    """promtool's tests make each of the rules fire, and name no other."""
+    """promtool's tests make each rule fire, and name no other."""
     content = yaml.safe_load(ALERTS_TEST.read_text(encoding="utf-8"))
     assert content["rule_files"] == [ALERTS.name]
     cases = [case for test in content["tests"] for case in test["alert_rule_test"]]
@@ -122,7 +122,7 @@ def test_every_rule_is_tested() -> None:
 
 
 def test_the_board_is_laid_out() -> None:
-    """Panels have ids of their own, do not overlap, and use the provisioned data source."""
+    """Panels have unique ids, do not overlap, and use the provisioned data source."""
     sources = DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
     (source,) = yaml.safe_load(sources.read_text(encoding="utf-8"))["datasources"]
     taken: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""nsq-ready and nsq-drain, which the images have, and their Dockerfile."""
+"""nsq-ready and nsq-drain of the images, and the Dockerfile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run(name: str, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 async def test_the_health_check_follows_ready(tmp_path: Path) -> None:
-    """0 while the daemon is ready; 1 and a line when nobody answers."""
+    """The exit code is 0 while the daemon is ready, and 1 with a line without a daemon."""
     async with running_nsqd(tmp_path) as nsqd:
         url = f"http://{nsqd.http_address}/ready"
         assert (await run("healthcheck", url)).returncode == 0
@@ -36,7 +36,7 @@ async def test_the_health_check_follows_ready(tmp_path: Path) -> None:
 
 
 async def test_the_health_check_tells_a_refusal() -> None:
-    """Any answer but 200 is a failure, told with its status."""
+    """Any status but 200 is a failure, and the line has the status."""
     async with running_nsqlookupd() as lookupd:
         done = await run("healthcheck", f"http://{lookupd.http_address}/no-such-page")
     assert done.returncode == 1
@@ -44,7 +44,7 @@ async def test_the_health_check_tells_a_refusal() -> None:
 
 
 async def test_the_drain_waits_for_the_last_message(tmp_path: Path) -> None:
-    """1 and what is left at the limit; 0 once nothing is left."""
+    """The exit code is 1 at the limit, with the remaining messages, and 0 without any."""
     async with running_nsqd(tmp_path) as nsqd:
         url = f"http://{nsqd.http_address}"
         assert (await run("drain", "--limit=5", url)).returncode == 0
@@ -74,7 +74,7 @@ class Clock:
 
 
 def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --least it looks again and again even at an empty node; the limit ends that too."""
+    """With --least an empty node is polled further, up to the limit."""
     drain = script("drain")
     clock = Clock()
     monkeypatch.setattr(drain, "time", clock)
@@ -86,21 +86,21 @@ def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_drain_of_nobody_fails() -> None:
-    """A node that does not answer is not an empty one."""
+    """A node without a response does not count as empty."""
     done = await run("drain", "--limit=0", f"http://{free_address()}")
     assert done.returncode == 1
     assert done.stderr
 
 
 def test_the_drain_knows_what_is_in_flight() -> None:
-    """A message that a consumer holds is not done."""
+    """A message in flight counts as remaining."""
     channel = {"channel_name": "c", "depth": 0, "in_flight_count": 2, "deferred_count": 0}
     stats = {"topics": [{"topic_name": "t", "depth": 0, "channels": [channel]}]}
     assert script("drain").message_counts(stats) == ["t/c: 2 in flight"]
 
 
 def test_the_dockerfile_copies_what_is_there() -> None:
-    """Each path exists, and is let through by the ignore file."""
+    """Each copied path exists, and the ignore file admits it."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     let_through = {line[1:] for line in ignored if line.startswith("!")}
@@ -116,7 +116,7 @@ def test_the_dockerfile_copies_what_is_there() -> None:
     ("linter", "path"), [("shellcheck", "spark/spark-node"), ("hadolint", "Dockerfile")]
 )
 def test_linters_have_nothing_to_say(linter: str, path: str) -> None:
-    """Where they are at hand: of the shell script and of the Dockerfile."""
+    """If shellcheck and hadolint are installed, they find nothing."""
     program = shutil.which(linter)
     if not program:
         pytest.skip(f"no {linter} here")
@@ -125,7 +125,7 @@ def test_linters_have_nothing_to_say(linter: str, path: str) -> None:
 
 
 def test_nothing_is_built_by_what_is_not_pinned() -> None:
-    """Each pip of the Dockerfile installs by hash, by the pins, or what was built just before."""
+    """Each pip of the Dockerfile installs pinned packages by hash, or the wheel just built."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     calls = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) ([^&\n]*)", text)
     assert len(calls) == 6
@@ -140,7 +140,7 @@ def test_nothing_is_built_by_what_is_not_pinned() -> None:
 
 @pytest.mark.parametrize("name", ["requirements.txt", "deploy/requirements-spark.txt"])
 def test_what_images_install_is_pinned_as_tested(name: str) -> None:
-    """With hashes, the versions of requirements-dev.txt, and without naming a registry."""
+    """Images have the versions of requirements-dev.txt, with hashes."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert "://" not in text
     pinned = dict(re.findall(r"(?m)^([a-z0-9.-]+)==(\S+)", text))

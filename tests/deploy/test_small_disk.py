@@ -1,4 +1,4 @@
-"""A small disk holds what it holds, and nothing of it remains."""
+"""A small disk holds its size, and is removed completely."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_a_volume_fills_up_and_is_empty_again(made: Cluster) -> None:
-    """Of the node alone, within the context alone; and it can be cleared."""
+    """The disk is the node's only, exists in the context only, and can be cleared."""
     with small_disk(made, NODE, SIZE_NBYTES) as disk:
         assert disk.path == made.mounted(NODE)
         assert 0 < disk.free_nbytes <= SIZE_NBYTES
@@ -45,7 +45,7 @@ def test_a_volume_fills_up_and_is_empty_again(made: Cluster) -> None:
 
 
 def test_what_a_killed_test_left_mounted_is_unmounted_by_the_next(tmp_path: Path) -> None:
-    """SIGKILL leaves the mount; also with a blank in its path."""
+    """The next test unmounts the disk of a killed one, also with a blank in its path."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     process = subprocess.Popen(

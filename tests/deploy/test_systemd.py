@@ -1,4 +1,4 @@
-"""deploy/systemd: units that systemd reads, with command lines that the daemons take."""
+"""deploy/systemd: valid units, with command lines that the daemons accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def settings(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", DAEMONS)
 def test_the_daemons_take_their_command_lines(name: str) -> None:
-    """With the example of the file for what differs by machine."""
+    """The command lines are valid with the example of each machine's file."""
     text = (FOLDER / f"{name}.service").read_text(encoding="utf-8")
     found = re.search(r"(?m)^#   ([A-Z]+_FLAGS)=(.*)$", text)
     assert found is not None
@@ -35,13 +35,13 @@ def test_the_daemons_take_their_command_lines(name: str) -> None:
 
 
 def test_a_stop_waits_for_what_nsqd_saves() -> None:
-    """Nobody kills it within the minute that it may need."""
+    """The stop limit is longer than the minute that nsqd may need to save."""
     assert int(settings("nsqd")["TimeoutStopSec"]) > 60
 
 
 @pytest.mark.parametrize("name", DAEMONS)
 def test_systemd_reads_them(name: str) -> None:
-    """Where systemd-analyze is at hand, it has nothing to say but that nothing is installed."""
+    """If systemd-analyze is installed, it only reports missing programs."""
     analyze = shutil.which("systemd-analyze")
     if not analyze:
         pytest.skip("no systemd-analyze here")
@@ -57,7 +57,7 @@ def test_systemd_reads_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", DAEMONS)
 def test_systemd_finds_them_locked_down(name: str) -> None:
-    """Where systemd-analyze is at hand, its measure of exposure, of 10, stays below 2.5."""
+    """If systemd-analyze is installed, its exposure value stays below 2.5 of 10."""
     analyze = shutil.which("systemd-analyze")
     if not analyze:
         pytest.skip("no systemd-analyze here")

@@ -1,4 +1,4 @@
-"""What deploy/compose.yaml says, read as the compose client reads it."""
+"""The content of deploy/compose.yaml, read as the compose client reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk of an nsqd is full: see `tests.deploy.small_disk`."""
+"""Drills with a full disk of an nsqd: see `tests.deploy.small_disk`."""
 
 from __future__ import annotations
 

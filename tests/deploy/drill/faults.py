@@ -1,4 +1,4 @@
-"""What is broken, and what must hold all the same."""
+"""The faults of the drills, and what must hold in spite of them."""
 
 from __future__ import annotations
 

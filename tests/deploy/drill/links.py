@@ -1,4 +1,4 @@
-"""Links of an nsqd that are bad, without being cut: see `tests.deploy.link`."""
+"""Drills with bad links of an nsqd: see `tests.deploy.link`."""
 
 from __future__ import annotations
 

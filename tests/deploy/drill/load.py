@@ -1,6 +1,6 @@
-"""What runs while something breaks: publishers and consumers by the client library.
+"""The load of a drill: publishers and consumers of the client library.
 
-They do what docs/client.md tells users to do and no more, so that what they show holds for users.
+They follow the advice of docs/client.md and do nothing else, so the results apply to users.
 """
 
 from __future__ import annotations
