@@ -1,6 +1,9 @@
 """Counts of durations by upper bounds, as monitoring systems want them.
 
-PROM
+This is not the histogram of prometheus_client, for two reasons. It observes in 0.25 us instead of
+1.4 to 2 us, and it takes no lock: the garbage collector observes from its callback, which may run
+while the same thread holds such a lock. And prometheus_client adds 28 ms of processor time to the
+460 ms of importing nsqd; today a thread loads it after the first connections are served.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 Each request has a connection of its own. Redirects are not followed. The texts of errors leave out
 a URL's query and password, which may be secrets: logs show these texts.
 
-HTTPCORE
+It is built on h11 and trio rather than on httpcore2. Importing httpcore2 adds 65 ms of processor
+time to the 460 ms of importing nsqd (medians of seven; it brings in anyio and truststore), and an
+import at the first request would stop the event loop for that time. The limits on size and on
+events in one turn, and texts without secrets, would be needed on top of it anyway.
 
 Spec: nsqd-internals, section 9 (the lookup loop); client, section 3 (discovery); tcp-protocol,
 section 9 (auth servers).
