@@ -209,6 +209,11 @@ class Connection:
             reply.set_error(self._lost())
         return reply
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the connection is open and at most 1 MiB is unsent."""
+        return self.is_open and self._pending_bytes <= _ROOM_BYTES
+
     async def room(self) -> None:
         """Wait until at most 1 MiB is unsent. Not a checkpoint if that is the case already."""
         while self.is_open and self._pending_bytes > _ROOM_BYTES:

@@ -130,14 +130,15 @@ class Producer:
         For one task with many unconfirmed messages. Waits only for a connection, and while 1 MiB is
         unsent. Raises as `publish`, except ProtocolError.
         """
-        return await self._begin(commands.publish(topic, body))
+        command = commands.publish(topic, body)
+        return (self._ready_connection() or await self._connected()).request(command)
 
     async def ping(self) -> None:
         """Connect if there is no connection, and send NOP. Raises as `publish`."""
-        (await self._connected()).put(commands.nop())
+        (self._ready_connection() or await self._connected()).put(commands.nop())
 
     async def _execute(self, command: bytes) -> None:
-        reply = await self._begin(command)
+        reply = (self._ready_connection() or await self._connected()).request(command)
         try:
             await reply.wait()
         except NotConnectedError as error:
@@ -145,9 +146,10 @@ class Producer:
                 raise StoppedError("the producer was stopped") from error
             raise
 
-    async def _begin(self, command: bytes) -> Reply[bytes]:
-        connection = await self._connected()
-        return connection.request(command)
+    def _ready_connection(self) -> Connection | None:
+        """The connection if it can send a command at once: saves the coroutine of `_connected`."""
+        connection = self._connection
+        return connection if connection is not None and connection.has_room else None
 
     async def _connected(self) -> Connection:
         """A connection with room for a command."""
