@@ -71,7 +71,7 @@ async def open_dashboard(
         dashboard = Dashboard(options, upstream, access, http_port=port)
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
-            dashboard.observers.append(dashboard.notify.note)
+            dashboard.observers.append(dashboard.notify.queue_notification)
             dashboard.tasks.append(("nsqadmin notifications", dashboard.notify.run))
 
         def start_task(name: str, task: Task) -> None:

@@ -42,7 +42,7 @@ class Notifier:
         self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUE)
         self.dropped = 0
 
-    def note(self, done: UserAction) -> None:
+    def queue_notification(self, done: UserAction) -> None:
         """Queue a notification; an observer, see `admin.dashboard`."""
         try:
             self._send.send_nowait(notification(done, self._via))

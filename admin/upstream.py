@@ -161,7 +161,7 @@ class Upstream:
         Raises:
             UpstreamError: no answer in time, another status than 200, or not of that type.
         """
-        body = await self._ask("GET", url, timeout_s)
+        body = await self._request("GET", url, timeout_s)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -170,7 +170,7 @@ class Upstream:
 
     async def get_bytes(self, url: str, *, timeout_s: float | None = None) -> bytes:
         """The bytes that are at ``url``; else as `get_json`."""
-        return await self._ask("GET", url, timeout_s)
+        return await self._request("GET", url, timeout_s)
 
     async def get_foreign(self, url: str) -> ForeignResponse:
         """The response to GET ``url``, whatever its status, from a server outside NSQ.
@@ -192,9 +192,9 @@ class Upstream:
 
         A POST that may have reached the node is never sent a second time.
         """
-        return await self._ask("POST", url, timeout_s, body)
+        return await self._request("POST", url, timeout_s, body)
 
-    async def _ask(
+    async def _request(
         self, method: str, url: str, timeout_s: float | None, body: bytes | None = None
     ) -> bytes:
         timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
@@ -203,7 +203,7 @@ class Upstream:
             self.asked += 1
             with trio.move_on_after(timeout_s):
                 try:
-                    return await self._ask_by_https_too(method, url, node, body)
+                    return await self._request_with_https(method, url, node, body)
                 except UpstreamError:
                     self.failed += 1
                     raise
@@ -211,13 +211,13 @@ class Upstream:
         text = f'{method.title()} "{url}": no answer within {timeout_s:g} s'
         raise UpstreamError(node, text, may_have_happened=method != "GET")
 
-    async def _ask_by_https_too(
+    async def _request_with_https(
         self, method: str, url: str, node: str, body: bytes | None
     ) -> bytes:
         secured = self._secured.get(node)
         if secured is not None:
             try:
-                return await self._ask_once(method, _moved(url, secured), body)
+                return await self._request_once(method, _moved(url, secured), body)
             except UpstreamError as error:
                 if error.status is not None:
                     raise  # the node responded
@@ -226,16 +226,16 @@ class Upstream:
                 if error.may_have_happened:
                     raise
         try:
-            return await self._ask_once(method, url, body)
+            return await self._request_once(method, url, body)
         except _TlsRequiredError as error:
             secured = f"https://{format_address(urlsplit(url).hostname or '', error.https_port)}"
-            answer = await self._ask_once(method, _moved(url, secured), body)
+            answer = await self._request_once(method, _moved(url, secured), body)
         if len(self._secured) >= _MAX_SECURED:
             self._secured.clear()
         self._secured[node] = secured
         return answer
 
-    async def _ask_once(self, method: str, url: str, body: bytes | None) -> bytes:
+    async def _request_once(self, method: str, url: str, body: bytes | None) -> bytes:
         node = node_of(url)
         answer, content = await self._exchange(method, url, body, {})
         if answer.status_code == 200:

@@ -101,8 +101,8 @@ class _Directory:
         if not self._registry.has_topic(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
         channels = await turns.json_array(self._registry.channels(topic))
-        found = self._registry.lookup(topic, self._now_ns())
-        producers = await turns.json_array(map(_shown_if, found), PRODUCER_COST)
+        listed = self._registry.lookup(topic, self._now_ns())
+        producers = await turns.json_array(map(_shown_if, listed), PRODUCER_COST)
         return encoded_document(b'{"channels":%b,"producers":%b}' % (channels, producers))
 
     async def nodes(self) -> Response:
@@ -119,32 +119,32 @@ class _Directory:
                 if place is not None:
                     names.append(place[0])
                     hidden.append(place[1])
-            shown = json_bytes(_shown(producer))[:-1]
+            document = json_bytes(_shown(producer))[:-1]
             both = await turns.json_array(hidden), await turns.json_array(names)
-            nodes.append(shown + b',"tombstones":%b,"topics":%b}' % both)
+            nodes.append(document + b',"tombstones":%b,"topics":%b}' % both)
         return encoded_document(b'{"producers":[%b]}' % b",".join(nodes))
 
     async def debug(self) -> Response:
         """GET /debug: the database, inactive producers included."""
         turns = Turns()
         members = [b"{"]
-        key, held = "", list[dict[str, Any]]()
+        key, entries = "", list[dict[str, Any]]()
 
         async def end_of_key() -> None:
-            if held:
-                producers = await turns.json_array(held, PRODUCER_COST)
+            if entries:
+                producers = await turns.json_array(entries, PRODUCER_COST)
                 # The comma is part of the piece, so that joining copies each byte only once.
                 comma = b"," if len(members) > 1 else b""
                 members.append(comma + json_bytes(key) + b":" + producers)
-                held.clear()
+                entries.clear()
 
-        for found in self._registry.everything():
+        for item in self._registry.everything():
             await turns.touch()
-            if found is not None:
-                if found[0] != key:
+            if item is not None:
+                if item[0] != key:
                     await end_of_key()
-                    key = found[0]
-                held.append(_dumped(found[1]))
+                    key = item[0]
+                entries.append(_dumped(item[1]))
         await end_of_key()
         return encoded_document(b"".join([*members, b"}"]))
 
@@ -186,10 +186,10 @@ class _Directory:
 
 def _given(values: Query, name: bytes) -> str:
     """A parameter without further checks. Raises HttpError MISSING_ARG_ and its name."""
-    given = values.get(name)
-    if given is None:
+    value = values.get(name)
+    if value is None:
         raise HttpError(400, f"MISSING_ARG_{name.decode().upper()}")
-    return given.decode(errors="replace")
+    return value.decode(errors="replace")
 
 
 def _shown(producer: Producer) -> dict[str, Any]:

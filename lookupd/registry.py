@@ -163,13 +163,13 @@ class Registry:
 
     def unregister_channel(self, producer: Producer, topic: str, channel: str) -> None:
         """Unregister a channel; the topic stays registered."""
-        held = self._channels.get(topic, {}).get(channel)
-        if held is None:
+        entries = self._channels.get(topic, {}).get(channel)
+        if entries is None:
             return
-        entry = held.pop(producer, None)
+        entry = entries.pop(producer, None)
         if entry is not None and entry.channels:
             entry.channels.discard(channel)
-        if is_ephemeral(channel) and not self._any(topic, held):
+        if is_ephemeral(channel) and not self._any(topic, entries):
             self.delete_channel(topic, channel)
 
     def unregister_topic(self, producer: Producer, topic: str) -> None:
@@ -207,13 +207,13 @@ class Registry:
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Forget the channel; whether there was one."""
         channels = self._channels.get(topic, {})
-        held = channels.pop(channel, None)
-        if held is None:
+        entries = channels.pop(channel, None)
+        if entries is None:
             return False
         if not channels:
             del self._channels[topic]
-        if held:
-            self._sweeps.append(self._sweep_channel(topic, channel, held))
+        if entries:
+            self._sweeps.append(self._sweep_channel(topic, channel, entries))
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> Iterator[None]:
@@ -253,9 +253,9 @@ class Registry:
     def _sweep_channels(self, topic: str, entry: Entry) -> Iterator[None]:
         """Those of a producer that has left the topic."""
         while entry.channels:
-            held = self._channels.get(topic, {}).get(entry.channels.pop(), {})
-            if held.get(entry.producer) is entry:
-                del held[entry.producer]
+            entries = self._channels.get(topic, {}).get(entry.channels.pop(), {})
+            if entries.get(entry.producer) is entry:
+                del entries[entry.producer]
             yield
 
     def _sweep_topics(self, topics: dict[str, _Entries]) -> Iterator[None]:
@@ -270,10 +270,10 @@ class Registry:
                     del places[topic]
                 yield
 
-    def _sweep_channel(self, topic: str, channel: str, held: _Entries) -> Iterator[None]:
+    def _sweep_channel(self, topic: str, channel: str, entries: _Entries) -> Iterator[None]:
         """Those of a channel that was deleted."""
-        while held:
-            producer, entry = held.popitem()
+        while entries:
+            producer, entry = entries.popitem()
             anew = self._channels.get(topic, {}).get(channel, {})
             if anew.get(producer) is not entry and entry.channels:
                 entry.channels.discard(channel)

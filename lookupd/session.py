@@ -136,9 +136,9 @@ class Session:
         """The next bytes, None if they are incomplete."""
         if len(self._buffer) < nbytes:
             return None
-        taken = bytes(self._buffer[:nbytes])
+        data = bytes(self._buffer[:nbytes])
         del self._buffer[:nbytes]
-        return taken
+        return data
 
     # One step for each awaited part: False if it is incomplete.
 

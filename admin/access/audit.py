@@ -91,7 +91,7 @@ class Audit:
         if path:
             self._append(b"")
 
-    def add(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Keep an entry. An error of the file is logged; the next entry tries again."""
         entry = _cut(entry)
         (self._refused if entry.refused else self._done).append(entry)
@@ -115,7 +115,7 @@ class Audit:
             finally:
                 # Also if the client disconnected before the answer.
                 for entry in scope.get(_SCOPE_KEY, ()):  # type: ignore[attr-defined]
-                    self.add(entry)
+                    self.add_entry(entry)
 
         app.asgi_app = recorded  # type: ignore[method-assign]
 

@@ -43,13 +43,13 @@ class Tokens:
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
-    def make(self, whom: str) -> str:
+    def make_token(self, whom: str) -> str:
         """The token for ``whom``, a session or a user."""
         return hmac.digest(self._secret, whom.encode(errors="replace"), "sha256").hex()
 
-    def check(self, token: str, whom: str) -> bool:
+    def check_token(self, token: str, whom: str) -> bool:
         """Whether ``token`` is the token for ``whom``; compares in constant time."""
-        return hmac.compare_digest(token.encode(errors="replace"), self.make(whom).encode())
+        return hmac.compare_digest(token.encode(errors="replace"), self.make_token(whom).encode())
 
 
 def same_origin(headers: Headers, hosts: tuple[str, ...]) -> bool:

@@ -82,8 +82,8 @@ class Access:
         self.audit = Audit(options.audit_file)
         self.port = 0
         self._tokens = Tokens()
-        given = options.trusted_proxy_cidr
-        self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
+        networks = options.trusted_proxy_cidr
+        self._proxies = Proxies(networks or (LOOPBACK if mode is Mode.PROXY else ()))
         self._base_path = "" if options.base_path == "/" else options.base_path
 
     # For pages and handlers
@@ -103,14 +103,14 @@ class Access:
         """The name of the sender, verified or not; "" if there is none."""
         if name := self.current.name:
             return name
-        given = request.authorization
-        if given is not None and given.type == "basic":
-            return given.username or ""
+        authorization = request.authorization
+        if authorization is not None and authorization.type == "basic":
+            return authorization.username or ""
         return ""
 
     def csrf_token(self) -> str:
         """The value of the field ``csrf_token`` for forms in this response."""
-        return self._tokens.make(_whom())
+        return self._tokens.make_token(_whom())
 
     @property
     def has_sign_in(self) -> bool:
@@ -126,7 +126,7 @@ class Access:
         user = self.current
         if session is None:
             return lambda: True
-        return lambda: self.sessions.alive(session) and self._known(session) == user
+        return lambda: self.sessions.is_alive(session) and self._known(session) == user
 
     def record_action(
         self, action: str, *, topic: str = "", channel: str = "", note: str = ""
@@ -186,7 +186,7 @@ class Access:
         if not self.current.may(role):
             return self._refuse("FORBIDDEN")
         if unsafe and role > Role.EVERYONE:
-            if self._needs_token() and not self._tokens.check(await request_token(), _whom()):
+            if self._needs_token() and not self._tokens.check_token(await request_token(), _whom()):
                 return self._refuse("INVALID_CSRF_TOKEN")
             request_entries().append(self.entry())
         return None
@@ -222,12 +222,12 @@ class Access:
         return Role.VIEWER
 
     def _in_session(self) -> User | None:
-        session = self.sessions.find(request.cookies.get(cookie_name(self.port), ""))
+        session = self.sessions.find_session(request.cookies.get(cookie_name(self.port), ""))
         if session is None:
             return None
         user = self._known(session)
         if user is None:
-            self.sessions.end(session)
+            self.sessions.end_session(session)
         else:
             g.session = session
         return user
@@ -239,10 +239,10 @@ class Access:
         return User(account.name, account.role, "session")
 
     async def _by_basic(self) -> User:
-        given = request.authorization
-        if given is None or given.type != "basic":
+        authorization = request.authorization
+        if authorization is None or authorization.type != "basic":
             return NOBODY
-        name, password = given.username or "", given.password or ""
+        name, password = authorization.username or "", authorization.password or ""
         account = await self.passwords.check_remembered(name, password, self.address())
         if account is None:
             log.warning("ACCESS: wrong user or password from %s", self.address())

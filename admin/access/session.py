@@ -65,7 +65,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, name: str, seal: str) -> str:
+    def start_session(self, name: str, seal: str) -> str:
         """Start a session of a user and return its token, which is stored nowhere."""
         self._forget_expired()
         own = [key for key, session in self._sessions.items() if session.name == name]
@@ -78,7 +78,7 @@ class Sessions:
         self._sessions[key] = Session(name, seal, key, now_s, now_s)
         return token
 
-    def find(self, token: str) -> Session | None:
+    def find_session(self, token: str) -> Session | None:
         """The session of ``token``, None if there is none. Counts as a use of the session."""
         session = self._sessions.get(_key(token))
         if session is None:
@@ -90,11 +90,11 @@ class Sessions:
         self._sessions.move_to_end(session.key)
         return session
 
-    def alive(self, session: Session) -> bool:
+    def is_alive(self, session: Session) -> bool:
         """Whether the session has not ended. Does not count as a use."""
         return self._sessions.get(session.key) is session and not self._expired(session)
 
-    def end(self, session: Session) -> None:
+    def end_session(self, session: Session) -> None:
         """End the session, if it has not ended."""
         self._sessions.pop(session.key, None)
 

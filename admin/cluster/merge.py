@@ -118,7 +118,7 @@ def node_entry(node: Producer) -> Entry:
 
 def counter(pairs: Iterable[tuple[Producer, NodeStats]]) -> Entry:
     """The messages of each channel of each node, by ``topic:channel:node``."""
-    found = {
+    counters = {
         f"{topic.topic_name}:{channel.channel_name}:{producer.node}": {
             "node": producer.node,
             "topic_name": topic.topic_name,
@@ -129,7 +129,7 @@ def counter(pairs: Iterable[tuple[Producer, NodeStats]]) -> Entry:
         for topic in stats.topics or ()
         for channel in topic.channels or ()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(counters.items()))
 
 
 def _topic_on_node(producer: Producer, topic: TopicStats, now_ns: int | None) -> Entry:
@@ -220,18 +220,20 @@ def _joined_channels(entries: Sequence[Entry]) -> list[Entry]:
         for channel in entry["channels"]:
             by_name.setdefault(channel["channel_name"], []).append(channel)
     return [
-        found[0] if len(found) == 1 else channel_object(found[0]["topic_name"], name, found)
-        for name, found in sorted(by_name.items())
+        channels[0]
+        if len(channels) == 1
+        else channel_object(channels[0]["topic_name"], name, channels)
+        for name, channels in sorted(by_name.items())
     ]
 
 
 def _latency_on_node(latency: Latency | None) -> Entry:
     count = latency.count if latency is not None else 0
     percentiles = latency.percentiles if latency is not None else None
-    shown = None
+    rows = None
     if percentiles is not None:
-        shown = [_percentile_on_node(each, count) for each in percentiles]
-    return {"count": count, "percentiles": shown, "topic": "", "channel": "", "host": ""}
+        rows = [_percentile_on_node(each, count) for each in percentiles]
+    return {"count": count, "percentiles": rows, "topic": "", "channel": "", "host": ""}
 
 
 def _percentile_on_node(percentile: Mapping[str, int | float], count: int) -> Entry:
@@ -247,14 +249,14 @@ def _percentile_on_node(percentile: Mapping[str, int | float], count: int) -> En
 
 
 def _latency(entries: Sequence[Entry], topic: str, channel: str) -> Entry:
-    found = [entry["e2e_processing_latency"] for entry in entries]
+    latencies = [entry["e2e_processing_latency"] for entry in entries]
     by_quantile: dict[float, list[Entry]] = {}
-    for latency in found:
+    for latency in latencies:
         for percentile in latency["percentiles"] or ():
             by_quantile.setdefault(percentile["quantile"], []).append(percentile)
     joined = [_joined_percentile(each) for each in by_quantile.values()]
     return {
-        "count": sum(latency["count"] for latency in found),
+        "count": sum(latency["count"] for latency in latencies),
         "percentiles": joined or None,
         "topic": topic,
         "channel": channel,

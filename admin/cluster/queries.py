@@ -99,7 +99,7 @@ class Cluster:
             return QueryResult(
                 _union(_topics_of(stats) for _, stats in result.value), result.warnings
             )
-        answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
+        answers = await self._query_lookupds("/topics", Named, late_s, first_s)
         return QueryResult(
             _union(names.topics or () for _, names in answers.value), answers.warnings
         )
@@ -126,7 +126,7 @@ class Cluster:
 
         async def ask(name: str) -> None:
             try:
-                result = await self._ask_lookupds("/channels", Named, topic=name)
+                result = await self._query_lookupds("/channels", Named, topic=name)
             except AllFailed as failure:
                 warnings.extend(map(str, failure.errors))
                 return
@@ -154,10 +154,10 @@ class Cluster:
             direct = await self._direct(late_s=late_s, first_s=first_s)
             result = QueryResult([producer for producer, _ in direct.value], direct.warnings)
         else:
-            answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
+            answers = await self._query_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
             result = QueryResult(_joined(lists), answers.warnings)
-        _mark_old(result.value)
+        _mark_out_of_date(result.value)
         result.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
         return result
 
@@ -179,7 +179,7 @@ class Cluster:
             direct = await self._direct(topic, late_s, first_s)
             having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
             return QueryResult(having, direct.warnings)
-        answers = await self._ask_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
+        answers = await self._query_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
         lists = [(address, lookup.producers or []) for address, lookup in answers.value]
         return QueryResult(_joined(lists), answers.warnings)
 
@@ -240,7 +240,7 @@ class Cluster:
         """The /info of the nsqd at host:port. Raises UpstreamError."""
         return await self.upstream.get_json(url_of(node, "/info"), Info)
 
-    async def _ask_lookupds(
+    async def _query_lookupds(
         self,
         path: str,
         kind: type[T],
@@ -252,7 +252,7 @@ class Cluster:
             return await self.upstream.get_json(url_of(address, path, **query), kind)
 
         addresses = {address: address for address in self.lookupd_addresses}
-        return _sorted_out("nsqlookupd", await _answers(addresses, ask, late_s, first_s))
+        return _without_errors("nsqlookupd", await _answers(addresses, ask, late_s, first_s))
 
     async def _direct(
         self, topic: str = "", late_s: float = LATE_S, first_s: float = math.inf
@@ -268,7 +268,7 @@ class Cluster:
             return _direct_producer(info, stats), stats
 
         addresses = {address: address for address in self.nsqd_addresses}
-        answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s, first_s))
+        answers = _without_errors("nsqd", await _answers(addresses, ask, late_s, first_s))
         return QueryResult([pair for _, pair in answers.value], answers.warnings)
 
 
@@ -283,7 +283,7 @@ K = TypeVar("K")
 
 
 async def _answers(
-    asked: Mapping[str, K],
+    targets: Mapping[str, K],
     ask: Callable[[K], Awaitable[T]],
     late_s: float,
     first_s: float = math.inf,
@@ -298,7 +298,7 @@ async def _answers(
 
     async def note(name: str) -> None:
         try:
-            result[name] = await ask(asked[name])
+            result[name] = await ask(targets[name])
         except UpstreamError as error:
             result[name] = error
             if error.status is None:
@@ -307,16 +307,16 @@ async def _answers(
 
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = began_s + first_s
-        for name in asked:
+        for name in targets:
             nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
-    for name in asked:
+    for name in targets:
         if name not in result:
             result[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
-    return {name: result[name] for name in asked}
+    return {name: result[name] for name in targets}
 
 
-def _sorted_out(
+def _without_errors(
     whom: str, answers: Mapping[str, T | UpstreamError]
 ) -> QueryResult[list[tuple[str, T]]]:
     good, errors = list[tuple[str, T]](), list[UpstreamError]()
@@ -374,7 +374,7 @@ def _direct_producer(info: Info, stats: NodeStats) -> Producer:
     )
 
 
-def _mark_old(nodes: Iterable[Producer]) -> None:
+def _mark_out_of_date(nodes: Iterable[Producer]) -> None:
     keys = {id(node): version_key(node.version) for node in nodes}
     newest = max(keys.values(), default=())
     for node in nodes:

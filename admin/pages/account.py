@@ -89,23 +89,25 @@ class AccountPages:
         try:
             account = await access.passwords.check(name, fields.get("password", ""), address)
         except TooManyAttempts as error:
-            return self._again("slow", next_path, wait=str(max(1, round(error.wait_s + 0.5))))
+            return self._sign_in_again(
+                "slow", next_path, wait=str(max(1, round(error.wait_s + 0.5)))
+            )
         except Busy:
-            return self._again("busy", next_path)
+            return self._sign_in_again("busy", next_path)
         if account is None:
             log.warning("ACCESS: wrong user or password from %s", address or "a unix socket")
             # An unknown name is not recorded: it may be a password, typed into the wrong field.
             known = name if access.users.find(name) is not None else "(unknown)"
             access.record(user=known, action="sign_in", note="wrong password", refused=True)
-            return self._again("wrong", next_path)
-        return self._welcome(account, next_path)
+            return self._sign_in_again("wrong", next_path)
+        return self._start_session(account, next_path)
 
-    def _welcome(self, account: Account, next_path: str) -> Response:
+    def _start_session(self, account: Account, next_path: str) -> Response:
         access = self._access
         # The old session of this browser ends; the new one has a new token.
         if g.session is not None:
-            access.sessions.end(g.session)
-        token = access.sessions.begin(account.name, account.seal)
+            access.sessions.end_session(g.session)
+        token = access.sessions.start_session(account.name, account.seal)
         access.record(user=account.name, role=account.role.title, how="session", action="sign_in")
         answer = _redirect(safe_path(next_path, self._base_path))
         answer.set_cookie(
@@ -123,14 +125,14 @@ class AccountPages:
         access = self._access
         access.record_action("sign_out")
         if g.session is not None:
-            access.sessions.end(g.session)
+            access.sessions.end_session(g.session)
         g.user, g.session = NOBODY, None
         answer = _redirect(self._base_path + (SIGN_IN_PATH if access.has_sign_in else "/"))
         path = self._base_path or "/"
         answer.delete_cookie(cookie_name(access.port), path=path, httponly=True, samesite="Lax")
         return answer
 
-    def _again(self, problem: str, next_path: str, **more: str) -> Response:
+    def _sign_in_again(self, problem: str, next_path: str, **more: str) -> Response:
         query = {"problem": problem, **more}
         if next_path:
             query["next"] = safe_path(next_path, self._base_path)

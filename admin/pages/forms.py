@@ -123,16 +123,16 @@ class FormHandlers:
 
     async def confirm(self, verb: str) -> Response:
         """GET /confirm/:verb: the number of messages at stake, and a field for the name."""
-        given = arguments()
-        topic, channel, node = (given.get(name, "") for name in ("topic", "channel", "node"))
+        query = arguments()
+        topic, channel, node = (query.get(name, "") for name in ("topic", "channel", "node"))
         texts = _TEXTS.get((verb, bool(channel)))
         if texts is None or not topic or (verb == "tombstone") != bool(node):
             raise HttpError(404, "NOT_FOUND")
-        return await self._ask(verb, topic, channel, node)
+        return await self._confirm_page(verb, topic, channel, node)
 
-    async def _ask(self, verb: str, topic: str, channel: str, node: str) -> Response:
+    async def _confirm_page(self, verb: str, topic: str, channel: str, node: str) -> Response:
         label, text, lost = _TEXTS[verb, bool(channel)]
-        found = await self._stake(verb, topic, channel, node)
+        at_stake = await self._stake(verb, topic, channel, node)
         what = f"{channel} of {topic}" if channel else topic
         question = {
             "empty": f"Empty {what}?",
@@ -152,9 +152,9 @@ class FormHandlers:
             label=label,
             text=text,
             lost=lost,
-            stake=found.messages,
-            stake_parts=found.parts,
-            warnings=found.failed,
+            stake=at_stake.messages,
+            stake_parts=at_stake.parts,
+            warnings=at_stake.failed,
             error="",
             back=self._page_of(topic, channel),
         )
@@ -171,9 +171,9 @@ class FormHandlers:
         answers = await self._cluster.each_stats(
             producers, topic=topic, channel=channel, silent=silent
         )
-        found = stake(answers, verb, topic, channel)
-        found.failed = [*known.warnings, *found.failed]
-        return found
+        at_stake = stake(answers, verb, topic, channel)
+        at_stake.failed = [*known.warnings, *at_stake.failed]
+        return at_stake
 
     async def create(self) -> Response:
         """POST /do/create: fields ``topic`` and maybe ``channel``."""
@@ -185,7 +185,7 @@ class FormHandlers:
                 return self._site.done(back, [f"Not a valid {kind} name."], "bad")
         warnings = await self._operations.create(topic, channel)
         what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
-        return self._told(back, f"Created {what}.", warnings)
+        return self._report_result(back, f"Created {what}.", warnings)
 
     async def pause(self) -> Response:
         """POST /do/pause: fields ``topic`` and maybe ``channel``."""
@@ -210,7 +210,7 @@ class FormHandlers:
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was deleted: {failure}"], "bad")
         back = self._site.url("topics", topic) if channel else self._site.url("topics")
-        return self._told(back, f"Deleted {_named(topic, channel)}.", warnings)
+        return self._report_result(back, f"Deleted {_named(topic, channel)}.", warnings)
 
     async def tombstone(self) -> Response:
         """POST /do/tombstone: fields ``topic``, ``node`` and ``typed``, the topic's name."""
@@ -226,12 +226,12 @@ class FormHandlers:
             warnings = await self._operations.tombstone(node, topic)
         except AllFailed as failure:
             return self._site.done(path, [str(failure)], "bad")
-        return self._told(path, f"Tombstoned {topic} on {node}.", warnings)
+        return self._report_result(path, f"Tombstoned {topic} on {node}.", warnings)
 
     async def _apply(self, verb: Verb, text: str, *, typed: bool = False) -> Response:
-        topic, channel, given = await _names()
+        topic, channel, name = await _names()
         path = self._page_of(topic, channel)
-        if typed and given != (channel or topic):
+        if typed and name != (channel or topic):
             return self._mistyped(path)
         try:
             reached = await self._operations.apply(verb, topic, channel, self._known(topic))
@@ -240,13 +240,13 @@ class FormHandlers:
         if not reached.nodes:
             lines = ["Nothing was done: no node has the topic or channel.", *reached.warnings]
             return self._site.done(path, lines, "bad")
-        return self._told(path, text.format(_named(topic, channel)), reached.warnings)
+        return self._report_result(path, text.format(_named(topic, channel)), reached.warnings)
 
     def _known(self, topic: str) -> list[str]:
         """The nodes that had the topic at the last poll."""
         return [producer.node for producer in self._site.dashboard.poller.producers(topic)]
 
-    def _told(self, path: str, text: str, warnings: list[str]) -> Response:
+    def _report_result(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:
             return self._site.done(path, [text])
         return self._site.done(path, [text, "Some nodes failed:", *warnings], "warn")

@@ -121,18 +121,18 @@ def make_listing(
         extra: further parameters that links keep.
     """
     q = query.get("q", "").strip()[:_MAX_Q_LENGTH]
-    found = [row for row in rows if matches(q, text(row))] if q else list(rows)
+    matching = [row for row in rows if matches(q, text(row))] if q else list(rows)
     by_name = {column.name: column.key for column in columns if column.key is not None}
     order = query.get("sort", sort)
     if order.removeprefix("-") not in by_name:
         order = sort
-    found = _sorted(found, by_name[order.removeprefix("-")], down=order.startswith("-"))
+    matching = _sorted(matching, by_name[order.removeprefix("-")], down=order.startswith("-"))
     size = _number(query.get("size", ""), _SIZE_DEFAULT)
     size = size if size in SIZES else _SIZE_DEFAULT
-    pages = max(-(-len(found) // size), 1)
+    pages = max(-(-len(matching) // size), 1)
     page = min(max(_number(query.get("page", ""), 1), 1), pages)
     return Listing(
-        rows=found[(page - 1) * size : page * size],
+        rows=matching[(page - 1) * size : page * size],
         columns=columns,
         path=path,
         q=q,
@@ -141,7 +141,7 @@ def make_listing(
         pages=pages,
         size=size,
         total=len(rows),
-        found=len(found),
+        found=len(matching),
         extra={name: value for name, value in (extra or {}).items() if value},
     )
 

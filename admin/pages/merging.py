@@ -92,17 +92,17 @@ def topic_view(topic: str, producers: Iterable[Producer], answers: Answers) -> C
     all_latencies: list[Latency] = []
     by_name: dict[str, list[ChannelStats]] = {}
     for node, stats in _nodes(producers, answers, view):
-        for found in stats.topics or ():
-            if found.topic_name != topic:
+        for topic_stats in stats.topics or ():
+            if topic_stats.topic_name != topic:
                 continue
-            node.depth, node.backend_depth = found.depth, found.backend_depth
-            node.messages, node.paused = found.message_count, found.paused
-            node.channels = len(found.channels or ())
+            node.depth, node.backend_depth = topic_stats.depth, topic_stats.backend_depth
+            node.messages, node.paused = topic_stats.message_count, topic_stats.paused
+            node.channels = len(topic_stats.channels or ())
             _add(view, node)
-            if found.e2e_processing_latency is not None:
-                latencies.append((node, [found.e2e_processing_latency]))
-                all_latencies.append(found.e2e_processing_latency)
-            for channel in found.channels or ():
+            if topic_stats.e2e_processing_latency is not None:
+                latencies.append((node, [topic_stats.e2e_processing_latency]))
+                all_latencies.append(topic_stats.e2e_processing_latency)
+            for channel in topic_stats.channels or ():
                 by_name.setdefault(channel.channel_name, []).append(channel)
     for name, entries in sorted(by_name.items()):
         summed = _summed(name, entries)
@@ -140,9 +140,9 @@ def channel_view(
 
 
 def _channels(stats: NodeStats, topic: str, channel: str) -> Iterable[ChannelStats]:
-    for found in stats.topics or ():
-        if found.topic_name == topic:
-            for entry in found.channels or ():
+    for topic_stats in stats.topics or ():
+        if topic_stats.topic_name == topic:
+            for entry in topic_stats.channels or ():
                 if entry.channel_name == channel:
                     yield entry
 
@@ -200,10 +200,12 @@ def _latencies(entries: Iterable[ChannelStats]) -> list[Latency]:
     return [e.e2e_processing_latency for e in entries if e.e2e_processing_latency is not None]
 
 
-def _set_latencies(view: ClusterView, given: Sequence[tuple[QueueMetrics, list[Latency]]]) -> None:
+def _set_latencies(
+    view: ClusterView, sources: Sequence[tuple[QueueMetrics, list[Latency]]]
+) -> None:
     quantiles = {
         percentile["quantile"]
-        for _, latencies in given
+        for _, latencies in sources
         for latency in latencies
         for percentile in latency.percentiles or ()
         if math.isfinite(percentile.get("quantile", math.nan))
@@ -212,7 +214,7 @@ def _set_latencies(view: ClusterView, given: Sequence[tuple[QueueMetrics, list[L
     everyone = [*view.nodes, *view.channels_list, view]
     for figures in everyone:
         figures.latencies = [None] * len(view.quantiles)
-    for figures, latencies in given:
+    for figures, latencies in sources:
         figures.latencies = [_average(latencies, quantile) for quantile in view.quantiles]
 
 

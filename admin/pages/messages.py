@@ -117,8 +117,8 @@ class MessagePages:
         query = arguments()
         topic, channel = _topic(query), query.get("channel", "")
         nodes, warnings, error = await self._nodes(topic)
-        asked = query.get("node", "")
-        node = asked if asked in nodes else await self._first_that_can(nodes)
+        chosen_node = query.get("node", "")
+        node = chosen_node if chosen_node in nodes else await self._first_that_can(nodes)
         states = dict(_STATES) if channel else {"queued": "Queued"}
         state = query.get("state", "")
         state = state if state in states else "queued"
@@ -128,13 +128,13 @@ class MessagePages:
         page = None
         if node:
             try:
-                page = await self._ask(node, topic, channel, state, offset, limit)
+                page = await self._peek_messages(node, topic, channel, state, offset, limit)
             except UpstreamError as failure:
                 error = _why(node, failure)
 
         def link(to: int) -> str:
-            given = {"topic": topic, "channel": channel, "node": node, "state": state}
-            return self._site.url("peek", **given, limit=str(limit), offset=str(max(to, 0)))
+            parameters = {"topic": topic, "channel": channel, "node": node, "state": state}
+            return self._site.url("peek", **parameters, limit=str(limit), offset=str(max(to, 0)))
 
         rows = message_rows((page.messages or ())[:limit]) if page else []
         return self._site.page(
@@ -159,7 +159,7 @@ class MessagePages:
             error=error,
         )
 
-    async def _ask(
+    async def _peek_messages(
         self, node: str, topic: str, channel: str, state: str, offset: int, limit: int
     ) -> PeekPage:
         query = {"topic": topic, "limit": str(limit), "offset": str(offset)}
@@ -169,7 +169,7 @@ class MessagePages:
 
     async def _first_that_can(self, nodes: Sequence[str]) -> str:
         for node in nodes[:20]:
-            if await self._peekers.can(node):
+            if await self._peekers.can_peek(node):
                 return node
         return nodes[0] if nodes else ""
 
@@ -178,9 +178,9 @@ class MessagePages:
         return await self._form(_topic(arguments()))
 
     async def _form(
-        self, topic: str, given: Mapping[str, str] | None = None, problem: str = ""
+        self, topic: str, values: Mapping[str, str] | None = None, problem: str = ""
     ) -> Response:
-        given = given or {}
+        values = values or {}
         nodes, warnings, error = await self._nodes(topic)
         return self._site.page(
             "publish.html",
@@ -188,10 +188,10 @@ class MessagePages:
             "topics",
             topic=topic,
             nodes=nodes,
-            node=given.get("node", ""),
-            body=given.get("body", ""),
-            format=given.get("format", "text"),
-            defer=given.get("defer", "0"),
+            node=values.get("node", ""),
+            body=values.get("body", ""),
+            format=values.get("format", "text"),
+            defer=values.get("defer", "0"),
             formats=FORMATS,
             warnings=warnings,
             error=problem or error,
@@ -233,11 +233,11 @@ class MessagePages:
 
     async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
         """The nodes of the topic, else all nodes; warnings; an error if there are none."""
-        found = await nodes_of_topic(self._site.dashboard, topic)
-        if found.error:
-            return [], [], found.error
-        if found.producers:
-            return [node.node for node in found.producers], found.warnings, ""
+        result = await nodes_of_topic(self._site.dashboard, topic)
+        if result.error:
+            return [], [], result.error
+        if result.producers:
+            return [node.node for node in result.producers], result.warnings, ""
         # A topic that does not exist yet can be published to any node.
         try:
             everyone = await self._cluster.nodes()
@@ -260,9 +260,9 @@ def _why(node: str, failure: UpstreamError) -> str:
     return f"{node} can't show messages: it is an original nsqd, which has no /topic/peek."
 
 
-def _topic(given: Mapping[str, str]) -> str:
+def _topic(parameters: Mapping[str, str]) -> str:
     """The topic of a request. Raises HttpError: none."""
-    topic = given.get("topic", "")
+    topic = parameters.get("topic", "")
     if not topic:
         raise HttpError(400, "MISSING_ARG_TOPIC")
     return topic
@@ -290,21 +290,21 @@ class PeekSupport:
 
     async def why_not(self, nodes: Sequence[str]) -> str:
         """Why no node of ``nodes`` can show messages; "" if one can."""
-        if nodes and await self.can(nodes[0]):
+        if nodes and await self.can_peek(nodes[0]):
             return ""  # usually all nodes are alike
-        found: list[bool] = []
+        answers: list[bool] = []
 
         async def ask(node: str) -> None:
-            found.append(await self.can(node))
+            answers.append(await self.can_peek(node))
 
         async with trio.open_nursery() as nursery:
             for node in nodes[1:]:
                 nursery.start_soon(ask, node)
-        if any(found):
+        if any(answers):
             return ""
         return "These nodes can't show messages: the original nsqd has no /topic/peek."
 
-    async def can(self, node: str) -> bool:
+    async def can_peek(self, node: str) -> bool:
         """Whether a node has /topic/peek; False if it does not answer within a second."""
         known, until_s = self._known.get(node, (False, -1.0))
         if trio.current_time() < until_s:

@@ -189,15 +189,15 @@ class NodePages:
 
     async def nodes(self) -> Response:
         """GET /nodes."""
-        found: QueryResult[list[Producer]] = QueryResult([], [])
+        result: QueryResult[list[Producer]] = QueryResult([], [])
         error = ""
         try:
-            found = await self._nodes()
+            result = await self._nodes()
         except AllFailed as failure:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in found.value]
+        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in result.value]
         # Nodes that no nsqlookupd lists now.
         node_rows += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
         listing = make_listing(
@@ -215,7 +215,7 @@ class NodePages:
             live=True,
             listing=listing,
             lookupd_count=len(self._cluster.lookupd_addresses),
-            warnings=found.warnings,
+            warnings=result.warnings,
             error=error,
         )
 
@@ -225,7 +225,7 @@ class NodePages:
         show = query.get("show", "")
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
-        result = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
+        result = await self._site.recent.get(key, lambda: self._query_node(node, show == "clients"))
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
         topics = result.stats.topics or []
@@ -258,22 +258,22 @@ class NodePages:
         wait = lookup_waits(known=self._poller.knows_nodes)
         return await self._site.recent.get("nodes", lambda: self._cluster.nodes(**wait))
 
-    async def _look(self, node: str, clients: bool) -> _NodeResult:
+    async def _query_node(self, node: str, clients: bool) -> _NodeResult:
         try:
-            found = await self._nodes()
+            result = await self._nodes()
         except AllFailed as failure:
             if self._poller.producer(node) is None:
                 return _NodeResult(error=str(failure))
-            found = QueryResult([], list(map(str, failure.errors)))
-        producer = next((each for each in found.value if each.node == node), None)
+            result = QueryResult([], list(map(str, failure.errors)))
+        producer = next((each for each in result.value if each.node == node), None)
         producer = producer or self._poller.producer(node)
         if producer is None:
-            return _NodeResult(warnings=found.warnings, error=f"There is no node {node}.")
+            return _NodeResult(warnings=result.warnings, error=f"There is no node {node}.")
         silent = self._poller.silent_nodes
         stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
-            return _NodeResult(producer, warnings=found.warnings, error=str(stats), is_silent=True)
-        return _NodeResult(producer, stats, found.warnings)
+            return _NodeResult(producer, warnings=result.warnings, error=str(stats), is_silent=True)
+        return _NodeResult(producer, stats, result.warnings)
 
     def _chips(self, node: str, show: str) -> list[dict[str, object]]:
         return [
@@ -324,11 +324,11 @@ class NodePages:
 
     def _last_topics(self, node: str) -> list[tuple[str, int]]:
         """The first topics of a node at its last answer, with their messages."""
-        found = []
+        topics = []
         for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
             last = self._poller.last_seen(node, topic)
-            found.append((topic, sum(last[1].values()) if last else 0))
-        return sorted(found)
+            topics.append((topic, sum(last[1].values()) if last else 0))
+        return sorted(topics)
 
 
 def last_seen(row: NodeRow) -> str:

@@ -196,17 +196,17 @@ def arguments() -> dict[str, str]:
 def _own_path() -> str:
     raw = request.scope.get("raw_path")
     path = bytes(raw).decode("latin-1") if raw else quote(request.path)
-    given = request.query_string.decode("latin-1")
-    return f"{path}?{given}" if given else path
+    query = request.query_string.decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _flash() -> dict[str, object] | None:
     """The message of the last form, from a cookie, which may hold anything."""
-    given = request.cookies.get(_FLASH)
-    if given is None:
+    cookie = request.cookies.get(_FLASH)
+    if cookie is None:
         return None
     try:
-        kind, *lines = json.loads(base64.urlsafe_b64decode(given[:4096]))
+        kind, *lines = json.loads(base64.urlsafe_b64decode(cookie[:4096]))
     except (ValueError, TypeError, binascii.Error, RecursionError):
         return None
     if kind not in ("good", "warn", "bad") or not all(isinstance(line, str) for line in lines):

@@ -55,7 +55,7 @@ class TopicPages:
 
     async def topic(self, topic: str) -> Response:
         """GET /topics/:topic."""
-        result = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
+        result = await self._site.recent.get(("topic", topic), lambda: self._query_topic(topic))
         history, snapshot = self._poller.history, self._poller.snapshot
         drawing = SeriesCharts(history, topic_key(topic))
         every = result.view.channels_list
@@ -94,7 +94,7 @@ class TopicPages:
     async def channel(self, topic: str, channel: str) -> Response:
         """GET /topics/:topic/:channel."""
         key = ("channel", topic, channel)
-        result = await self._site.recent.get(key, lambda: self._look(topic, channel))
+        result = await self._site.recent.get(key, lambda: self._query_topic(topic, channel))
         snapshot = self._poller.snapshot
         drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
         clients = (
@@ -122,7 +122,7 @@ class TopicPages:
             peek_why=await self._peek_why(result),
         )
 
-    async def _look(self, topic: str, channel: str = "") -> _TopicResult:
+    async def _query_topic(self, topic: str, channel: str = "") -> _TopicResult:
         nodes_result = await nodes_of_topic(self._site.dashboard, topic)
         if nodes_result.error:
             return _TopicResult(ClusterView(name=channel or topic), error=nodes_result.error)

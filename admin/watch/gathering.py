@@ -41,7 +41,7 @@ class Gathering:
                     channel_row.missing_messages += held
             await self._give_turn()
 
-    async def add(
+    async def add_answer(
         self, row: NodeRow, stats: NodeMetrics, counters: Counters, now_s: float, ages: Ages | None
     ) -> None:
         """Add the answer of a node, received at ``now_s`` (by the clock of ``counters``).
@@ -53,14 +53,14 @@ class Gathering:
         row.up, row.health, row.start_time = True, stats.health, stats.start_time
         row.version = stats.version or row.version
         row.nodes = 1
-        counters.begin(now_s, stats.start_time)
+        counters.begin_answer(now_s, stats.start_time)
         for topic in stats.topics or ():
             topic_row = self._add_topic(row, topic, counters, ages)
             for channel in topic.channels or ():
                 self._add_channel(row, topic_row, channel, counters, ages)
                 await self._give_turn()
             await self._give_turn()
-        counters.end()
+        counters.end_answer()
         if row.rate_in is None and counters.known:
             row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = 0.0
         _add_sums(snapshot.total, row)

@@ -162,7 +162,7 @@ class History:
         """Of all points."""
         return len(self._rings) * self.points * _COLUMNS * 4
 
-    async def add(self, snapshot: Snapshot) -> None:
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Add a poll. A poll with an earlier time than the last one is ignored."""
         slot = int(snapshot.taken_s // self.slot_s)
         if slot < self._slot or snapshot.taken_s < self._taken_s:

@@ -36,7 +36,7 @@ _NONE: _Counted = (0, 0, 0, 0)
 class Counters:
     """The counters of a node at its last answer, by topic and channel (``""``: the topic itself).
 
-    Use: `begin`, then `rates` for each, then `end`.
+    Use: `begin_answer`, then `rates` for each, then `end_answer`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Counters:
         """
         return {name: counted[1] for name, counted in self._last.get(topic, {}).items()}
 
-    def begin(self, now_s: float, start_time: int) -> None:
+    def begin_answer(self, now_s: float, start_time: int) -> None:
         """Begin an answer that was received at ``now_s`` (a clock that never goes back)."""
         self._restarted = self._last_s is not None and start_time != self._start_time
         self._start_time = start_time
@@ -99,7 +99,7 @@ class Counters:
             max(0, timeouts - was_timeouts) / elapsed_s,
         )
 
-    def end(self) -> None:
+    def end_answer(self) -> None:
         """End the answer; topics and channels that were not in it are forgotten."""
         self._last, self._now = self._now, {}
         self._last_s = self._now_s
@@ -122,7 +122,7 @@ class WatchedNode:
     answered: NodeRow | None = None
     ages: Ages | None = None
     ages_due_s: float = -math.inf
-    asks_ages: bool = False
+    requests_ages: bool = False
 
     def row(self) -> NodeRow:
         return NodeRow(

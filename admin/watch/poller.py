@@ -108,7 +108,7 @@ class Poller:
         self._nodes: dict[str, WatchedNode] = {}
         self._warnings: list[str] = []
         self._nodes_due_s = -math.inf
-        self._learning = False
+        self._updating = False
         self._news = trio.Event()
         self._viewers = 0
         self._unwatched_s = -math.inf
@@ -242,12 +242,12 @@ class Poller:
 
     async def _poll(self, nursery: trio.Nursery) -> None:
         began_s = trio.current_time()
-        await self._learn_nodes(nursery)
+        await self._update_nodes(nursery)
         for node in self._nodes.values():
             if node.asked_s is None:
                 node.asked_s = trio.current_time()
                 name = f"nsqadmin poll of {node.producer.node}"
-                nursery.start_soon(self._ask, node, name=name)
+                nursery.start_soon(self._request_stats, node, name=name)
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
@@ -258,7 +258,7 @@ class Poller:
         await gathering.finish()
         snapshot.taken_s = self._wall()
         snapshot.poll_s = trio.current_time() - began_s
-        await self.history.add(snapshot)
+        await self.history.add_snapshot(snapshot)
         snapshot.problems = await problems(snapshot, self.history)
         self.snapshot = snapshot
         self._published_s = trio.current_time()
@@ -293,12 +293,12 @@ class Poller:
             if metrics.start_time != node.start_time:
                 node.start_time, node.ages, node.ages_due_s = metrics.start_time, None, -math.inf
             node.answered_wall_s = row.answered_s = self._wall()
-            await gathering.add(row, metrics, node.counters, answered_s, node.ages)
+            await gathering.add_answer(row, metrics, node.counters, answered_s, node.ages)
             node.answered = row
         else:
             await gathering.add_silent(node.silent_row(str(answer)), node.counters)
 
-    async def _ask(self, node: WatchedNode) -> None:
+    async def _request_stats(self, node: WatchedNode) -> None:
         """Request /stats from a node; the result or error becomes its ``answer``."""
         name = node.producer.node
         limit = self._silent_limit if node.silent else self._limit
@@ -327,15 +327,15 @@ class Poller:
         due = [
             node
             for node in self._nodes.values()
-            if node.ages_due_s <= now_s and not node.silent and not node.asks_ages
+            if node.ages_due_s <= now_s and not node.silent and not node.requests_ages
         ]
         due.sort(key=lambda node: node.ages_due_s)
         for node in due[:count]:
-            node.asks_ages = True
+            node.requests_ages = True
             name = f"nsqadmin poll of ages of {node.producer.node}"
-            nursery.start_soon(self._ask_ages, node, name=name)
+            nursery.start_soon(self._request_ages, node, name=name)
 
-    async def _ask_ages(self, node: WatchedNode) -> None:
+    async def _request_ages(self, node: WatchedNode) -> None:
         """Request the ages from a node; without an answer they are unknown."""
         node.ages_due_s = trio.current_time() + AGES_EVERY_S
         try:
@@ -352,21 +352,21 @@ class Poller:
             node.ages = None
             log.exception("request to %s for message ages failed", node.producer.node)
         finally:
-            node.asks_ages = False
+            node.requests_ages = False
 
-    async def _learn_nodes(self, nursery: trio.Nursery) -> None:
+    async def _update_nodes(self, nursery: trio.Nursery) -> None:
         """Request the list of nodes if it is due; wait for it only if no node is known."""
         now_s = trio.current_time()
         due = now_s >= self._nodes_due_s or bool(self._warnings) or not self._nodes
-        if due and not self._learning:
-            self._learning = True
+        if due and not self._updating:
+            self._updating = True
             self._nodes_due_s = now_s + NODES_EVERY_S
-            nursery.start_soon(self._ask_for_nodes, name="nsqadmin poll for nodes")
-        while self._learning and not self._nodes:
+            nursery.start_soon(self._request_nodes, name="nsqadmin poll for nodes")
+        while self._updating and not self._nodes:
             self._news = trio.Event()
             await self._news.wait()
 
-    async def _ask_for_nodes(self) -> None:
+    async def _request_nodes(self) -> None:
         """Request the list of nodes; without an answer the known nodes stay."""
         try:
             result = await self._cluster.nodes()
@@ -378,7 +378,7 @@ class Poller:
             log.exception("request for the list of nodes failed")
             self._warnings = [f"{type(error).__name__}: {error}"]
         finally:
-            self._learning = False
+            self._updating = False
             self._news.set()
 
     def _note_nodes(self, producers: list[Producer], warnings: list[str]) -> None:

@@ -16,8 +16,7 @@ import trio
 
 from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally
 from trionsq.client import Config, Consumer
-from trionsq.client.dial import dial_tcp
-from trionsq.client.handshake import Handshake
+from trionsq.client.handshake import Handshake, dial_tcp
 from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ColumnDecoder

@@ -220,7 +220,7 @@ async def test_a_receiver_that_fails_is_logged(
     monkeypatch.setattr(logging.getLogger("trionsq"), "propagate", True)
     url = f"http://user:secret@{free_address()}/?secret"
     notifier = Notifier(NsqadminOptions(notification_http_endpoint=url))
-    notifier.note(DONE)
+    notifier.queue_notification(DONE)
     with trio.move_on_after(0):
         await notifier.run()
     assert "NOTIFY: POST http://127.0.0.1:" in caplog.text
@@ -232,5 +232,5 @@ async def test_what_waits_to_be_told_is_bounded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(notify, "MAX_QUEUE", 2)
     notifier = Notifier(NsqadminOptions(notification_http_endpoint="http://x/"))
     for _ in range(5):
-        notifier.note(DONE)
+        notifier.queue_notification(DONE)
     assert notifier.dropped == 3

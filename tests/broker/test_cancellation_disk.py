@@ -97,7 +97,7 @@ async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) 
             bodies: set[bytes] = set()
             found.append(bodies)
             topic, _, channel = queue.partition(":")
-            consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+            consumer = Conversation.begin(broker, capacity_bytes=2**20)
             await consumer.subscribe(topic, channel, ready=100)
             with trio.move_on_after(70):
                 while True:

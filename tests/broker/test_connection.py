@@ -171,7 +171,7 @@ async def test_what_was_never_written_goes_back_at_once(autojump_clock: MockCloc
     """Deliveries still in the hand-over queue return to the head, their attempts unchanged."""
     big = 40_000
     async with nsqd_in_memory() as broker:
-        consumer, client, _ = connect(broker, capacity_nbytes=1000)
+        consumer, client, _ = connect(broker, capacity_bytes=1000)
         await consumer.subscribe("t", "c", ready=2500)
         for number in range(30):
             publish(broker, "t", b"%0*d" % (big, number))
@@ -232,7 +232,7 @@ async def test_an_error_frame_arrives_though_the_client_still_sends(
 ) -> None:
     """Input behind a fatal command is read and thrown away, so that no reset takes the frame."""
     async with nsqd_in_memory() as broker:
-        talk = Conversation.begin(broker, capacity_nbytes=4096)
+        talk = Conversation.begin(broker, capacity_bytes=4096)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_send_until_closed, talk)
             await trio.sleep(5)
@@ -245,7 +245,7 @@ async def test_an_error_frame_arrives_though_the_client_still_sends(
 async def test_an_error_frame_waits_for_what_is_pending(autojump_clock: MockClock) -> None:
     """A client that is behind with its reading still gets the error frame, in its place."""
     async with nsqd_in_memory() as broker:
-        talk = Conversation.begin(broker, capacity_nbytes=100)
+        talk = Conversation.begin(broker, capacity_bytes=100)
         await talk.subscribe("t", "c", ready=1)
         publish(broker, "t", b"x" * 1000)
         await wait_all_tasks_blocked()

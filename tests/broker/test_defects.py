@@ -132,7 +132,7 @@ async def test_a_defect_in_a_channels_task_loses_no_message(
 ) -> None:
     """Each message comes to the client once, when the task begins again; the counts add up."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=2**20)
+        talk, client, _ = connect(broker, capacity_bytes=2**20)
         await talk.say(commands.identify({"sample_rate": 99, "feature_negotiation": True}))
         await talk.frame()
         await talk.subscribe("t", "c", ready=50)
@@ -441,7 +441,7 @@ async def test_the_log_has_a_trace_a_minute(
     assert defects.counts["scan"] == defects.counts["topic"] == 1000
     records = [record for record in caplog.records if record.exc_info]
     assert len(records) == 4
-    assert "(599 more defects of this part since its last trace)" in caplog.text
+    assert "(599 more defects of this part since its last traceback)" in caplog.text
     assert defects.last == {"scan": "X: TypeError: again", "topic": "X: TypeError: again"}
 
 

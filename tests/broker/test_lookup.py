@@ -237,7 +237,7 @@ async def test_a_reader_that_is_slow_ends_after_a_second(autojump_clock: MockClo
     async with cluster("a", topics=["s"]) as (broker, [lookupd]):
         [transport] = lookupd.transports
         transport.incoming.stall()
-        transport.incoming.capacity_nbytes = 3
+        transport.incoming.capacity_bytes = 3
         broker.topic("t")
         await trio.sleep(0.5)
         assert len(transport.incoming) == 3

@@ -170,13 +170,13 @@ def test_the_prefix_names_the_host() -> None:
 
 @given(st.lists(st.text(max_size=20).map(lambda text: text + "\n")), st.integers(1, 60))
 def test_datagrams_hold_whole_lines_and_no_more_than_they_may(
-    text: list[str], nbytes_max: int
+    text: list[str], max_bytes: int
 ) -> None:
     """In order, as many as fit; a line that fits in none is alone in its own."""
-    packed = Datagrams(nbytes_max)
+    packed = Datagrams(max_bytes)
     for line in text:
         packed.add(line)
-    datagrams = packed.end()
+    datagrams = packed.finish()
     assert b"".join(datagrams) == "".join(text).encode()
     ends = {0}
     for line in text:
@@ -184,8 +184,8 @@ def test_datagrams_hold_whole_lines_and_no_more_than_they_may(
     reached = 0
     for place, datagram in enumerate(datagrams):
         first_line_nbytes = min(end for end in ends if end > reached) - reached
-        assert len(datagram) <= max(nbytes_max, first_line_nbytes)
+        assert len(datagram) <= max(max_bytes, first_line_nbytes)
         if place:
-            assert len(datagrams[place - 1]) + first_line_nbytes > nbytes_max
+            assert len(datagrams[place - 1]) + first_line_nbytes > max_bytes
         reached += len(datagram)
         assert reached in ends

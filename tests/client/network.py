@@ -126,7 +126,7 @@ class Network:
         return await self._peers[address].receive()
 
     async def dial(self, host: str, port: int, local_address: str) -> MemoryTransport:
-        """See `trionsq.client.dial.Dial`."""
+        """See `trionsq.client.handshake.Dial`."""
         address = f"{host}:{port}"
         self.dialled.append((address, trio.current_time()))
         await trio.lowlevel.checkpoint()

@@ -235,7 +235,7 @@ async def test_a_peer_that_takes_nothing_is_closed(autojump_clock: MockClock) ->
     """The connection ends after write_timeout, plus a moment for a last error of nsqd."""
     async with connected(Config(write_timeout_s=3)) as (connection, _, network):
         reply = connection.request(b"x" * 200_000)
-        with pytest.raises(NotConnectedError, match="took nothing"):
+        with pytest.raises(NotConnectedError, match="read nothing"):
             await reply.wait()
         assert 3 <= trio.current_time() <= 3.2
         await connection.ended.wait()

@@ -98,9 +98,9 @@ async def test_what_comes_with_the_last_word_of_the_beginning_is_not_lost() -> N
         network = SecuredNetwork(nursery, nsqd)
         config = Config(auth_secret=SECRET)
         connection = await Connection.open(ADDRESS, config, network.dial)
-        before = network.links[0].outgoing.passed_nbytes
+        before = network.links[0].outgoing.passed_bytes
         await nursery.start(connection.run)
-        while network.links[0].outgoing.passed_nbytes < before + len(b"NOP\n"):
+        while network.links[0].outgoing.passed_bytes < before + len(b"NOP\n"):
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 

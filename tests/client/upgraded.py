@@ -209,5 +209,5 @@ class SecuredNetwork(Network):
         )
 
     async def dial_cut(self, host: str, port: int, local_address: str) -> CutTransport:
-        """See `trionsq.client.dial.Dial`; received bytes come in pieces."""
+        """See `trionsq.client.handshake.Dial`; received bytes come in pieces."""
         return CutTransport(await self.dial(host, port, local_address), self._sizes)

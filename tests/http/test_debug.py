@@ -158,7 +158,7 @@ async def test_the_checks_are_made_and_shown(app: QuartTrio, broker: Broker) -> 
 async def test_who_takes_no_data_is_found() -> None:
     """A consumer that reads nothing is listed with the bytes that wait for it."""
     async with nsqd_in_memory() as broker:
-        stream, transport = memory_connection(capacity_nbytes=100)
+        stream, transport = memory_connection(capacity_bytes=100)
         broker.connect(transport)
         broker.topic("t").channel("c")
         await stream.send_all(b"  V2SUB t c\nRDY 10\n")

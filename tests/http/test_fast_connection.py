@@ -80,9 +80,9 @@ class Place:
         self._nursery = nursery
         nursery.start_soon(self.fast_path.watch_connections)
 
-    def connect(self, capacity_nbytes: int = 65536) -> Talk:
+    def connect(self, capacity_bytes: int = 65536) -> Talk:
         """A new connection."""
-        talk = Talk(self.fast_path, *memory_connection(capacity_nbytes))
+        talk = Talk(self.fast_path, *memory_connection(capacity_bytes))
         self._nursery.start_soon(talk.run)
         return talk
 
@@ -151,7 +151,7 @@ async def test_what_has_begun_when_the_peer_half_closes_is_handed_back(
 async def test_a_peer_that_takes_no_answer_is_not_read_from(autojump_clock: MockClock) -> None:
     """What it sends stays with it; after a time it is given up."""
     async with place() as here:
-        talk = here.connect(capacity_nbytes=1000)
+        talk = here.connect(capacity_bytes=1000)
         began_s = trio.current_time()
         with trio.move_on_after(10):
             while True:
@@ -165,7 +165,7 @@ async def test_a_peer_that_takes_no_answer_is_not_read_from(autojump_clock: Mock
 async def test_a_slow_peer_that_takes_its_answers_is_served(autojump_clock: MockClock) -> None:
     """However long that takes."""
     async with place() as here:
-        talk = here.connect(capacity_nbytes=100)
+        talk = here.connect(capacity_bytes=100)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(talk.stream.send_all, pub() * 20)
             came = b""

@@ -38,7 +38,7 @@ async def test_in_memory(autojump_clock: MockClock, caplog: pytest.LogCaptureFix
     async with place() as here:
         healthy = here.connect()
         for case in range(CASES_IN_MEMORY):
-            talk = here.connect(capacity_nbytes=1 << 20)
+            talk = here.connect(capacity_bytes=1 << 20)
             pieces = pieces_of(random)
             with suppress(trio.BrokenResourceError):  # it ended before all was sent
                 for piece in pieces:

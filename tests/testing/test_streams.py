@@ -28,7 +28,7 @@ async def test_the_clients_end_is_a_trio_stream(autojump_clock: MockClock) -> No
 
 async def test_a_pipe_is_bounded(autojump_clock: MockClock) -> None:
     """A write accepts no more than the capacity; the rest waits for the reader."""
-    stream, transport = memory_connection(capacity_nbytes=10)
+    stream, transport = memory_connection(capacity_bytes=10)
     broker_side: Transport = transport
     assert broker_side.send_nowait(b"0123456789abc") == 10
     assert broker_side.send_nowait(b"abc") == 0

@@ -92,9 +92,9 @@ def shaken(server: Engine, client: Engine) -> tuple[Engine, Engine]:
     raise AssertionError("no handshake")
 
 
-def memory_pair(capacity_nbytes: int) -> tuple[MemoryTransport, MemoryTransport]:
+def memory_pair(capacity_bytes: int) -> tuple[MemoryTransport, MemoryTransport]:
     """The two ends of a connection, both as transports."""
-    there, back = Pipe(capacity_nbytes), Pipe(capacity_nbytes)
+    there, back = Pipe(capacity_bytes), Pipe(capacity_bytes)
     return MemoryTransport(there, back), MemoryTransport(back, there)
 
 

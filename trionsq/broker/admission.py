@@ -1,7 +1,7 @@
-"""Which TCP connections are let in: so many at once, and so many a second from one address.
+"""Limits on TCP connections: a number of them at once, and a rate for each address.
 
-Connections of HTTP are not counted here, so that operators and probes get in during a flood; PHP
-and curl open one for each message, so a rate that suits consumers would cut them off.
+HTTP connections are not counted here, so that operators and probes get in during a flood. PHP and
+curl open a connection for each message, so a rate that suits consumers would cut them off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Admission"]
 
 log = logging.getLogger("trionsq")
 
-# A log line for each refusal would be one more thing that a flood of connections costs.
+# A log line for each refusal would add to the cost of a flood.
 _LOG_INTERVAL_S: Final = 1.0
 _MAX_ORIGINS: Final = 65_536
 _COUNT_FLAG: Final = "--max-connections"
@@ -24,12 +24,12 @@ _RATE_FLAG: Final = "--max-connection-rate"
 
 
 class Admission:
-    """The count of TCP connections, and who is turned away.
+    """Counts TCP connections, and refuses those above a limit.
 
     Attributes:
-        limit: connections that there may be, 0: any number.
-        connections: open now, also those that are only told of their end.
-        refused_by: connections that were closed at once since the start, by the limit that was met.
+        limit: maximum open connections, 0: no limit.
+        connections: open connections, those included that are about to be closed.
+        refused_by: refused connections since the start, by the name of the limit.
     """
 
     __slots__ = (
@@ -42,9 +42,12 @@ class Admission:
     )
 
     def __init__(self, limit: int, rate: int = 0, burst: int = 0) -> None:
-        """``rate``: connections a second of one address, 0: any number.
+        """Set the limits.
 
-        ``burst``: as many at once, 0: twice the rate.
+        Args:
+            limit: maximum open connections, 0: no limit.
+            rate: maximum connections per second from one address, 0: no limit.
+            burst: maximum connections at once from one address, 0: twice the rate.
         """
         self.limit = limit
         self.connections = 0
@@ -58,19 +61,22 @@ class Admission:
 
     @property
     def refused(self) -> int:
-        """Connections that were closed at once, since the start."""
+        """Refused connections since the start."""
         return self.refused_by.total()
 
     @property
     def has_room(self) -> bool:
-        """Whether one more connection may come."""
+        """Whether one more connection is allowed."""
         return not self.limit or self.connections < self.limit
 
     def admit(self, host: str, peer: str, now_s: float) -> bool:
-        """Whether a connection may come; if not, that is counted, and logged once a second at most.
+        """Whether a connection is allowed. A refusal is counted, and logged once a second at most.
 
-        ``host`` is empty for a unix socket, whose rate is not limited: file permissions say who may
-        connect there. ``peer`` is for the log.
+        Args:
+            host: the remote host. It is empty for a unix socket, whose rate is not limited: file
+                permissions say who may connect.
+            peer: the remote address for the log.
+            now_s: monotonic time in seconds.
         """
         if not self.has_room:
             self._refuse("max_connections", _COUNT_FLAG, peer, now_s)

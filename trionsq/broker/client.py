@@ -1,7 +1,7 @@
 """A client connection: a nursery with two sibling tasks, the ioloop and the message pump.
 
-The ioloop reads, acts on commands and writes their answers; the message pump writes messages.
-When either ends, for whatever reason, the other is cancelled, and the connection with it.
+The ioloop reads commands, runs them and writes their replies. The message pump writes messages.
+When either ends, for whatever reason, the other is cancelled, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -97,24 +97,24 @@ class Client:
     """One connection.
 
     Attributes:
-        peer, host: the remote address and its host part.
-        parser: the commands, and the protocol state.
+        peer, host: the remote address, and its host alone.
+        parser: parses the commands, and has the protocol state.
         output: what the client is sent.
         pump: writes the messages.
-        identity: what IDENTIFY settled.
-        consumer: the subscription's state, also before SUB.
+        identity: the result of IDENTIFY.
+        consumer: the state of its subscription, also before SUB.
         context: what it uses of its broker.
-        channel: subscribed to, None before SUB.
-        auth: what AUTH has brought, None before.
-        transport: the connection, with what was laid over it.
-        tls: what was agreed on, None without TLS.
-        snappy, deflate: whether the connection is compressed so.
+        channel: the channel it is subscribed to, None before SUB.
+        auth: the result of AUTH, None before.
+        transport: the connection with its layers.
+        tls: the result of the TLS handshake, None without TLS.
+        snappy, deflate: whether the connection has that layer.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
-        heartbeats: when heartbeats go out, and when the client has been silent for too long.
+        heartbeats: the times of its heartbeats, and of its last command.
     """
 
-    # Thousands of idle connections are usual, so each does without a __dict__.
+    # Slots save memory: an nsqd may have thousands of idle connections.
     __slots__ = (
         "__weakref__",
         "_bottom",
@@ -164,7 +164,7 @@ class Client:
         return f"<Client {self.peer} {self.parser.state.name} {self.consumer!r} {self.output!r}>"
 
     async def serve(self) -> None:
-        """The connection's life. Errors end it, never the broker."""
+        """Run the connection until it ends. An error ends the connection, never the broker."""
         log.info("TCP: new client(%s)", self.peer)
         try:
             closed_before = self._cancel_scope.cancel_called
@@ -177,7 +177,7 @@ class Client:
                 if closed_before:
                     self.close()
         except* Exception as errors:
-            # It costs this client and no other.
+            # It affects no other client.
             self.context.defects.note("client", f"client({self.peer})", errors)
         finally:
             with self.context.defects.fence("client", f"client({self.peer})"):
@@ -236,17 +236,17 @@ class Client:
                 return
             nbytes = len(data)
             parser.receive(data)
-            data = None  # an idle connection holds nothing
+            data = None  # an idle connection keeps no buffer
             while True:
                 parser.pause_after(_MAX_COMMANDS)
                 if not await self._run_commands():
                     return
                 if self._owes_replies:
-                    # Not for messages: whoever takes those slowly must still be heard.
+                    # Not for messages: a client that reads them slowly is still listened to.
                     if output.pending:
                         await output.drain()
                     self._owes_replies = False
-                    transport = self.transport  # IDENTIFY may have laid something over it
+                    transport = self.transport  # IDENTIFY may have added layers
                 if not parser.paused:
                     break
                 await trio.lowlevel.checkpoint()
@@ -266,7 +266,11 @@ class Client:
                 await transport.wait_readable()
 
     async def _run_commands(self) -> bool:
-        """Act on what was read, to the parser's pause; False if that ends the connection."""
+        """Run the commands that were read, up to the parser's pause.
+
+        Returns:
+            False if the connection has to end.
+        """
         replies: list[bytes] = []
         next_event = self.parser.next_event
         handlers = self.context.handlers
@@ -278,7 +282,7 @@ class Client:
                 if reply is None:
                     continue
                 if not isinstance(reply, bytes):
-                    # A command that must wait: what was read after it waits in the parser.
+                    # The command has to wait. The commands after it wait in the parser.
                     self._write_replies(replies)
                     self._owes_replies = True
                     reply = await reply
@@ -297,7 +301,7 @@ class Client:
         return True
 
     def _write_replies(self, replies: list[bytes]) -> None:
-        """Write the answers, and the messages that the commands gave credit for."""
+        """Write the replies, and the messages that the commands gave credit for."""
         pump = self.pump
         deliveries, pump.with_replies = pump.with_replies, None
         if replies:
@@ -309,7 +313,7 @@ class Client:
         replies.clear()
 
     async def close_at_end_of_input(self) -> None:
-        """While a command waits: close when the peer has, unless it sends something more."""
+        """Close when the peer does, while a command waits. Return if the peer sends more."""
         while not self.parser.buffered:
             await self.transport.wait_readable()
             try:
@@ -329,11 +333,11 @@ class Client:
             await self._send_fatal_error(error)
 
     async def _send_fatal_error(self, error: ProtocolError) -> None:
-        """See to it that an error frame arrives.
+        """Send an error frame so that it arrives, before the connection is closed.
 
-        Closing a socket that has unread input resets the connection and may take the frame with
-        it, so the input is read and thrown away for a moment, until the peer closes. It is not
-        even inflated.
+        Closing a socket that has unread input resets the connection, and the reset may overtake
+        the frame. So for a moment the input is read and discarded, until the peer closes; it is
+        not even decompressed.
         """
         log.error("client(%s) - %s", self.peer, printable(str(error)))
         self._leave()
@@ -344,10 +348,10 @@ class Client:
             while transport.receive_nowait(_READ_BYTES) != b"":
                 await transport.wait_readable()
 
-    # By time
+    # Heartbeats
 
     def restart_heartbeats(self) -> None:
-        """Count the heartbeat interval from now on."""
+        """Start a heartbeat interval now."""
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is not None:
             self.heartbeats.restart(interval_ms / 1e3, self.context.clock.now_s())
@@ -357,9 +361,9 @@ class Client:
         self.context.heartbeat_checks.schedule(self, self.heartbeats.next_check_s, interval_s)
 
     def check_heartbeat(self, now_s: float) -> None:
-        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
+        """Send a heartbeat if one is due; close a connection that is silent or reads nothing.
 
-        It is called when the connection comes out of the broker's `heartbeat_checks`.
+        Called when the connection is due in the context's `heartbeat_checks`.
         """
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is None or self.heartbeats.is_stopped:
@@ -373,7 +377,7 @@ class Client:
         )
         self._schedule_check(interval_ms / 1e3)
         if not self.consumer.in_flight:
-            self.consumer.in_flight.clear()  # lets go of what a dictionary keeps for its return
+            self.consumer.in_flight.clear()  # an empty dict keeps the memory of its entries
         if finding is Finding.DUE:
             self._heartbeat()
         elif finding is not Finding.FINE:
@@ -383,7 +387,7 @@ class Client:
     def _heartbeat(self) -> None:
         output = self.output
         if output.pending:
-            return  # more would only queue behind what is stuck
+            return  # a heartbeat would only queue behind the pending output
         try:
             if not output.write(frames.HEARTBEAT):
                 self.pump.wake()

@@ -31,7 +31,7 @@ log = logging.getLogger("trionsq")
 
 
 async def _complete_reply(reply: Reply) -> bytes:
-    """The frames of a reply, once the command needs not wait any more."""
+    """Wait for a reply if necessary, and return its frames."""
     if reply is None or isinstance(reply, bytes):
         return reply or b""
     return await reply
@@ -82,7 +82,7 @@ class Commands:
     # A new topic
 
     def _on_new_topic(self, client: Client, event: Any, handler: Callable[..., Reply]) -> Reply:
-        """Make the topic, and call the handler again with it as soon as the command may go on."""
+        """Make the topic, and call the handler again with it when the command may go on."""
         topic = self._registry.topic(event.topic)
         channels_known = topic.claim_wait()
         if channels_known is None:

@@ -1,4 +1,4 @@
-"""nsqd and its nsqlookupds: a task for each, and the channels that they know of a new topic.
+"""The nsqlookupds of nsqd: a task for each, and the channels that they have for a new topic.
 
 Spec: nsqd-internals, sections 1 (channel pre-creation) and 9.
 """
@@ -40,11 +40,11 @@ _MAX_LOGGED_NAMES: Final = 10
 
 
 class Lookups:
-    """All nsqlookupds that are configured now.
+    """The nsqlookupds of the current options.
 
     Attributes:
         peers: by address.
-        dial: connects to a host and a port, also for HTTP; tests put theirs here.
+        dial: connects to a host and a port, for HTTP too. Tests replace it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Lookups:
         return f"<Lookups {list(self.peers.values())}>"
 
     async def run(self) -> None:
-        """Keep all of them informed, for ever; which ones that are follows the options."""
+        """Keep the nsqlookupds informed until cancelled, and follow changes of the options."""
         observers = self._live_options.observers
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -79,12 +79,12 @@ class Lookups:
                 self.peers.clear()
 
     def _follow(self, options: NsqdOptions) -> None:
-        """Let go of those that are no longer listed, and begin with new ones."""
+        """Close the peers that are no longer listed, and start new ones."""
         assert self._nursery is not None
-        wanted = dict.fromkeys(options.lookupd_tcp_address or ())
-        for address in [address for address in self.peers if address not in wanted]:
+        addresses = dict.fromkeys(options.lookupd_tcp_address or ())
+        for address in [address for address in self.peers if address not in addresses]:
             self.peers.pop(address).close()
-        for address in wanted:
+        for address in addresses:
             if address not in self.peers:
                 peer = self.peers[address] = LookupPeer(
                     address, self, self._defects, options.max_body_size
@@ -92,20 +92,20 @@ class Lookups:
                 self._nursery.start_soon(peer.run, name=f"nsqlookupd {peer.label}")
 
     def announce(self, topic: str, channel: str, gone: bool) -> None:
-        """A topic (with ``channel`` empty) or a channel was created, or is ``gone``."""
+        """Tell all peers of a new topic (empty ``channel``) or channel, or that it is ``gone``."""
         registration = Registration(topic, channel)
         for peer in self.peers.values():
             peer.announce(registration, gone)
 
     @property
     def known(self) -> list[LookupdInfo]:
-        """Those that can be asked: they have identified themselves, though perhaps long ago."""
+        """The nsqlookupds that have said where to send HTTP requests, perhaps long ago."""
         return [peer.info for peer in self.peers.values() if peer.info is not None]
 
     async def channels(self, topic: str) -> list[str]:
-        """The channels, except ephemeral ones, that a topic has at other nsqds.
+        """The channels that a topic has at other nsqds, without ephemeral ones.
 
-        It takes --http-client-request-timeout at most. Failures are logged.
+        This takes --http-client-request-timeout at most. Failures are logged.
         """
         options = self._live_options.current
 
@@ -122,14 +122,14 @@ class Lookups:
         try:
             return await ask_for_channels(self.known, topic, get)
         except Exception as error:
-            # It costs these channels, not the topic.
+            # The topic is made without these channels.
             self._defects.note("lookup", f"TOPIC({topic}): asking for channels", error)
             return []
 
-    # What the peers announce
+    # What the peers register
 
     def identity(self) -> dict[str, str | int]:
-        """What IDENTIFY says of this nsqd."""
+        """The fields of IDENTIFY about this nsqd."""
         options = self._live_options.current
         return {
             "broadcast_address": options.broadcast_address,
@@ -140,10 +140,10 @@ class Lookups:
         }
 
     def registrations(self) -> Iterator[Registration]:
-        """Yield all channels, and the topics without any, of the topics that there are now.
+        """Yield each channel, and each topic without channels, of the current topics.
 
-        It may be read on while topics and channels come and go: those that have come since need
-        not be among them, those that are gone may be.
+        Topics and channels may come and go during the iteration. New ones may be missing, deleted
+        ones may be yielded.
         """
         return self._registrations(list(self._topics.values()))
 
@@ -153,7 +153,7 @@ class Lookups:
                 yield Registration(topic.name, channel)
 
     def has(self, registration: Registration) -> bool:
-        """Whether there is that topic or channel now."""
+        """Whether that topic or channel exists now."""
         topic = self._topics.get(registration.topic)
         channel = registration.channel
         return topic is not None and (not channel or channel in topic.channels)
@@ -169,14 +169,16 @@ _ANSWER: Final = msgspec.json.Decoder(_Channels)
 async def ask_for_channels(
     lookupds: Iterable[LookupdInfo], topic: str, get: Callable[[str], Awaitable[httpget.Answer]]
 ) -> list[str]:
-    """The names that any of them knows, each once, without ephemeral ones.
-
-    All are asked at the same time. One that fails is logged and left out.
+    """Ask nsqlookupds for the channels of a topic, all at the same time.
 
     Args:
-        lookupds: to be asked.
-        topic: the name, valid.
-        get: asks for a URL, in bounded time; raises GetError.
+        lookupds: the nsqlookupds.
+        topic: a valid name.
+        get: requests a URL in bounded time; raises GetError.
+
+    Returns:
+        The names that any of them has, each once, without ephemeral ones. An nsqlookupd that fails
+        is logged and left out.
     """
     names: dict[str, None] = {}
 
@@ -188,7 +190,9 @@ async def ask_for_channels(
             httpget.GetError,
             ValueError,
         ) as error:  # ValueError: a host that can't be looked up
-            log.error("TOPIC(%s): asking %s for channels: %s", topic, info.http_address, error)
+            log.error(
+                "TOPIC(%s): failed to get channels from %s: %s", topic, info.http_address, error
+            )
 
     async with trio.open_nursery() as nursery:
         for info in lookupds:
@@ -197,7 +201,11 @@ async def ask_for_channels(
 
 
 async def _channel_names(answer: httpget.Answer) -> list[str]:
-    """The valid names. Raises ValueError for an answer that has none, or too many."""
+    """The valid names of an answer.
+
+    Raises:
+        ValueError: the answer has no list of channels, or too many of them.
+    """
     if answer.status != 200:
         raise ValueError(f"status {answer.status}")
     try:
@@ -213,7 +221,7 @@ async def _channel_names(answer: httpget.Answer) -> list[str]:
         if not isinstance(name, str) or not is_valid_name(name.encode()):
             ignored += 1
             if ignored <= _MAX_LOGGED_NAMES:
-                log.warning("ignoring the invalid channel name %s", printable(str(name), 100))
+                log.warning("ignoring invalid channel name %s", printable(str(name), 100))
         elif not is_ephemeral(name):
             channels.append(name)
         if number % _NAMES_PER_TURN == 0:

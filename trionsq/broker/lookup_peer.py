@@ -1,8 +1,8 @@
-"""One nsqlookupd, as nsqd sees it: a connection, and what was announced on it.
+"""The connection of nsqd to one nsqlookupd, and what nsqd has registered on it.
 
-What is to be said is a state, not a queue: the topics and channels in which the nsqlookupd's view
-may differ from ours. A new connection makes that all of them. So what is held is bounded by what
-there is, however much is created and deleted while an nsqlookupd is slow or away.
+Pending announcements are a set, not a queue: the topics and channels that the nsqlookupd may not
+know the truth about. After a new connection that is all of them. So the set is never larger than
+the number of topics and channels, however many come and go while an nsqlookupd is slow or away.
 
 Spec: nsqd-internals, section 9.
 """
@@ -27,27 +27,28 @@ __all__ = ["LookupPeer", "Registration"]
 
 log = logging.getLogger("trionsq")
 
-# Both are the original's, there not options either.
+# A connect, a write or a read may take this long. Both values are those of the original, which has
+# no options for them either.
 _STEP_S: Final = 1.0
 _PING_S: Final = 15.0
-# Attempts to connect are that far apart, however often there is something to announce.
+# Time between attempts to connect, however often there is something to announce.
 _RECONNECT_S: Final = 1.0
-# Commands that are sent before their answers are read: a thousand topics are told in a moment.
+# Commands sent before their answers are read, so that a thousand topics take few round trips.
 _MAX_COMMANDS: Final = 64
-# Of one answer: IDENTIFY's has some 200 bytes, the others are OK or a line.
+# An answer to IDENTIFY has about 200 bytes, the others are OK or one line.
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES: Final = 4096
 
 
 class Registration(NamedTuple):
-    """What an nsqlookupd is told of: a topic, or one of its channels."""
+    """A topic, or one of its channels, that nsqd registers at an nsqlookupd."""
 
     topic: str
     channel: str = ""
 
 
 class RegistrationSource(Protocol):
-    """What an nsqlookupd is told of this nsqd, and how it is reached."""
+    """What this nsqd registers at an nsqlookupd, and how it connects."""
 
     def dial(self, host: str, port: int, /) -> Awaitable[trio.abc.Stream]: ...
 
@@ -55,23 +56,23 @@ class RegistrationSource(Protocol):
         """The fields of IDENTIFY."""
 
     def registrations(self) -> Iterator[Registration]:
-        """Yield all channels, and the topics without any, of the topics that there are now."""
+        """Yield each channel, and each topic without channels, of the current topics."""
 
     def has(self, registration: Registration) -> bool:
-        """Whether there is that topic or channel now."""
+        """Whether that topic or channel exists now."""
 
 
 class LookupPeerError(Exception):
-    """The connection is of no more use; the text says why."""
+    """The connection can't be used any more; ``str()`` says why."""
 
 
 class LookupPeer:
-    """A connection to one nsqlookupd, made anew when it is needed.
+    """A connection to one nsqlookupd, which reconnects when there is something to send.
 
     Attributes:
-        address: ``host:port`` as given.
-        label: the same, as log lines and pages may have it.
-        info: where it is to be asked by HTTP; None before its first answer to IDENTIFY.
+        address: ``host:port`` of the option.
+        label: the address, safe for log lines and pages.
+        info: where the nsqlookupd takes HTTP requests; None before its first answer to IDENTIFY.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class LookupPeer:
         self._stream: trio.abc.Stream | None = None
         self._is_identified = False
         self._received = bytearray()
-        # On this connection: what was registered; what may have to be said, in order, and
-        # whether it was deleted since it was registered.
+        # On this connection: what was registered; and what may have to be sent, in order, with
+        # whether it was deleted after it had been registered.
         self._registered: set[Registration] = set()
         self._pending: dict[Registration, bool] = {}
-        # What there was when it connected comes first; read on as it is said.
+        # What existed at the connect; it is sent first, and read while it is sent.
         self._backlog: Iterator[Registration] = iter(())
-        # What made it connect is said after the rest, though that contains it.
+        # The command that made it connect; it is sent last, although the rest contains it.
         self._reason = b""
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
@@ -105,7 +106,7 @@ class LookupPeer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has answered to IDENTIFY on the connection of now."""
+        """Whether the nsqlookupd has answered IDENTIFY on the current connection."""
         return self._is_identified
 
     def close(self) -> None:
@@ -113,20 +114,20 @@ class LookupPeer:
         self._scope.cancel()
 
     def announce(self, registration: Registration, gone: bool) -> None:
-        """A topic or channel was created, or is ``gone``."""
+        """Send soon that a topic or channel was created, or is ``gone``."""
         if not self._is_identified:
             self._reason = (lookup.unregister if gone else lookup.register)(*registration)
         elif gone and registration not in self._registered:
             self._pending.pop(registration, None)
             return
         else:
-            # To the end: a topic comes before the channels that it has now.
+            # At the end, so that a topic comes before the channels it has now.
             was_gone = self._pending.pop(registration, False)
             self._pending[registration] = gone or was_gone
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep the nsqlookupd informed, until `close`. Whatever it does, only this task suffers."""
+        """Keep the nsqlookupd informed until `close`. Its failures affect this task only."""
         log.info("LOOKUPD(%s): added", self.label)
         self._ping_s = trio.current_time() + _PING_S
         with self._scope:
@@ -156,7 +157,7 @@ class LookupPeer:
                 await self._wake.wait()
 
     async def _send_pending(self) -> None:
-        """Connect if need be, and say what there is to say."""
+        """Connect if necessary, and send what is pending."""
         self._wake = trio.Event()
         ping = self._ping_if_due()
         if not self._is_identified:
@@ -171,11 +172,11 @@ class LookupPeer:
             elif is_last:
                 return
             else:
-                # All of these were deleted before they were said.
+                # All of these were deleted before they were sent.
                 await trio.lowlevel.checkpoint()
 
     def _ping_if_due(self) -> list[bytes]:
-        """PING if it is time for it. If that fails, the next one is due an interval later."""
+        """Return a PING if one is due. If it fails, the next one is due an interval later."""
         now_s = trio.current_time()
         if now_s < self._ping_s:
             return []
@@ -183,7 +184,7 @@ class LookupPeer:
         return [lookup.PING]
 
     def _next_commands(self) -> tuple[bool, list[bytes]]:
-        """Whether this is the last of what is to be said, and some of it."""
+        """Return whether these are the last pending commands, and the commands."""
         backlog = list(islice(self._backlog, _MAX_COMMANDS))
         commands = [
             self._register(registration)
@@ -221,13 +222,13 @@ class LookupPeer:
         answer = await self._answer()
         self.info = lookup.parse_identify_answer(answer)
         if self.info is None:
-            log.warning("LOOKUPD(%s): does not say where to ask it for channels", self.label)
+            log.warning("LOOKUPD(%s): gives no HTTP address to ask for channels", self.label)
         log.info("LOOKUPD(%s): connected", self.label)
         self._is_identified = True
         self._backlog = self._source.registrations()
 
     async def _disconnect(self) -> None:
-        """Close the connection; what was to be said on it is void."""
+        """Close the connection, and forget what was registered and pending on it."""
         stream, self._stream = self._stream, None
         self._is_identified = False
         self._reason = b""

@@ -36,12 +36,12 @@ _MAX_REPLY_DELIVERY_BYTES: Final = 256 * 1024
 class Output:
     """The writing half of a connection.
 
-    `write` never waits. Whoever wrote looks at `pending` afterwards and waits in `drain` before
-    it produces more, so that what is held here is bounded by what each writer makes in one go.
+    `write` never waits. Each writer checks `pending` afterwards, and waits in `drain` before it
+    produces more. So the pending bytes are bounded by what each writer produces at once.
 
     Attributes:
-        pending: bytes that the socket has not taken yet.
-        blocked_since_s: monotonic time since which it has taken nothing, None if all is written.
+        pending: bytes that the socket has not accepted yet.
+        blocked_since_s: monotonic time of the last progress, None if nothing is pending.
     """
 
     __slots__ = ("_chunks", "_lock", "_send", "_transport", "blocked_since_s", "pending")
@@ -49,7 +49,7 @@ class Output:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._send: Callable[[bytes | memoryview], int] = transport.send_nowait
-        # A list, and a lock once it is needed: of thousands of connections few are ever behind.
+        # A list, and a lock only when it is needed: few of thousands of connections ever wait.
         self._chunks: list[memoryview] = []
         self._lock: trio.Lock | None = None
         self.pending = 0
@@ -71,7 +71,7 @@ class Output:
         return f"<Output pending={self.pending}>"
 
     def check(self) -> str | None:
-        """What is wrong with the account of what is pending, None if nothing is. Cheap."""
+        """Check the account of the pending bytes: a text about the fault, or None. Cheap."""
         has_chunks, is_blocked = bool(self._chunks), self.blocked_since_s is not None
         if self.pending < 0 or has_chunks != (self.pending > 0) or has_chunks != is_blocked:
             return (
@@ -81,13 +81,13 @@ class Output:
         return None
 
     def write(self, data: bytes) -> bool:
-        """Send ``data`` after all that was written before; whether the socket has taken it.
+        """Write ``data`` after all earlier data, and return whether the socket has accepted it.
 
         Raises:
             OSError: the connection broke.
         """
         if not data:
-            return not self.pending  # an empty chunk would look like a socket that takes nothing
+            return not self.pending  # an empty chunk would look like a blocked socket
         if self.pending:
             self._chunks.append(memoryview(data))
             self.pending += len(data)

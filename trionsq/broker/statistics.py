@@ -1,9 +1,10 @@
-"""What the broker says of itself, in the documents of /info and /stats; statsd sends of the same.
+"""The statistics of a broker, for /info, /stats and statsd.
 
-Statistics are gathered in rows, and other tasks get their turn after some of them: no step of the
-event loop grows with the number of topics, channels or clients. So a document is not of one moment.
-The figures of one topic without its channels are, and so are those of one channel, and those of one
-client. What is made or deleted meanwhile may be missing. Keys stand in nsqd's order.
+Statistics are gathered in rows, and other tasks get their turn after some rows: no step of the
+event loop grows with the number of topics, channels or clients. So a document does not show one
+moment. Only the values of a topic (without its channels), of a channel or of a client belong to
+one moment. Topics, channels and clients that are made or deleted meanwhile may be missing. Keys are
+in nsqd's order.
 
 Spec: nsqd-http, section 5.
 """
@@ -57,11 +58,11 @@ __all__ = [
 ]
 
 _STATM: Final = Path("/proc/self/statm")
-# Rows that are gathered before other tasks get their turn: with their JSON, about a millisecond.
+# Rows gathered before other tasks get their turn: about a millisecond, JSON included.
 _ROWS_PER_TURN: Final = 40
-# Latencies of a busy channel cost as much as so many rows.
+# The latencies of a busy channel cost as much as this number of rows.
 _LATENCIES_ROWS: Final = 10
-# So many names are sorted, or clients that publish nothing are passed, for the cost of a row.
+# Names to sort, or clients that publish nothing, for the cost of a row.
 _CHEAP_PER_ROW: Final = 25
 
 
@@ -86,7 +87,7 @@ class StatsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StatsFilter:
-    """What of the statistics is query for; empty names mean all topics, all channels."""
+    """The part of the statistics that a request asks for; empty names mean all."""
 
     topic: str = ""
     channel: str = ""
@@ -95,7 +96,7 @@ class StatsFilter:
 
 
 class ProcessRow(NamedTuple):
-    """What is told of the process; ``has_topics`` is False if it has no topic of that name."""
+    """The process. ``has_topics`` is False if there is no topic of the requested name."""
 
     version: str
     health: str
@@ -105,27 +106,27 @@ class ProcessRow(NamedTuple):
 
 
 class TopicRow(NamedTuple):
-    """A topic. The list of its channels is empty: they come in the rows that follow."""
+    """A topic. Its list of channels is empty: they come in the next rows."""
 
     stats: TopicStats
     topic: Topic
 
 
 class ChannelRow(NamedTuple):
-    """A channel of the topic before. Its clients come in the rows that follow."""
+    """A channel of the topic before it. Its clients come in the next rows."""
 
     stats: ChannelStats
     channel: Channel
 
 
 class ClientRow(NamedTuple):
-    """A client of the channel before."""
+    """A client of the channel before it."""
 
     stats: ClientStats
 
 
 class ProducerRow(NamedTuple):
-    """A client that publishes. These rows come last."""
+    """A client that has published. These rows come last."""
 
     stats: ClientStats
 
@@ -134,7 +135,7 @@ Row = ProcessRow | TopicRow | ChannelRow | ClientRow | ProducerRow
 
 
 class _Turns:
-    """Counts rows, and gives other tasks their turn when there were enough."""
+    """Counts rows, and gives other tasks their turn after some of them."""
 
     __slots__ = ("_rows",)
 
@@ -166,7 +167,7 @@ def info(source: StatsSource) -> Info:
 
 
 async def statistics(source: StatsSource, query: StatsFilter) -> AsyncGenerator[Row, None]:
-    """The rows of the document of /stats, in its order. Other tasks get their turn meanwhile."""
+    """Yield the rows of /stats in their order, and give other tasks their turn meanwhile."""
     turns = _Turns()
     is_known = not query.topic or query.topic in source.topics
     yield ProcessRow(
@@ -198,7 +199,7 @@ async def statistics(source: StatsSource, query: StatsFilter) -> AsyncGenerator[
 async def _topic_rows(
     source: StatsSource, topic: Topic, query: StatsFilter, turns: _Turns
 ) -> AsyncIterator[TopicRow | ChannelRow | ClientRow]:
-    # First, for it takes its turns, and what follows is of one moment.
+    # First, because it takes turns; the other values belong to one moment.
     latency = await _latency_of_topic(source, topic, turns)
     core = topic.core
     yield TopicRow(
@@ -229,14 +230,14 @@ async def _topic_rows(
 
 
 async def _sorted(names: Collection[str], turns: _Turns) -> Iterator[str]:
-    """The names in order. Only parts are sorted at once; they are merged as names are taken."""
-    given = list(names)
-    part_max = _ROWS_PER_TURN * _CHEAP_PER_ROW
-    if len(given) <= part_max:
-        return iter(sorted(given))
+    """The names in order. They are sorted in parts, which are merged as names are used."""
+    unsorted = list(names)
+    max_part = _ROWS_PER_TURN * _CHEAP_PER_ROW
+    if len(unsorted) <= max_part:
+        return iter(sorted(unsorted))
     parts = []
-    for start in range(0, len(given), part_max):
-        parts.append(sorted(given[start : start + part_max]))
+    for start in range(0, len(unsorted), max_part):
+        parts.append(sorted(unsorted[start : start + max_part]))
         await turns.spend(_ROWS_PER_TURN)
     return heapq.merge(*parts)
 
@@ -263,7 +264,7 @@ def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) ->
 
 
 async def _latency_of_topic(source: StatsSource, topic: Topic, turns: _Turns) -> Latency:
-    """That of all its channels together."""
+    """The latency of all channels of a topic together."""
     merged = MergedLatencies()
     if source.options.e2e_processing_latency_percentile:
         for channel in list(topic.channels.values()):
@@ -331,7 +332,7 @@ def _show_grant(shown: ClientHead, grant: Grant) -> None:
 
 
 def _pub_count(client: Client, query: StatsFilter) -> PubCount | None:
-    """At most one, as nsqd has it: of the topic query for, else of any."""
+    """At most one count, as in nsqd: of the requested topic, else of any topic."""
     counts = client.pub_counts
     topic = query.topic or next(iter(counts), "")
     return {"topic": topic, "count": counts[topic]} if counts[topic] else None

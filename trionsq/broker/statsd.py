@@ -1,7 +1,7 @@
 """The task that pushes metrics to statsd by UDP, every --statsd-interval.
 
-A statsd that is gone, slow or unknown to DNS costs a log line a minute, never more: nothing is
-kept for it but the totals of the last push. Names are not escaped, so a topic ``a.channel.b``
+A statsd that is gone, slow or unknown to DNS costs one log line a minute: nsqd keeps nothing for it
+but the totals of the last push. Names are not escaped, so a topic ``a.channel.b``
 looks like a channel of a topic ``a``, as with the original; their totals are kept apart all the
 same.
 
@@ -70,14 +70,14 @@ _GAUGES: Final = (
 
 
 class MetricSource(NamedTuple):
-    """What a metric is about: a channel; a topic (no channel); the process (no topic)."""
+    """The owner of a metric: a channel, a topic (no channel), or the process (no topic)."""
 
     topic: str = ""
     channel: str = ""
 
 
 class StatsdMetric(NamedTuple):
-    """One metric. That of a counter (``c``) is its total; ``g`` is a gauge."""
+    """A counter (``c``) with its total, or a gauge (``g``) with its value."""
 
     source: MetricSource
     key: str
@@ -86,7 +86,7 @@ class StatsdMetric(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As statsd gets it, without the prefix."""
+        """The name for statsd, without the prefix."""
         topic, channel = self.source
         if channel:
             return f"topic.{topic}.channel.{channel}.{self.key}"
@@ -94,11 +94,11 @@ class StatsdMetric(NamedTuple):
 
 
 Counters = Mapping[tuple[MetricSource, str], int]
-"""Totals by what they are about and their key."""
+"""Totals by the source and the key of their metric."""
 
 
 def prefix_of(template: str, host: str, port: int) -> str:
-    """--statsd-prefix with this nsqd's name filled in, and a dot at its end."""
+    """--statsd-prefix with the address of this nsqd in it, and a dot at its end."""
     if not template:
         return ""
     prefix = template.replace("%s", re.sub(r"[.:]", "_", format_address(host, port)))
@@ -158,17 +158,17 @@ def _of_latency(source: MetricSource, latency: Latency) -> Iterator[StatsdMetric
         yield StatsdMetric(source, key, each["value"], "g")
 
 
-def counters(shown: Iterable[StatsdMetric]) -> dict[tuple[MetricSource, str], int]:
-    """The totals among the metrics, which the next push is to be compared with."""
-    return {(each.source, each.key): each.value for each in shown if each.kind == "c"}
+def counters(metrics: Iterable[StatsdMetric]) -> dict[tuple[MetricSource, str], int]:
+    """The totals of the counters, which the next push subtracts."""
+    return {(each.source, each.key): each.value for each in metrics if each.kind == "c"}
 
 
-def lines(shown: Iterable[StatsdMetric], before: Counters, prefix: str) -> Iterator[str]:
-    """The lines for statsd: gauges as they are, counters by their increase since ``before``.
+def lines(metrics: Iterable[StatsdMetric], before: Counters, prefix: str) -> Iterator[str]:
+    """The lines for statsd: the values of gauges, and the increase of counters since ``before``.
 
-    ``before`` must have nothing of a topic or channel that was deleted since and made again.
+    ``before`` may hold no totals of a topic or channel that was deleted and made again since.
     """
-    for metric in shown:
+    for metric in metrics:
         value = metric.value
         if metric.kind == "c":
             value -= before.get((metric.source, metric.key), 0)
@@ -176,7 +176,7 @@ def lines(shown: Iterable[StatsdMetric], before: Counters, prefix: str) -> Itera
 
 
 class Datagrams:
-    """Packs whole lines; a line that is longer than a datagram may be has one of its own."""
+    """Packs whole lines. A line that is longer than ``max_bytes`` gets a datagram of its own."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -186,14 +186,14 @@ class Datagrams:
 
     def add(self, line: str) -> None:
         """Add the next line."""
-        one = line.encode()
-        if self._lines and self._bytes + len(one) > self._max_bytes:
+        data = line.encode()
+        if self._lines and self._bytes + len(data) > self._max_bytes:
             self._close()
-        self._lines.append(one)
-        self._bytes += len(one)
+        self._lines.append(data)
+        self._bytes += len(data)
 
-    def end(self) -> list[bytes]:
-        """All datagrams."""
+    def finish(self) -> list[bytes]:
+        """Return all datagrams."""
         if self._lines:
             self._close()
         return self._full
@@ -215,48 +215,48 @@ Connect: TypeAlias = Callable[[str], Awaitable[DatagramSocket]]
 
 
 async def connect_udp(address: str) -> DatagramSocket:
-    """A socket whose datagrams go to ``host:port``; the name is looked up now.
+    """Open a socket that sends to ``host:port``. The host name is looked up each time.
 
     Raises:
-        OSError: the address is malformed, unknown, or there is no way to it.
+        OSError: the address is malformed or unknown, or can't be reached.
     """
     target = split_address(address)
     if target is None:
-        raise OSError(f"not an address of the form host:port: {address}")
+        raise OSError(f"the address is not host:port: {address}")
     host, port = target
     try:
-        found = await trio.socket.getaddrinfo(host or "localhost", port, type=socket.SOCK_DGRAM)
+        addresses = await trio.socket.getaddrinfo(host or "localhost", port, type=socket.SOCK_DGRAM)
     except UnicodeError as error:
-        raise OSError(f"no name of a host: {host}") from error
+        raise OSError(f"not a host name: {host}") from error
     failure: OSError | None = None
-    for family, type_, proto, _, place in found:
-        connected = trio.socket.socket(family, type_, proto)
+    for family, type_, proto, _, target_address in addresses:
+        sock = trio.socket.socket(family, type_, proto)
         try:
-            await connected.connect(place)
+            await sock.connect(target_address)
         except OSError as error:
-            connected.close()
+            sock.close()
             failure = error
         except BaseException:
-            connected.close()
+            sock.close()
             raise
         else:
-            return connected
+            return sock
     raise failure or OSError(f"no address for {host}")
 
 
 def statsd_prefix(options: NsqdOptions, ports: ListeningPorts) -> str:
-    """What the names of an nsqd's metrics begin with."""
+    """The prefix of the names of an nsqd's metrics."""
     port = options.broadcast_http_port or ports.http
     return prefix_of(options.statsd_prefix, options.broadcast_address, port)
 
 
-# By what the metrics are about: whose they are, and the totals of the last push. A topic that is
-# made again under the same name begins at 0.
+# By source: the topic, channel or process itself, and its totals at the last push. A topic that is
+# deleted and made again is another object, so its counters begin at 0.
 _Totals: TypeAlias = dict[MetricSource, tuple[object, Counters]]
 
 
 class _Push:
-    """One push, while its metrics are gathered."""
+    """A push while its metrics are gathered."""
 
     def __init__(self, last: _Totals, datagrams: Datagrams, prefix: str) -> None:
         self.datagrams = datagrams
@@ -265,7 +265,7 @@ class _Push:
         self._prefix = prefix
 
     def add(self, source: MetricSource, owner: object, metrics: Iterable[StatsdMetric]) -> None:
-        """Add all metrics of a topic, a channel or the process, which is ``owner``."""
+        """Add all metrics of ``owner``: a topic, a channel or the process."""
         metrics = list(metrics)
         last_owner, before = self._last.get(source, (None, {}))
         for line in lines(metrics, before if last_owner is owner else {}, self._prefix):
@@ -274,11 +274,11 @@ class _Push:
 
 
 class Statsd:
-    """The pushes of one broker.
+    """Pushes the metrics of a broker.
 
     Attributes:
-        connect: makes the socket of a push; tests put theirs here.
-        errors: pushes and datagrams that could not be sent, since the start.
+        connect: opens the socket of a push. Tests replace it.
+        errors: pushes and datagrams that could not be sent since the start.
     """
 
     def __init__(self, source: StatsSource, defects: Defects) -> None:
@@ -294,7 +294,7 @@ class Statsd:
         return f"<Statsd {self._source.options.statsd_address} errors={self.errors}>"
 
     async def run(self) -> None:
-        """Push, for ever, the first time after an interval."""
+        """Push after each interval, until cancelled."""
         interval_s = self._source.options.statsd_interval_ns / SECOND_NS
         next_s = trio.current_time()
         while True:
@@ -312,7 +312,7 @@ class Statsd:
 
     async def _push(self, until_s: float) -> None:
         options = self._source.options
-        # First: if there is no socket, the increase is part of the next push.
+        # First: without a socket the totals stay, and the next push has the increase.
         target = await self.connect(options.statsd_address)
         try:
             datagrams = await self._datagrams()
@@ -328,7 +328,7 @@ class Statsd:
             target.close()
 
     async def _datagrams(self) -> list[bytes]:
-        """All metrics. They are gathered in turns, as those of /stats."""
+        """Gather all metrics, in turns like /stats."""
         source, options = self._source, self._source.options
         without_ephemeral = options.statsd_exclude_ephemeral
         datagrams = Datagrams(options.statsd_udp_packet_size)
@@ -349,10 +349,10 @@ class Statsd:
         if options.statsd_mem_stats:
             push.add(MetricSource(), self, process_metrics(memory_metrics()))
         self._last = push.totals
-        return push.datagrams.end()
+        return push.datagrams.finish()
 
     def _log_error(self, error: object) -> None:
-        """Count what went wrong; at most once a minute it is logged, with what was not."""
+        """Count an error, and log one a minute with the number of errors in between."""
         self.errors += 1
         now_s = trio.current_time()
         if now_s < self._log_from_s:

@@ -3,8 +3,8 @@
 - `producer`, `consumer`: the two classes that a program uses
 - `message`: messages and batches: iterating over them, handlers, answers
 - `config`, `errors`: the options and the exceptions
-- `dial`, `handshake`, `connection`: one connection: TCP, then IDENTIFY, TLS, compression and AUTH,
-  then its tasks
+- `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
+  its tasks
 - `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
 - `flow`, `backoff`: how many messages each connection may send: RDY and backoff
 - `discovery`: polling nsqlookupd

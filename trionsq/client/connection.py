@@ -17,9 +17,8 @@ from typing import Final, Generic, NoReturn, TypeVar
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
-from trionsq.client.handshake import DEFAULT_MAX_RDY, Handshake
+from trionsq.client.handshake import DEFAULT_MAX_RDY, Dial, Handshake, dial_tcp
 from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("trionsq.client")
 
-_READ_NBYTES: Final = 128 * 1024
+_READ_BYTES: Final = 128 * 1024
 # Bytes that the socket has not yet taken: above the first limit, `room` waits; above the second,
 # the connection is given up.
 _ROOM_BYTES: Final = 1024 * 1024
@@ -49,7 +48,7 @@ _MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
 # In one turn of the event loop: bytes that are joined (and encrypted) for the socket, beyond the
 # first command; frames that are handled one by one (an error frame is a line of the log).
 _MAX_WRITE_BYTES: Final = 1024 * 1024
-_FRAMES_MAX: Final = 128
+_MAX_FRAMES_A_TURN: Final = 128
 # How long to read on when the connection seems broken: nsqd may have said why.
 _LAST_WORDS_S: Final = 0.1
 
@@ -316,22 +315,23 @@ class Connection:
             with trio.move_on_after(self._config.write_timeout_s) as timeout:
                 await self._transport.wait_writable()
             if timeout.cancelled_caught:
-                raise TimeoutError(f"nsqd took nothing for {self._config.write_timeout_s:g} s")
+                raise TimeoutError(f"nsqd read nothing for {self._config.write_timeout_s:g} s")
             view = view[self._transport.send_nowait(view) :]
 
     async def _read(self) -> None:
         transport, decoder = self._transport, self._decoder
         data: bytes | None = b""
         try:
-            for frame in decoder:  # what came together with the last answer of the beginning
-                self._take(frame)
+            # Frames may have arrived together with the last answer of the handshake.
+            for frame in decoder:
+                self._handle_frame(frame)
             while True:
-                # A short read has taken all there was.
-                if data is None or len(data) < _READ_NBYTES:
+                # A short read has emptied the socket.
+                if data is None or len(data) < _READ_BYTES:
                     await transport.wait_readable()
                 else:
                     await trio.lowlevel.checkpoint()
-                data = transport.receive_nowait(_READ_NBYTES)
+                data = transport.receive_nowait(_READ_BYTES)
                 if data is None:
                     continue
                 if not data:
@@ -343,15 +343,15 @@ class Connection:
                 if columns.ids:
                     self.on_messages(columns)
                 for number, frame in enumerate(decoder, 1):
-                    self._take(frame)
-                    if number % _FRAMES_MAX == 0:
+                    self._handle_frame(frame)
+                    if number % _MAX_FRAMES_A_TURN == 0:
                         await trio.lowlevel.checkpoint()
         except (OSError, FrameError) as error:
             self._fail(error)
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if isinstance(frame, ErrorFrame):
-            self._take_error(frame)
+            self._handle_error(frame)
         elif not isinstance(frame, MessageFrame):
             if frame.is_heartbeat:
                 self.put(commands.nop())
@@ -360,7 +360,7 @@ class Connection:
             else:
                 raise FrameError(f"an answer without a request: {frame.data[:64]!r}")
 
-    def _take_error(self, frame: ErrorFrame) -> None:
+    def _handle_error(self, frame: ErrorFrame) -> None:
         if not frame.fatal:
             self.on_refused(frame)
             return

@@ -20,10 +20,10 @@ import trio
 from trionsq import httpget
 from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import AlreadyConnectedError, ClientError, DiscoveryError, StoppedError
 from trionsq.client.flow import FlowControl
+from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.message import (
     Batch,
     BatchIterator,
@@ -50,9 +50,8 @@ log = logging.getLogger("trionsq.client")
 GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
 
 _STOP_S: Final = 30.0
-# In one turn of the event loop: tasks that are started, messages that are given up.
-_MAX_STARTED_A_TURN: Final = 128
-_MAX_GIVEN_UP_A_TURN: Final = 128
+# In one turn of the event loop: tasks to start, messages to give up.
+_MAX_A_TURN: Final = 128
 
 
 class Consumer:
@@ -207,7 +206,7 @@ class Consumer:
     ) -> None:
         for started, loop in enumerate(list(self._loops.values()), 1):
             nursery.start_soon(method, loop, timeout_s)
-            if started % _MAX_STARTED_A_TURN == 0:
+            if started % _MAX_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
     # Messages
@@ -256,7 +255,7 @@ class Consumer:
         for number, message in enumerate(batch, 1):
             try:
                 # Each message is a line of the log, and on_give_up need not be a checkpoint.
-                if number % _MAX_GIVEN_UP_A_TURN == 0 or number == len(batch):
+                if number % _MAX_A_TURN == 0 or number == len(batch):
                     await trio.lowlevel.checkpoint()
                 if self._on_give_up is not None:
                     await self._on_give_up(message)
@@ -392,7 +391,7 @@ class Consumer:
             is_allowed = self._filter is None or self._filter(address)
             if is_allowed and address not in self._loops:
                 self._start_loop(address, is_endless=False)
-            if number % _MAX_STARTED_A_TURN == 0:
+            if number % _MAX_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
 

@@ -1,4 +1,4 @@
-"""The beginning of a connection: IDENTIFY, then TLS and compression as agreed, then AUTH.
+"""The beginning of a connection: TCP, IDENTIFY, TLS and compression as agreed, then AUTH.
 
 Until the last layer is in place, no byte is read beyond the expected frame: the next ones belong to
 the next layer.
@@ -9,6 +9,7 @@ Spec: client, section 1; tcp-protocol, sections 8 (IDENTIFY, upgrade order) and 
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
@@ -26,11 +27,11 @@ from trionsq.client.errors import (
 from trionsq.hostport import parse_address
 from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import LayeredTransport, Transport
+from trionsq.transports.transport import LayeredTransport, SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ColumnDecoder, ErrorFrame, FrameError, MessageFrame, Response
 
-__all__ = ["DEFAULT_MAX_RDY", "Handshake"]
+__all__ = ["DEFAULT_MAX_RDY", "Dial", "Handshake", "dial_tcp"]
 
 DEFAULT_MAX_RDY: Final = 2500
 """The largest RDY of an nsqd that does not state one."""
@@ -41,6 +42,16 @@ _SIZE_BYTES: Final = 4
 _Answer: TypeAlias = Response | ErrorFrame
 
 _unpack_size = struct.Struct(">i").unpack_from
+
+Dial: TypeAlias = Callable[[str, int, str], Awaitable[Transport]]
+"""Connects to a host and port, from a local address ("": any). Raises OSError."""
+
+
+async def dial_tcp(host: str, port: int, local_address: str) -> Transport:
+    """Connect by TCP. Each call resolves the name again. Raises OSError."""
+    local = parse_address(local_address)[0] if ":" in local_address else local_address
+    stream = await trio.open_tcp_stream(host, port, local_address=local or None)
+    return SocketTransport(socket.socket(fileno=stream.socket.detach()))
 
 
 class Handshake:

@@ -14,8 +14,8 @@ import trio
 
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection, Reply
-from trionsq.client.dial import Dial, dial_tcp
 from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
+from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.nursery import ShieldedNursery
 from trionsq.wire import commands
 

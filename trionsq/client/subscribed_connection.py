@@ -19,9 +19,9 @@ import trio
 from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection, Reply
-from trionsq.client.dial import Dial
 from trionsq.client.errors import ClientError, ConnectError, ProtocolError, StoppedError
 from trionsq.client.flow import FlowControl, Share
+from trionsq.client.handshake import Dial
 from trionsq.client.message import Batch
 from trionsq.wire import commands
 from trionsq.wire.client import Columns, ErrorFrame

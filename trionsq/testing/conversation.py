@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
+from trionsq.testing.streams import CAPACITY_BYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
 from trionsq.wire.states import MAGIC_V2
@@ -44,10 +44,10 @@ class Conversation:
 
     @classmethod
     def begin(
-        cls, broker: Broker, capacity_nbytes: int = CAPACITY_NBYTES, *, magic: bytes = MAGIC_V2
+        cls, broker: Broker, capacity_bytes: int = CAPACITY_BYTES, *, magic: bytes = MAGIC_V2
     ) -> Conversation:
         """Connect to ``broker`` in memory and send the magic."""
-        stream, transport = memory_connection(capacity_nbytes)
+        stream, transport = memory_connection(capacity_bytes)
         broker.connect(transport)
         stream.send_nowait(magic)
         return cls(stream)

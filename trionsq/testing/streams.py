@@ -21,9 +21,9 @@ from typing import Final
 
 import trio
 
-__all__ = ["CAPACITY_NBYTES", "MemoryStream", "MemoryTransport", "Pipe", "memory_connection"]
+__all__ = ["CAPACITY_BYTES", "MemoryStream", "MemoryTransport", "Pipe", "memory_connection"]
 
-CAPACITY_NBYTES: Final = 64 * 1024
+CAPACITY_BYTES: Final = 64 * 1024
 """Bytes that each direction holds by default."""
 
 _MAX_RECEIVE_BYTES: Final = 64 * 1024
@@ -34,14 +34,14 @@ class Pipe:
     """One direction of a connection.
 
     Attributes:
-        capacity_nbytes: bytes that it can hold; may be changed at any time.
-        passed_nbytes: bytes read so far.
+        capacity_bytes: bytes that it can hold; may be changed at any time.
+        passed_bytes: bytes read so far.
         faults: how often `break_with` or `stall` affected a read or write.
     """
 
-    def __init__(self, capacity_nbytes: int) -> None:
-        self.capacity_nbytes = capacity_nbytes
-        self.passed_nbytes = 0
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.passed_bytes = 0
         self.faults = 0
         self._data = bytearray()
         self._ended = False
@@ -61,7 +61,7 @@ class Pipe:
             )
             if is_set
         ]
-        return f"<Pipe {len(self)}/{self.capacity_nbytes} {' '.join(flags)}>"
+        return f"<Pipe {len(self)}/{self.capacity_bytes} {' '.join(flags)}>"
 
     def __len__(self) -> int:
         """Bytes written and not yet read."""
@@ -98,7 +98,7 @@ class Pipe:
         """Whether `write` would accept a byte, or raise."""
         if self._error is not None or self._abandoned:
             return True
-        return len(self._data) < self.capacity_nbytes
+        return len(self._data) < self.capacity_bytes
 
     def read(self, max_bytes: int) -> bytes | None:
         """Up to ``max_bytes`` bytes; ``b""`` at the end, None if nothing has arrived.
@@ -114,7 +114,7 @@ class Pipe:
             return b"" if self._ended else None
         data = bytes(self._data[:max_bytes])
         del self._data[:max_bytes]
-        self.passed_nbytes += len(data)
+        self.passed_bytes += len(data)
         self._changed.unpark_all()
         return data
 
@@ -127,7 +127,7 @@ class Pipe:
         self._check()
         if self._abandoned:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-        count = max(0, min(len(data), self.capacity_nbytes - len(self._data)))
+        count = max(0, min(len(data), self.capacity_bytes - len(self._data)))
         self._data += data[:count]
         self._changed.unpark_all()
         return count
@@ -189,9 +189,9 @@ class MemoryTransport:
     def __repr__(self) -> str:
         return f"<MemoryTransport {self.peer} in={self.incoming} out={self.outgoing}>"
 
-    def receive_nowait(self, nbytes_max: int) -> bytes | None:
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
         self._check_open()
-        return self.incoming.read(nbytes_max)
+        return self.incoming.read(max_bytes)
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         self._check_open()
@@ -374,13 +374,13 @@ class MemoryStream(trio.abc.HalfCloseableStream):
 
 
 def memory_connection(
-    capacity_nbytes: int = CAPACITY_NBYTES, *, host: str = "127.0.0.1"
+    capacity_bytes: int = CAPACITY_BYTES, *, host: str = "127.0.0.1"
 ) -> tuple[MemoryStream, MemoryTransport]:
     """Return the two ends of a new connection: the client's and the broker's.
 
     Args:
-        capacity_nbytes: bytes that each direction can hold.
+        capacity_bytes: bytes that each direction can hold.
         host: the simulated address of the client.
     """
-    upward, downward = Pipe(capacity_nbytes), Pipe(capacity_nbytes)
+    upward, downward = Pipe(capacity_bytes), Pipe(capacity_bytes)
     return MemoryStream(downward, upward), MemoryTransport(upward, downward, host)

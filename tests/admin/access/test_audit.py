@@ -40,13 +40,13 @@ def entry(**more: Any) -> Entry:
 def test_it_is_bounded_and_refusals_push_nothing_out() -> None:
     """The newest are kept; somebody who is refused a thousand times hides nothing."""
     audit = Audit()
-    audit.add(entry(action="first"))
+    audit.add_entry(entry(action="first"))
     for number in range(10 * MAX_REFUSALS):
-        audit.add(entry(time_s=2.0 + number, refused=True))
+        audit.add_entry(entry(time_s=2.0 + number, refused=True))
     kept = audit.entries()
     assert (len(kept), kept[-1].action) == (MAX_REFUSALS + 1, "first")
     for number in range(2 * MAX_ENTRIES):
-        audit.add(entry(time_s=10_000.0 + number))
+        audit.add_entry(entry(time_s=10_000.0 + number))
     kept = audit.entries()
     assert len(kept) == MAX_REFUSALS + MAX_ENTRIES
     assert [one.time_s for one in kept] == sorted([one.time_s for one in kept], reverse=True)
@@ -60,8 +60,8 @@ def test_no_name_spoils_the_file(
     path = tmp_path_factory.mktemp("audit") / "audit"
     audit = Audit(str(path))
     user, agent, where, note = texts
-    audit.add(entry(user=user, user_agent=agent, path=where, note=note))
-    audit.add(entry(user="next"))
+    audit.add_entry(entry(user=user, user_agent=agent, path=where, note=note))
+    audit.add_entry(entry(user="next"))
     content = path.read_bytes()
     assert content.isascii()
     first, second = [json.loads(line) for line in content.splitlines()]
@@ -74,9 +74,9 @@ def test_the_file_may_be_rotated_and_is_the_owners(tmp_path: Path) -> None:
     """A file that was moved away is begun anew."""
     path = tmp_path / "audit"
     audit = Audit(str(path))
-    audit.add(entry())
+    audit.add_entry(entry())
     path.rename(tmp_path / "old")
-    audit.add(entry(user="bob"))
+    audit.add_entry(entry(user="bob"))
     assert json.loads(path.read_bytes())["user"] == "bob"
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -89,9 +89,9 @@ def test_a_full_disk_loses_no_more_than_it_must(
     audit = Audit(str(path))
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
-    audit.add(entry())
+    audit.add_entry(entry())
     monkeypatch.undo()
-    audit.add(entry(user="bob"))
+    audit.add_entry(entry(user="bob"))
     assert audit.lost == 1
     assert "No space left on device (1 entries lost)" in caplog.text
     assert len(audit.entries()) == 2
@@ -105,8 +105,8 @@ def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     audit = Audit(str(path))
     for time_s in (0.0, 60.0):
         for _ in range(10):
-            audit.add(entry(time_s=time_s, refused=True))
-        audit.add(entry(time_s=time_s))
+            audit.add_entry(entry(time_s=time_s, refused=True))
+        audit.add_entry(entry(time_s=time_s))
     assert len(path.read_bytes().splitlines()) == 2 * (3 + 1)
 
 

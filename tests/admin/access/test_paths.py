@@ -70,7 +70,7 @@ async def test_each_role_gets_where_it_may_and_nowhere_else() -> None:
                 headers = basic(role.title, "right") if role else {}
                 await_token = not rule.startswith(("/api", "/config")) and method != "GET"
                 if await_token and role:
-                    token = found.access._tokens.make(f"basic:{role.title}")
+                    token = found.access._tokens.make_token(f"basic:{role.title}")
                     headers["X-CSRF-Token"] = token
                 answer = await found.ask(method, filled(rule), headers=headers)
                 body = await answer.get_data()

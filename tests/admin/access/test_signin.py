@@ -135,9 +135,9 @@ async def test_no_session_is_for_ever(found: Site) -> None:
 async def test_signing_out_ends_every_copy_of_the_cookie(found: Site) -> None:
     """The session is over, not only the browser's cookie; other sessions go on."""
     cookie, other = [cookie_of(await found.sign_in("viewer")) for _ in range(2)]
-    session = found.access.sessions.find(cookie.partition("=")[2])
+    session = found.access.sessions.find_session(cookie.partition("=")[2])
     assert session is not None
-    token = found.access._tokens.make(f"session:{session.key}")
+    token = found.access._tokens.make_token(f"session:{session.key}")
     headers = {"Cookie": cookie, "X-CSRF-Token": token}
     answer = await found.ask("POST", "/sign-out", headers=headers)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/sign-in")
@@ -186,9 +186,9 @@ async def test_a_long_answer_can_ask_whether_its_reader_may_stay() -> None:
             cookie = cookie_of(await found.sign_in("ann"))
             await found.ask("GET", "/events", headers={"Cookie": cookie})
         assert [ask() for ask in standing] == [True, True]
-        session = found.access.sessions.find(cookie.partition("=")[2])
+        session = found.access.sessions.find_session(cookie.partition("=")[2])
         assert session is not None
-        found.access.sessions.end(session)
+        found.access.sessions.end_session(session)
         assert [ask() for ask in standing] == [True, False]
         users.accounts["ann"] = account("ann", Role.VIEWER, "another")
         assert [ask() for ask in standing] == [False, False]
@@ -198,13 +198,13 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with too many loses the oldest of their own; all together are bounded as well."""
     monkeypatch.setattr(session_module, "MAX_SESSIONS", 200)
     sessions = Sessions(3600.0, Clock())
-    first = sessions.begin("other", "seal")
-    tokens = [sessions.begin("ann", "seal") for _ in range(MAX_SESSIONS_PER_USER + 1)]
-    assert sessions.find(tokens[0]) is None
-    assert sessions.find(tokens[1]) is not None
-    assert sessions.find(first) is not None
+    first = sessions.start_session("other", "seal")
+    tokens = [sessions.start_session("ann", "seal") for _ in range(MAX_SESSIONS_PER_USER + 1)]
+    assert sessions.find_session(tokens[0]) is None
+    assert sessions.find_session(tokens[1]) is not None
+    assert sessions.find_session(first) is not None
     for number in range(200 + 10):
-        sessions.begin(str(number), "seal")
+        sessions.start_session(str(number), "seal")
     assert len(sessions) == 200
 
 

@@ -25,7 +25,7 @@ async def gathered(*nodes: tuple[NodeStats, Counters, Ages | None], now_s: float
     gathering = Gathering(Snapshot(1, now_s))
     for number, (said, counters, ages) in enumerate(nodes, 1):
         row = NodeRow(node=f"a:{number}")
-        await gathering.add(row, await figures(said), counters, now_s, ages)
+        await gathering.add_answer(row, await figures(said), counters, now_s, ages)
     return await gathering.finish()
 
 
@@ -122,7 +122,7 @@ async def test_a_large_answer_lets_other_tasks_run() -> None:
         answer = await poll_stats("a:1", body)
         after_decoding = turns
         gathering = Gathering(Snapshot(1, 1.0))
-        await gathering.add(NodeRow(node="a:1"), answer, Counters(), 1.0, None)
+        await gathering.add_answer(NodeRow(node="a:1"), answer, Counters(), 1.0, None)
         nursery.cancel_scope.cancel()
     assert after_decoding >= 10
     assert turns - after_decoding >= 50

@@ -131,7 +131,7 @@ async def test_a_backlog_that_grows(how: str, depths: list[int], grows: bool) ->
     for number, depth in enumerate(depths):
         row.depth = depth
         snapshot = Snapshot(1, NOW_S + 15.0 * number, channels={("t", "c"): row})
-        await history.add(snapshot)
+        await history.add_snapshot(snapshot)
     kinds = [each.kind for each in await problems(snapshot, history)]
     assert kinds == (["channel-growing"] if grows else [])
     row.clients = 0

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         failure = first_error(error)
         if reason := start_error(error):
-            _tell({"error": reason})
+            _report_to_parent({"error": reason})
         elif isinstance(failure, UpError):
             log.critical("%s", failure)
         else:
@@ -75,7 +75,7 @@ async def run_part(kind: str, flags: Sequence[str]) -> int:
             tasks.start_soon(_watch_parent, stop, name="end of the parent")
             tasks.start_soon(_watch_signals, signals, stop, tasks.cancel_scope, name="signals")
             async with KINDS[kind](flags) as ports:
-                _tell(dataclasses.asdict(ports))
+                _report_to_parent(dataclasses.asdict(ports))
                 await stop.wait()
             code = 0
             tasks.cancel_scope.cancel()
@@ -99,7 +99,7 @@ async def _watch_signals(
     everything.cancel()
 
 
-def _tell(message: object) -> None:
+def _report_to_parent(message: object) -> None:
     """Write the one line for the parent; from then on standard output is the log."""
     try:
         os.write(_STDOUT, json.dumps(message).encode() + b"\n")
