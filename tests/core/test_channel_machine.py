@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,11 +16,11 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from tests.core.channel_model import SIZES, Model, Peer
 from tests.core.helpers import NS_PER_MS, WALL_NS, batch, message_ids, reasons, run_out
+from tests.machines import run_until_seen
 from tests.soak import by_level, more_in_soak
 from trionsq.core.batch import Segment
 from trionsq.core.channel import MAX_DIRECT_MESSAGES, MAX_SCAN
@@ -305,15 +304,9 @@ def test_any_sequence_of_events_keeps_the_balance(
         monkeypatch.setattr("trionsq.core.channel._MAX_DROPS", 1)
         monkeypatch.setattr("trionsq.core.queue._MAX_FREE_COUNT", 1)
     SEEN.clear()
-    run_state_machine_as_test(
-        ChannelMachine,
-        settings=settings(
-            max_examples=by_level(test=250, short=400, full=4_000)
-            if budget is None
-            else by_level(test=60, short=150, full=1_500),
-            stateful_step_count=60,
-            deadline=None,
-        ),
-    )
-    expected = EVENTS if budget is None else EVENTS_IN_TURNS
-    assert not [what for what in expected if not SEEN[what]]
+    if budget is None:
+        counts = by_level(test=(150, 400), short=(400,), full=(4_000,))
+        run_until_seen(ChannelMachine, SEEN, EVENTS, counts, steps=60)
+    else:
+        counts = by_level(test=(60, 150), short=(150,), full=(1_500,))
+        run_until_seen(ChannelMachine, SEEN, EVENTS_IN_TURNS, counts, steps=60)

@@ -6,7 +6,6 @@ import errno
 from collections import Counter
 from random import Random
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,9 +13,9 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
+from tests.machines import run_until_seen
 from tests.soak import by_level, more_in_soak
 from tests.storage.queues import (
     NS_PER_MS,
@@ -37,6 +36,24 @@ from trionsq.testing.disk import OPERATIONS, SimulatedDisk
 
 SEEN: Counter[str] = Counter()
 """What happened in all examples together: a fault that never fires tests nothing."""
+EVENTS = (
+    "appended",
+    "refused",
+    "read failed",
+    "emptied",
+    "caught up",
+    "tried again",
+    "healed",
+    "reopened",
+    "deleted with a job under way",
+    "made anew before all was removed",
+    "deleted, but some stays",
+    "killed",
+    *(
+        f"fault in {name}"
+        for name in ("write", "read", "sync", "create", "unlink", "rename", "close")
+    ),
+)
 
 errors = st.sampled_from([errno.EIO, errno.ENOSPC])
 operations = (
@@ -314,28 +331,5 @@ class QueueMachine(RuleBasedStateMachine):
 def test_a_queue_is_a_list() -> None:
     """Order, contents, depth, due times, room and faults are as told, whatever happens when."""
     SEEN.clear()
-    run_state_machine_as_test(
-        QueueMachine,
-        settings=settings(
-            max_examples=by_level(test=120, short=300, full=3_000), stateful_step_count=40
-        ),
-    )
-    happened = {name for name, count in SEEN.items() if count}
-    assert happened >= {
-        "appended",
-        "refused",
-        "read failed",
-        "emptied",
-        "caught up",
-        "tried again",
-        "healed",
-        "reopened",
-        "deleted with a job under way",
-        "made anew before all was removed",
-        "deleted, but some stays",
-        "killed",
-    }
-    assert {name for name in happened if name.startswith("fault")} >= {
-        f"fault in {name}"
-        for name in ("write", "read", "sync", "create", "unlink", "rename", "close")
-    }
+    counts = by_level(test=(120, 300), short=(300,), full=(3_000,))
+    run_until_seen(QueueMachine, SEEN, EVENTS, counts, steps=40)
