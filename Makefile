@@ -5,9 +5,14 @@
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it.
-WORKERS ?= 2
+# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it. Three for
+# two cores: about half of the time a test waits for daemons that it started.
+WORKERS ?= 3
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
+
+# The tests start hundreds of Python processes. Without bytecode on the disk each of them compiles
+# all that it imports, and each worker of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
 .PHONY: run test soak test-pythons check-install lint format bench capacity stalls drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean

@@ -1,4 +1,4 @@
-"""The static files, as they are in the package. Spec: nsqadmin, section 2 (/static, /fonts)."""
+"""The static files of the package. Spec: nsqadmin, section 2 (/static, /fonts)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import trio
 from quart import Response, request
 
 from admin import pages
-from admin.dashboard import Dashboard
-from trionsq.web.answers import plain
+from admin.options import NsqadminOptions
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import plain
 
 __all__ = ["STATIC_PATH", "endpoints"]
 
 STATIC_PATH: Final = Path(pages.__file__).parent / "static"
 
-# Types by name, not by what the machine's tables say.
+# By suffix; the tables of the operating system differ.
 _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -35,9 +35,9 @@ _TYPES: Final = {
 }
 
 
-def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
+def endpoints(options: NsqadminOptions) -> Iterable[Endpoint]:
     """The static files of the package, or of --dev-static-dir."""
-    files = _Files(Path(dashboard.options.dev_static_dir or STATIC_PATH))
+    files = _Files(Path(options.dev_static_dir or STATIC_PATH))
     return [
         ("GET", "/static/<path:asset>", files.static),
         ("GET", "/fonts/<path:asset>", files.font),
@@ -73,11 +73,11 @@ class _Files:
             response = Response(content, 200)
             response.headers["Content-Type"] = kind
         response.headers["ETag"] = tag
-        # Asked for again each time, answered by 304: a new version is seen at once.
+        # Browsers revalidate each time and get 304, so that a new version shows at once.
         response.headers["Cache-Control"] = "no-cache"
         return response
 
 
 def _is_plain(part: str) -> bool:
-    """Whether it is the name of a file of ours: nothing hidden, nothing above, no other root."""
+    """Whether ``part`` is a plain file name: not hidden, no parent, no other root."""
     return not part.startswith(".") and os.sep not in part and "\0" not in part

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from admin.options import NsqadminOptions, OptionsError
-from trionsq.daemon import limits, log
-from trionsq.daemon.command import fatal, read_options
+from trionsq.daemon import log
+from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
 
 __all__ = ["main"]
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s", warning)
     if options.add_user:
         return _add_user(options)
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     # Here, because they take long to import: --help and --version do without.
     import trio
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_user(options: NsqadminOptions) -> int:
-    from admin.access.adduser import add_user
+    from admin.access.passwords import add_user
 
     try:
         add_user(options.add_user, options.users_file)

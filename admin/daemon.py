@@ -1,7 +1,7 @@
-"""The life of one nsqadmin: sockets, HTTP, and the way down.
+"""One nsqadmin from start to stop: sockets, HTTP, tasks.
 
-Tasks: the HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is kept. On the way
-down streams end, HTTP requests under way get a second, then notifications that wait get one.
+Tasks: an HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is stored. At stop,
+event streams end, HTTP requests in progress get a second, then queued notifications get one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 import httpx2
 import trio
 
-from admin.access.opening import open_access
+from admin.access.guard import open_access
 from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
@@ -53,13 +53,13 @@ async def open_dashboard(
 
     Args:
         options: as given.
-        hosts: the addresses that are listened on, without port; "" is a unix socket.
-        port: that is listened on; -1: a unix socket.
-        transport: what reaches all nodes, instead of the network.
-        run: runs each of its tasks.
+        hosts: the listening addresses, without port; "" is a unix socket.
+        port: the listening port; -1: a unix socket.
+        transport: reaches all nodes, instead of the network.
+        run: runs each task of the dashboard.
 
     Raises:
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     options = validated(options)
     if transport is None:
@@ -71,14 +71,14 @@ async def open_dashboard(
         dashboard = Dashboard(options, upstream, access, http_port=port)
         if options.notification_http_endpoint:
             dashboard.notify = Notifier(options)
-            dashboard.observers.append(dashboard.notify.note)
-            dashboard.tasks.append(dashboard.notify.run)
+            dashboard.observers.append(dashboard.notify.queue_notification)
+            dashboard.tasks.append(("nsqadmin notifications", dashboard.notify.run))
 
-        def start_task(task: Task) -> None:
-            nursery.start_soon(run, task, name=task)
+        def start_task(name: str, task: Task) -> None:
+            nursery.start_soon(run, task, name=name)
 
-        for task in dashboard.tasks:
-            start_task(task)
+        for name, task in dashboard.tasks:
+            start_task(name, task)
         dashboard.start_task = start_task
         try:
             yield dashboard
@@ -93,7 +93,7 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
 
     Raises:
         ListenError: an address can't be listened on.
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     options = validated(options)
     with ExitStack() as sockets:
@@ -105,10 +105,11 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
             gate = gate_of(dashboard)
             app = create_admin_app(dashboard, gate)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s)
+                nursery.start_soon(watch_loop_lag, dashboard.loop_lag_s, name="event loop lag")
                 for sock in http:
-                    await nursery.start(serve_web, WebServer(app, gate=gate), sock)
-                sockets.pop_all()  # each listener closes its own from now on
+                    name = f"http server {bound_address(sock)[0]}"
+                    await nursery.start(serve_web, WebServer(app, gate=gate), sock, name=name)
+                sockets.pop_all()  # each listener closes its own socket
                 try:
                     yield dashboard
                 finally:
@@ -118,12 +119,12 @@ async def running_nsqadmin(options: NsqadminOptions) -> AsyncIterator[Dashboard]
 
 
 async def _resolve(kind: str, addresses: tuple[str, ...]) -> None:
-    """Raises OptionsError unless all can be looked up."""
+    """Raise OptionsError unless all addresses can be resolved."""
     for address in addresses:
         target = split_address(address)
         try:
             if target is None:
-                raise ValueError("it is not host:port")
+                raise ValueError("not host:port")
             await trio.socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:  # UnicodeError, of odd names, is a ValueError
             reason = f"failed to resolve --{kind}-http-address ({address}) - {error}"
@@ -155,7 +156,7 @@ async def run_nsqadmin(options: NsqadminOptions) -> int:
 
     Raises:
         ListenError: an address can't be listened on.
-        OptionsError: the options are no good.
+        OptionsError: an option is not valid.
     """
     tune_gc()
     start_collecting()

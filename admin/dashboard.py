@@ -1,23 +1,22 @@
-"""What all parts of a dashboard share."""
+"""The state that all parts of a dashboard share."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import trio
 
 from admin.access.guard import Access
 from admin.cluster.queries import Cluster
-from admin.operations import Done, Operations
+from admin.notify import Notifier
+from admin.operations import Operations
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream
+from admin.user_action import UserAction
 from admin.watch.poller import Poller
 from trionsq.histogram import Histogram
-
-if TYPE_CHECKING:
-    from admin.notify import Notifier
 
 __all__ = ["Dashboard", "Role"]
 
@@ -30,17 +29,17 @@ class Dashboard:
 
     Attributes:
         options: as started, `admin.options.validated`.
-        upstream: asks nodes.
-        cluster: asks all of them.
-        poller: asks all of them for figures, seldom while nobody looks.
+        upstream: requests to single nodes.
+        cluster: requests to all nodes.
+        poller: polls the statistics of all nodes, less often while no page is open.
         access: who may do what.
-        observers: are told of each thing that a user did; they must not wait.
-        operations: what users do.
-        tasks: run as long as the dashboard, each in a task of its own.
-        start_task: starts one more; without effect until the dashboard runs.
-        stopping: set when it ends; streams end then.
-        http_port: where it listens; -1: on a unix socket.
-        loop_lag_s: how late the event loop is; None: that is not its own.
+        observers: are called with each user action; they must not wait.
+        operations: the user actions.
+        tasks: name and function of each; they run as long as the dashboard.
+        start_task: starts a further task; does nothing until the dashboard runs.
+        stopping: set when the dashboard stops; event streams end then.
+        http_port: where nsqadmin listens; -1: on a unix socket.
+        loop_lag_s: lag of the event loop; None: the dashboard shares nsqd's loop.
     """
 
     options: NsqadminOptions
@@ -50,9 +49,9 @@ class Dashboard:
     poller: Poller = field(init=False)
     operations: Operations = field(init=False)
     notify: Notifier | None = None
-    observers: list[Callable[[Done], None]] = field(default_factory=list)
-    tasks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    start_task: Callable[[Callable[[], Awaitable[None]]], None] = lambda task: None
+    observers: list[Callable[[UserAction], None]] = field(default_factory=list)
+    tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = field(default_factory=list)
+    start_task: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda name, task: None
     stopping: trio.Event = field(default_factory=trio.Event)
     http_port: int = 0
     loop_lag_s: Histogram | None = None
@@ -60,13 +59,13 @@ class Dashboard:
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.upstream, self.options)
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
-        self.tasks.append(self.poller.run)
+        self.tasks.append(("nsqadmin poller", self.poller.run))
         self.observers.append(self.access.observe)
-        self.operations = Operations(self)
+        self.operations = Operations(self.cluster, self.access.user, self.observers)
 
     @property
     def base_path(self) -> str:
-        """What begins every path: "" or ``/some/path``."""
+        """The prefix of every path: "" or ``/some/path``."""
         return "" if self.options.base_path == "/" else self.options.base_path
 
     def path(self, path: str) -> str:

@@ -1,6 +1,6 @@
-"""The figures of nsqadmin at /metrics. docs/metrics.md tells what each is good for.
+"""nsqadmin's own metrics at /metrics; docs/metrics.md explains each.
 
-Of the cluster's figures it has none: those are its nodes' own.
+The metrics of the cluster are at the nodes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 from admin.dashboard import Dashboard
 from trionsq.web.app import Endpoint
 from trionsq.web.metrics import (
-    Figures,
-    HistogramFigures,
+    HistogramMetrics,
+    MetricSet,
     MetricsPage,
     Table,
     build_info,
@@ -36,14 +36,14 @@ _PROCESS: Final = (
 def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """GET /metrics."""
 
-    async def gather() -> Sequence[Figures]:
-        figures: list[Figures] = [
+    async def gather() -> Sequence[MetricSet]:
+        figures: list[MetricSet] = [
             build_info("nsqadmin"),
             Table(_PROCESS, [({}, _values(dashboard))]),
         ]
         if dashboard.loop_lag_s is not None:
             figures.append(
-                HistogramFigures.of(
+                HistogramMetrics.of(
                     "nsqadmin_event_loop_lag_seconds",
                     "How much later than it wanted a task woke up, sampled twice a second.",
                     dashboard.loop_lag_s,

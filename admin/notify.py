@@ -1,4 +1,4 @@
-"""Tells --notification-http-endpoint what users do. Spec: nsqadmin, section 4."""
+"""Notifications of user actions to --notification-http-endpoint. Spec: nsqadmin, section 4."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Final
 import httpx2
 import trio
 
-from admin.operations import Done
 from admin.options import NsqadminOptions
+from admin.user_action import UserAction
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import shown_url
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
-__all__ = ["QUEUE_MAX", "Notifier", "notification"]
+__all__ = ["MAX_QUEUE", "Notifier", "notification"]
 
 log = logging.getLogger("trionsq")
 
-QUEUE_MAX: Final = 1000
-"""Notifications that wait at most; what comes then is dropped, and said so in the log."""
-# At the end, those that wait get so long.
+MAX_QUEUE: Final = 1000
+"""Notifications in the queue; further ones are dropped, with a log line."""
+# Time for the queue when nsqadmin stops.
 _LAST_S: Final = 1.0
 
 
 class Notifier:
-    """POSTs what was done, in its order, in a task of its own.
+    """POSTs user actions in their order, in its own task.
 
     Attributes:
-        dropped: because too many waited.
+        dropped: notifications for which the queue had no room.
     """
 
     def __init__(self, options: NsqadminOptions) -> None:
         self._url = options.notification_http_endpoint
         self._timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         self._via = socket.gethostname()
-        self._send, self._receive = trio.open_memory_channel[bytes](QUEUE_MAX)
+        self._send, self._receive = trio.open_memory_channel[bytes](MAX_QUEUE)
         self.dropped = 0
 
-    def note(self, done: Done) -> None:
-        """Have ``done`` told; an observer, see `admin.dashboard`."""
+    def queue_notification(self, done: UserAction) -> None:
+        """Queue a notification; an observer, see `admin.dashboard`."""
         try:
             self._send.send_nowait(notification(done, self._via))
         except trio.WouldBlock:
             self.dropped += 1
-            log.error("NOTIFY: %s is not told, too many wait already", done.action)
+            log.error("NOTIFY: dropped the notification of %s: the queue is full", done.action)
         except trio.BrokenResourceError:
-            log.error("NOTIFY: %s is not told, nsqadmin is stopping", done.action)
+            log.error("NOTIFY: dropped the notification of %s: nsqadmin is stopping", done.action)
 
     async def run(self) -> None:
-        """Send until cancelled; then what waits gets a second."""
+        """Send until cancelled; then the queue gets a second."""
         async with httpx2.AsyncClient(
             headers={
                 "Content-Type": "application/json",
@@ -75,10 +75,10 @@ class Notifier:
                 with trio.move_on_after(_LAST_S, shield=True) as last:
                     await self._flush(client, current)
                 if last.cancelled_caught:
-                    log.error("NOTIFY: stopped before all was told")
+                    log.error("NOTIFY: stopped with unsent notifications")
 
     async def _flush(self, client: httpx2.AsyncClient, current: list[bytes]) -> None:
-        """Send what was under way (once more, it may come twice) and what waits."""
+        """Send the interrupted notification again (it may arrive twice), then the queue."""
         for body in current:
             await self._post(client, body)
         while True:
@@ -104,7 +104,7 @@ class Notifier:
         log.error("NOTIFY: POST %s failed: %s", shown_url(self._url), why)
 
 
-def notification(done: Done, via: str) -> bytes:
+def notification(done: UserAction, via: str) -> bytes:
     """The JSON of a notification; ``via`` is the name of this host."""
     optional = {"channel": done.channel, "node": done.node, "user": done.user}
     present = {name: value for name, value in optional.items() if value}

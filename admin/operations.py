@@ -1,117 +1,171 @@
-"""What users do, by the JSON API or by a page: done, then told to the observers.
+"""What users do to the cluster, by the JSON API or by a page; each action goes to the observers.
 
-To be called within a request, after the role was checked. Spec: nsqadmin, sections 3 and 4.
+To be called within a request, after the role was checked. Nodes are asked one after the other, so
+that the order is known. Spec: nsqadmin, sections 3 and 4.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from quart import request
 
-from admin.cluster import actions
-from admin.cluster.queries import AllFailed
+from admin.cluster.queries import AllFailed, Cluster, url_of
 from admin.upstream import UpstreamError
+from admin.user_action import UserAction
+from trionsq.hostport import format_address
 
-if TYPE_CHECKING:
-    from admin.dashboard import Dashboard
-
-__all__ = ["Done", "Operations", "Verb"]
-
-log = logging.getLogger("trionsq")
+__all__ = ["Operations", "Reached", "Verb"]
 
 Verb = Literal["pause", "unpause", "empty"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """Something that a user did, or tried to.
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How many nsqds were asked to do something, and the errors of single nodes."""
 
-    Attributes:
-        action: such as ``pause_channel``, one of those of spec/nsqadmin, section 4.
-        topic, channel, node: to what; "" where there is none.
-        time_s: seconds since 1970.
-        user: who, as far as known; "" if not.
-        remote_ip: host:port of the connection.
-        user_agent, url: of the request.
-        warnings: what went wrong at single nodes.
-        error: why nothing was done; "" if it was.
-    """
-
-    action: str
-    topic: str = ""
-    channel: str = ""
-    node: str = ""
-    time_s: float
-    user: str
-    remote_ip: str
-    user_agent: str
-    url: str
-    warnings: tuple[str, ...] = ()
-    error: str = ""
+    nodes: int
+    warnings: list[str]
 
 
 class Operations:
-    """Each method returns what went wrong at single nodes."""
+    """The actions. What each returns are the errors of single nodes."""
 
-    def __init__(self, dashboard: Dashboard) -> None:
-        self._dashboard = dashboard
+    def __init__(
+        self,
+        cluster: Cluster,
+        user: Callable[[], str],
+        observers: Sequence[Callable[[UserAction], None]],
+    ) -> None:
+        """``user`` gives the name of the sender of the request; "" if it is not known."""
+        self._cluster = cluster
+        self._user = user
+        self._observers = observers
 
     async def create(self, topic: str, channel: str = "") -> list[str]:
-        """Create a topic and, if it is named, a channel. The names must be valid."""
-        warnings = await actions.create(self._dashboard.cluster, topic, channel)
-        self.tell("create_topic", warnings, topic=topic)
+        """Create a topic and, if it is named, a channel. The names must be valid.
+
+        Without nsqlookupds nothing happens.
+        """
+        warnings = await self._create(topic, channel)
+        self._notify_observers("create_topic", warnings, topic=topic)
         if channel:
-            self.tell("create_channel", warnings, topic=topic, channel=channel)
+            self._notify_observers("create_channel", warnings, topic=topic, channel=channel)
         return warnings
 
     async def delete(self, topic: str, channel: str = "", known: Collection[str] = ()) -> list[str]:
-        """Delete a topic, or a channel of it; ``known`` nodes had it lately.
+        """Delete a topic, or a channel of it.
+
+        Args:
+            topic: its name.
+            channel: the name of a channel of it; "": the topic.
+            known: nodes that had the topic lately. They are asked too, whatever nsqlookupds
+                say: after its restart an nsqlookupd knows only some of the nodes.
 
         Raises:
-            AllFailed: it can't be known who has it.
+            AllFailed: the nodes of the topic can't be known; nothing was done.
         """
-        warnings = await actions.delete(self._dashboard.cluster, topic, channel, known)
+        path, names = _target(topic, channel, "delete")
+        registered, others, warnings = await self._nodes_of(topic, known)
+        warnings += await self._post(self._cluster.lookupd_addresses, path, names)
+        warnings += await self._post(registered, path, names)
+        warnings += await self._post(others, path, names, if_there=True)
         action = "delete_channel" if channel else "delete_topic"
-        self.tell(action, warnings, topic=topic, channel=channel)
+        self._notify_observers(action, warnings, topic=topic, channel=channel)
         return warnings
 
     async def apply(
         self, verb: Verb, topic: str, channel: str = "", known: Collection[str] = ()
-    ) -> actions.Reached:
-        """Pause, unpause or empty; told also if it failed. ``known`` and errors as of `delete`."""
+    ) -> Reached:
+        """Pause, unpause or empty a topic or channel on every nsqd that has the topic.
+
+        Observers learn of a failure, too. Arguments and errors are those of `delete`.
+        """
         action = f"{verb}_channel" if channel else f"{verb}_topic"
+        path, names = _target(topic, channel, verb)
         try:
-            reached = await actions.on_producers(
-                self._dashboard.cluster, verb, topic, channel, known
-            )
+            registered, others, warnings = await self._nodes_of(topic, known)
         except AllFailed as failure:
-            self.tell(action, (), topic=topic, channel=channel, error=str(failure))
+            self._notify_observers(action, (), topic=topic, channel=channel, error=str(failure))
             raise
-        self.tell(action, reached.warnings, topic=topic, channel=channel)
-        return reached
+        warnings += await self._post(registered, path, names)
+        warnings += await self._post(others, path, names, if_there=True)
+        self._notify_observers(action, warnings, topic=topic, channel=channel)
+        return Reached(len(registered) + len(others), warnings)
 
     async def tombstone(self, node: str, topic: str) -> list[str]:
-        """Hide a node of a topic, and delete the topic there.
+        """Hide a node (host:port of HTTP) from the lookups of a topic; delete the topic there.
 
         Raises:
             AllFailed: the node does not answer.
         """
+        warnings = await self._post(
+            self._cluster.lookupd_addresses, "/topic/tombstone", {"topic": topic, "node": node}
+        )
         try:
-            warnings = await actions.tombstone(self._dashboard.cluster, node, topic)
+            await self._cluster.info(node)
         except UpstreamError as error:
             raise AllFailed("nsqd", [error]) from error
-        self.tell("tombstone_topic_producer", warnings, topic=topic, node=node)
+        warnings += await self._post([node], "/topic/delete", {"topic": topic})
+        self._notify_observers("tombstone_topic_producer", warnings, topic=topic, node=node)
         return warnings
 
-    def tell(
+    async def _create(self, topic: str, channel: str) -> list[str]:
+        if self._cluster.is_direct:
+            return []
+        lookupds = self._cluster.lookupd_addresses
+        warnings = await self._post(lookupds, "/topic/create", {"topic": topic})
+        if not channel:
+            return warnings
+        names = {"topic": topic, "channel": channel}
+        warnings += await self._post(lookupds, "/channel/create", names)
+        try:
+            result = await self._cluster.producers(topic, late_s=math.inf)
+        except AllFailed as failure:
+            return [*warnings, *map(str, failure.errors)]
+        nodes = [producer.node for producer in result.value]
+        return [*warnings, *result.warnings, *await self._post(nodes, "/channel/create", names)]
+
+    async def _nodes_of(
+        self, topic: str, known: Collection[str]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Nodes that nsqlookupds name, the other ``known`` ones, and errors of nsqlookupds."""
+        try:
+            result = await self._cluster.producers(topic, late_s=math.inf)
+        except AllFailed as failure:
+            if not known:
+                raise
+            return [], list(known), [str(each) for each in failure.errors if each.status != 404]
+        registered = [producer.node for producer in result.value]
+        others = [node for node in known if node not in registered]
+        return registered, others, list(result.warnings)
+
+    async def _post(
+        self,
+        addresses: Iterable[str],
+        path: str,
+        query: Mapping[str, str],
+        *,
+        if_there: bool = False,
+    ) -> list[str]:
+        """POST to each address; the errors. With ``if_there``, 404 is no error."""
+        warnings = []
+        for address in addresses:
+            try:
+                await self._cluster.upstream.post(url_of(address, path, **query))
+            except UpstreamError as error:
+                if not (if_there and error.status == 404):
+                    warnings.append(str(error))
+        return warnings
+
+    def _notify_observers(
         self,
         action: str,
-        warnings: list[str] | tuple[str, ...],
+        warnings: Sequence[str],
         *,
         topic: str = "",
         channel: str = "",
@@ -119,41 +173,47 @@ class Operations:
         error: str = "",
     ) -> None:
         """Tell the observers that the sender of the request did ``action``."""
-        done = Done(
+        user_action = UserAction(
             action=action,
             topic=topic,
             channel=channel,
             node=node,
             time_s=time.time(),
-            user=self._dashboard.access.user(),
-            remote_ip=remote_address(),
+            user=self._user(),
+            remote_ip=_remote_address(),
             user_agent=request.headers.get("User-Agent", ""),
-            url=self._url(),
+            url=_request_url(),
             warnings=tuple(warnings),
             error=error,
         )
-        for observer in self._dashboard.observers:
-            observer(done)
-
-    def _url(self) -> str:
-        scheme = request.scope.get("scheme", "http")
-        if request.headers.get("X-Scheme", "") == "https":
-            scheme = "https"
-        path = bytes(request.scope.get("raw_path") or request.path.encode()).decode("latin-1")
-        if query := request.query_string.decode("latin-1"):
-            path += f"?{query}"
-        return f"{scheme}://{given_host()}{path}"
+        for observer in self._observers:
+            observer(user_action)
 
 
-def remote_address() -> str:
+def _target(topic: str, channel: str, verb: str) -> tuple[str, dict[str, str]]:
+    if channel:
+        return f"/channel/{verb}", {"topic": topic, "channel": channel}
+    return f"/topic/{verb}", {"topic": topic}
+
+
+def _request_url() -> str:
+    scheme = request.scope.get("scheme", "http")
+    if request.headers.get("X-Scheme", "") == "https":
+        scheme = "https"
+    path = bytes(request.scope.get("raw_path") or request.path.encode()).decode("latin-1")
+    if query := request.query_string.decode("latin-1"):
+        path += f"?{query}"
+    return f"{scheme}://{_request_host()}{path}"
+
+
+def _remote_address() -> str:
     """Where the request came from: ``host:port``, ``@`` for a unix socket."""
     client = request.scope.get("client")
     if client is None or not client[0]:
         return "@"
-    host, port = client[0], client[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(client[0], client[1])
 
 
-def given_host() -> str:
+def _request_host() -> str:
     """The host that the request names."""
     return request.headers.get(":authority", "")

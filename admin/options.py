@@ -32,7 +32,7 @@ from trionsq.options import (
 __all__ = ["NsqadminOptions", "OptionsError", "config_network", "validated"]
 
 
-_HISTORY_MAX_NS: Final = 168 * 60 * MINUTE_NS
+_MAX_HISTORY_NS: Final = 168 * 60 * MINUTE_NS
 
 
 ACCESS = choice("way", "auto", "none", "password", "proxy")
@@ -48,11 +48,11 @@ class NsqadminOptions(DaemonOptions):
 
     log_prefix: str = prefix_option("nsqadmin")
     http_address: str = option(
-        "http-address", "0.0.0.0:4171", STRING, "host:port (or unix socket path) of the pages"
+        "http-address", "0.0.0.0:4171", STRING, "host:port (or unix socket path) to listen on"
     )
-    base_path: str = option("base-path", "/", STRING, "begins the path of every page")
+    base_path: str = option("base-path", "/", STRING, "prefix of the path of every page")
     dev_static_dir: str = option(
-        "dev-static-dir", "", STRING, "serve the static files from this folder, for development"
+        "dev-static-dir", "", STRING, "folder to serve static files from, for development"
     )
     lookupd_http_address: tuple[str, ...] = option(
         "lookupd-http-address",
@@ -65,123 +65,144 @@ class NsqadminOptions(DaemonOptions):
         "nsqd-http-address",
         (),
         STRINGS,
-        "host:port of an nsqd, where there is no nsqlookupd",
+        "host:port of an nsqd, in a cluster without nsqlookupd",
         key="nsqd_http_addresses",
     )
 
     # Graphite
-    graphite_url: str = option("graphite-url", "", STRING, "Graphite, which turns its graphs on")
+    graphite_url: str = option(
+        "graphite-url", "", STRING, "URL of Graphite; its graphs are shown if it is set"
+    )
     proxy_graphite: bool = option(
-        "proxy-graphite", False, BOOL, "fetch Graphite's images rather than link to them"
+        "proxy-graphite",
+        False,
+        BOOL,
+        "fetch Graphite's images for browsers instead of linking to them",
     )
     statsd_counter_format: str = option(
-        "statsd-counter-format", "stats.counters.%s.count", STRING, "of counters, %s is the key"
+        "statsd-counter-format",
+        "stats.counters.%s.count",
+        STRING,
+        "format of a counter's name in Graphite, %s is the key",
     )
     statsd_gauge_format: str = option(
-        "statsd-gauge-format", "stats.gauges.%s", STRING, "of gauges, %s is the key"
+        "statsd-gauge-format",
+        "stats.gauges.%s",
+        STRING,
+        "format of a gauge's name in Graphite, %s is the key",
     )
     statsd_prefix: str = option(
-        "statsd-prefix", "nsq.%s", STRING, "as nsqd's option, %s is the host"
+        "statsd-prefix", "nsq.%s", STRING, "prefix of keys, as nsqd's option; %s is the host"
     )
     statsd_interval_ns: int = option(
-        "statsd-interval", MINUTE_NS, DURATION, "as nsqd's option: between two figures"
+        "statsd-interval", MINUTE_NS, DURATION, "interval between values, as nsqd's option"
     )
 
     # who may do what, and who is told
     notification_http_endpoint: str = option(
-        "notification-http-endpoint", "", STRING, "URL that is told by POST what users do"
+        "notification-http-endpoint", "", STRING, "URL that gets a POST for each user action"
     )
     allow_config_from_cidr: str = option(
         "allow-config-from-cidr",
         "127.0.0.1/8",
         STRING,
-        'addresses that may ask for /config; "": all',
+        'network that may use /config ("": all addresses)',
     )
     acl_http_header: str = option(
-        "acl-http-header", "X-Forwarded-User", STRING, "header in which a proxy names the user"
+        "acl-http-header",
+        "X-Forwarded-User",
+        STRING,
+        "header in which a proxy sends the user's name",
     )
     admin_user: tuple[str, ...] = option(
-        "admin-user", (), STRINGS, "user that may change things; none: all", key="admin_users"
+        "admin-user",
+        (),
+        STRINGS,
+        "user who may make changes (if not set: all users)",
+        key="admin_users",
     )
     access: str = option(
         "access",
         "auto",
         ACCESS,
-        "where users come from: auto, none, password or proxy",
-        note="auto: --admin-user if it is given; nobody signs in on loopback; else password",
+        "how users are identified: auto, none, password or proxy",
+        note="auto: --admin-user if it is set; no sign-in on loopback; else password",
     )
     users_file: str = option(
-        "users-file", "", STRING, "who may sign in: a line name:role:hash for each, see --add-user"
+        "users-file", "", STRING, "file of users, a line name:role:hash for each; see --add-user"
     )
     add_user: str = option(
         "add-user",
         "",
         STRING,
-        "name:role (viewer, operator, admin): ask for a password, add the line to --users-file "
-        "or print it, and exit",
+        "name:role (viewer, operator, admin): ask for a password, add the user to --users-file "
+        "or print the line, and exit",
         key=None,
     )
     proxy_role_header: str = option(
-        "proxy-role-header", "", STRING, "header in which a proxy names the user's role"
+        "proxy-role-header", "", STRING, "header in which a proxy sends the user's role"
     )
     trusted_proxy_cidr: tuple[str, ...] = option(
         "trusted-proxy-cidr",
         (),
         STRINGS,
-        "addresses of proxies whose headers are believed; none: loopback for --access=proxy",
+        "network of proxies whose headers are trusted (--access=proxy: loopback if not set)",
     )
     session_lifetime_ns: int = option(
         "session-lifetime",
         12 * HOUR_NS,
         DURATION,
-        "who is signed in and does nothing for so long has to sign in again",
+        "time without a request after which a session ends",
     )
     audit_file: str = option(
-        "audit-file", "", STRING, "who did what is appended here, a JSON object a line"
+        "audit-file", "", STRING, "file to append the audit to, one JSON object per line"
     )
 
     # to nsqd and nsqlookupd
     http_client_connect_timeout_ns: int = option(
-        "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "to connect to a node"
+        "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "timeout for connecting to a node"
     )
     http_client_request_timeout_ns: int = option(
-        "http-client-request-timeout", 5 * SECOND_NS, DURATION, "for a whole request to a node"
+        "http-client-request-timeout", 5 * SECOND_NS, DURATION, "timeout for a request to a node"
     )
     http_client_tls_insecure_skip_verify: bool = option(
-        "http-client-tls-insecure-skip-verify", False, BOOL, "take any certificate of a node"
+        "http-client-tls-insecure-skip-verify", False, BOOL, "accept any TLS certificate of a node"
     )
     http_client_tls_root_ca_file: str = option(
-        "http-client-tls-root-ca-file", "", STRING, "who signs the nodes' certificates (PEM)"
+        "http-client-tls-root-ca-file",
+        "",
+        STRING,
+        "CA certificates for the nodes' certificates (PEM)",
     )
     http_client_tls_cert: str = option(
-        "http-client-tls-cert", "", STRING, "our certificate for nodes (PEM)"
+        "http-client-tls-cert", "", STRING, "client certificate for requests to nodes (PEM)"
     )
-    http_client_tls_key: str = option("http-client-tls-key", "", STRING, "its key (PEM)")
+    http_client_tls_key: str = option(
+        "http-client-tls-key", "", STRING, "key of the client certificate (PEM)"
+    )
 
     # ours
     http_client_max_requests: int = option(
-        "http-client-max-requests", 16, INT, "requests to nodes under way at once, at most"
+        "http-client-max-requests", 16, INT, "maximum concurrent requests to nodes"
     )
     poll_interval_ns: int = option(
         "poll-interval",
         5 * SECOND_NS,
         DURATION,
-        "between two polls while somebody looks (else at least 30s)",
+        "interval between polls while a page is open (else at least 30s)",
     )
-    history_ns: int = option(
-        "history", 60 * MINUTE_NS, DURATION, "of rates and depths that charts show"
-    )
+    history_ns: int = option("history", 60 * MINUTE_NS, DURATION, "period that charts show")
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
     log_format: str = option(
-        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: one object per line"
     )
     debug_from: str = option(
         "debug-from",
         "loopback",
         DEBUG_FROM,
-        "who may ask for the /debug/pprof pages: loopback (this machine), any or none",
+        "addresses that may read /debug/pprof: loopback, any or none",
     )
 
 
@@ -205,7 +226,7 @@ def validated(options: NsqadminOptions) -> NsqadminOptions:
         raise OptionsError("--http-client-max-requests must be at least 1")
     if options.poll_interval_ns < SECOND_NS:
         raise OptionsError("--poll-interval must be at least 1s")
-    if not options.poll_interval_ns <= options.history_ns <= _HISTORY_MAX_NS:
+    if not options.poll_interval_ns <= options.history_ns <= _MAX_HISTORY_NS:
         raise OptionsError("--history must be between --poll-interval and 168h")
     config_network(options)
     _check_graphite(options.graphite_url)
@@ -224,7 +245,7 @@ def config_network(options: NsqadminOptions) -> IPv4Network | IPv6Network | None
         return None
     try:
         if "/" not in text:
-            raise ValueError("there is no / in it")
+            raise ValueError("a network needs a /")
         return ip_network(text, strict=False)
     except ValueError as error:
         reason = f"failed to parse --allow-config-from-cidr ({text}) - {error}"
@@ -241,4 +262,4 @@ def _check_graphite(url: str) -> None:
         valid = False
     if not valid:
         # Not the URL itself, there may be a password in it.
-        raise OptionsError("failed to parse --graphite-url - it is no http:// or https:// URL")
+        raise OptionsError("failed to parse --graphite-url - not an http:// or https:// URL")

@@ -1,4 +1,4 @@
-"""Requests to nsqd and nsqlookupd: few at once, each bounded in time and size, kept connections.
+"""Requests to nsqd and nsqlookupd: limited in number, time and size, on kept connections.
 
 Spec: nsqadmin, sections 1 and 3 (texts of errors).
 """
@@ -24,29 +24,37 @@ import trio
 from admin.options import NsqadminOptions, OptionsError
 from trionsq import NSQ_VERSION
 from trionsq.durations import SECOND_NS
+from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
 
-__all__ = ["NBYTES_MAX", "Answer", "Upstream", "UpstreamError", "json_of", "node_of"]
+__all__ = [
+    "MAX_RESPONSE_BYTES",
+    "ForeignResponse",
+    "Upstream",
+    "UpstreamError",
+    "json_of",
+    "node_of",
+]
 
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq")
 
-NBYTES_MAX: Final = 64 * 1024 * 1024
-"""The longest answer that is read: /stats of some 100,000 clients."""
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of a response: /stats of about 100,000 clients."""
 
 _HEADERS: Final = {
     "Accept": "application/vnd.nsq; version=1.0",
     "User-Agent": f"nsqadmin v{NSQ_VERSION}",
-    # Compressed, a few bytes could be millions.
+    # A few compressed bytes could become millions.
     "Accept-Encoding": "identity",
 }
-# An idle connection is kept so long: longer than it takes until the next poll.
+# Idle connections are kept longer than the interval between two polls without viewers.
 _IDLE_S: Final = 45.0
-# Of an unexpected answer, so much is shown.
-_SHOWN_NBYTES: Final = 1024
-# Nodes that are remembered to want HTTPS.
-_SECURED_MAX: Final = 4096
+# Quoted from an unexpected response.
+_QUOTED_BYTES: Final = 1024
+# Maximum nodes that are remembered to require HTTPS.
+_MAX_SECURED: Final = 4096
 # Failures before a byte of the request went out: no connection (TLS included), or no request.
 _NEVER_SENT: Final = (
     httpx2.ConnectError,
@@ -58,8 +66,8 @@ _NEVER_SENT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a foreign server said; ``headers`` by name in lower case."""
+class ForeignResponse:
+    """The response of a server outside NSQ; ``headers`` by name in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -67,11 +75,11 @@ class Answer:
 
 
 class UpstreamError(Exception):
-    """A node gave no answer, or none that makes sense; ``str()`` is as NSQ 1.3 words it.
+    """A request to a node failed; ``str()`` is the text of NSQ 1.3.
 
     Attributes:
-        node: ``host:port`` that was asked.
-        status: of its answer, None if there was none.
+        node: ``host:port`` of the node.
+        status: of the response, None if there was none.
         may_have_happened: the request was a POST and may have reached the node before the
             connection failed. The text says so, too.
     """
@@ -88,13 +96,12 @@ class UpstreamError(Exception):
 
 
 class Upstream:
-    """Asks nodes; to be used by ``async with``.
+    """Sends requests to nodes; to be used by ``async with``.
 
     Attributes:
-        under_way: requests that wait for an answer now, never more than
-            --http-client-max-requests.
-        asked: requests so far.
-        failed: of these, those that ended with an UpstreamError.
+        under_way: requests in progress, at most --http-client-max-requests.
+        asked: requests in total.
+        failed: requests that ended with an UpstreamError.
     """
 
     asked = 0
@@ -111,7 +118,7 @@ class Upstream:
         self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         most = options.http_client_max_requests
         self._limit = trio.CapacityLimiter(most)
-        # By host:port of HTTP, the URL of nodes that want HTTPS.
+        # The URL of nodes that require HTTPS, by their host:port of HTTP.
         self._secured: dict[str, str] = {}
         connect_s = options.http_client_connect_timeout_ns / SECOND_NS
         self._client = httpx2.AsyncClient(
@@ -122,7 +129,7 @@ class Upstream:
             limits=httpx2.Limits(max_keepalive_connections=4 * most, keepalive_expiry=_IDLE_S),
             trust_env=False,
             follow_redirects=False,
-            # Nodes have nothing to remember of us.
+            # No cookies: nodes need none.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         )
 
@@ -147,14 +154,14 @@ class Upstream:
         """The JSON that is at ``url`` (``http://host:port/path?query``), as ``kind``.
 
         Args:
-            url: asked for by GET.
+            url: for GET.
             kind: a msgspec type.
             timeout_s: for the whole request; default: --http-client-request-timeout.
 
         Raises:
             UpstreamError: no answer in time, another status than 200, or not of that type.
         """
-        body = await self._ask("GET", url, timeout_s)
+        body = await self._request("GET", url, timeout_s)
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -163,10 +170,10 @@ class Upstream:
 
     async def get_bytes(self, url: str, *, timeout_s: float | None = None) -> bytes:
         """The bytes that are at ``url``; else as `get_json`."""
-        return await self._ask("GET", url, timeout_s)
+        return await self._request("GET", url, timeout_s)
 
-    async def get_foreign(self, url: str) -> Answer:
-        """What is at ``url``, whatever its status: of a server that is no part of NSQ.
+    async def get_foreign(self, url: str) -> ForeignResponse:
+        """The response to GET ``url``, whatever its status, from a server outside NSQ.
 
         A user and a password in the URL are sent.
 
@@ -177,7 +184,7 @@ class Upstream:
             with trio.move_on_after(self._request_timeout_s):
                 answer, body = await self._exchange("GET", url, None, {"Accept": "*/*"})
                 headers = {name.lower(): value for name, value in answer.headers.items()}
-                return Answer(answer.status_code, headers, body)
+                return ForeignResponse(answer.status_code, headers, body)
         raise UpstreamError(node_of(url), f"no answer within {self._request_timeout_s:g} s")
 
     async def post(self, url: str, body: bytes = b"", *, timeout_s: float | None = None) -> bytes:
@@ -185,9 +192,9 @@ class Upstream:
 
         A POST that may have reached the node is never sent a second time.
         """
-        return await self._ask("POST", url, timeout_s, body)
+        return await self._request("POST", url, timeout_s, body)
 
-    async def _ask(
+    async def _request(
         self, method: str, url: str, timeout_s: float | None, body: bytes | None = None
     ) -> bytes:
         timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
@@ -196,7 +203,7 @@ class Upstream:
             self.asked += 1
             with trio.move_on_after(timeout_s):
                 try:
-                    return await self._ask_by_https_too(method, url, node, body)
+                    return await self._request_with_https(method, url, node, body)
                 except UpstreamError:
                     self.failed += 1
                     raise
@@ -204,31 +211,31 @@ class Upstream:
         text = f'{method.title()} "{url}": no answer within {timeout_s:g} s'
         raise UpstreamError(node, text, may_have_happened=method != "GET")
 
-    async def _ask_by_https_too(
+    async def _request_with_https(
         self, method: str, url: str, node: str, body: bytes | None
     ) -> bytes:
         secured = self._secured.get(node)
         if secured is not None:
             try:
-                return await self._ask_once(method, _moved(url, secured), body)
+                return await self._request_once(method, _moved(url, secured), body)
             except UpstreamError as error:
                 if error.status is not None:
-                    raise  # an answer, though not the one that was hoped for
+                    raise  # the node responded
                 # The node may have been restarted without TLS.
                 self._secured.pop(node, None)
                 if error.may_have_happened:
                     raise
         try:
-            return await self._ask_once(method, url, body)
+            return await self._request_once(method, url, body)
         except _TlsRequiredError as error:
-            secured = f"https://{_host_of(url)}:{error.https_port}"
-            answer = await self._ask_once(method, _moved(url, secured), body)
-        if len(self._secured) >= _SECURED_MAX:
+            secured = f"https://{format_address(urlsplit(url).hostname or '', error.https_port)}"
+            answer = await self._request_once(method, _moved(url, secured), body)
+        if len(self._secured) >= _MAX_SECURED:
             self._secured.clear()
         self._secured[node] = secured
         return answer
 
-    async def _ask_once(self, method: str, url: str, body: bytes | None) -> bytes:
+    async def _request_once(self, method: str, url: str, body: bytes | None) -> bytes:
         node = node_of(url)
         answer, content = await self._exchange(method, url, body, {})
         if answer.status_code == 200:
@@ -270,11 +277,6 @@ def node_of(url: str) -> str:
         return url
 
 
-def _host_of(url: str) -> str:
-    host = urlsplit(url).hostname or ""
-    return f"[{host}]" if ":" in host else host
-
-
 def _moved(url: str, to: str) -> str:
     """The same path and query at another scheme and port."""
     parts, target = urlsplit(url), urlsplit(to)
@@ -283,17 +285,17 @@ def _moved(url: str, to: str) -> str:
 
 async def _read(answer: httpx2.Response, node: str) -> bytes:
     content, nbytes = list[bytes](), 0
-    # Cancelling ends the generators inside; leaving the loop would leave them to the collector.
+    # Cancelling ends the inner generators; a break would leave them to the garbage collector.
     with trio.CancelScope() as scope:
         async for piece in answer.aiter_raw():
             nbytes += len(piece)
-            if nbytes > NBYTES_MAX:
+            if nbytes > MAX_RESPONSE_BYTES:
                 scope.cancel()
                 content.clear()
             else:
                 content.append(piece)
-    if nbytes > NBYTES_MAX:
-        text = f"{node} answered more than {NBYTES_MAX} bytes"
+    if nbytes > MAX_RESPONSE_BYTES:
+        text = f"{node} answered more than {MAX_RESPONSE_BYTES} bytes"
         raise UpstreamError(node, text, answer.status_code)
     return b"".join(content)
 
@@ -317,21 +319,21 @@ def _status(answer: httpx2.Response) -> str:
 
 
 def _quoted(content: bytes) -> str:
-    return json.dumps(content[:_SHOWN_NBYTES].decode(errors="replace"), ensure_ascii=False)
+    return json.dumps(content[:_QUOTED_BYTES].decode(errors="replace"), ensure_ascii=False)
 
 
 def _why(error: Exception) -> str:
-    """What the operating system says, if that is behind the error, else what the error says."""
+    """The text of the operating system's error behind this one, else the error's own text."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         causes.append(cause.exceptions[-1] if isinstance(cause, BaseExceptionGroup) else cause)
     for cause in reversed(causes):
         if isinstance(cause, ConnectionError | TimeoutError) and cause.errno:
-            return os.strerror(cause.errno)  # trio's own text names the address, as ours does
+            return os.strerror(cause.errno)  # trio's own text repeats the address
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    said = [str(each) for each in causes if str(each)]
-    return said[0] if said else type(error).__name__
+    texts = [str(each) for each in causes if str(each)]
+    return texts[0] if texts else type(error).__name__
 
 
 def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""``nsq-ready [URL]``: exit code 0 if the daemon answers 200 there, else 1 and one line why.
+"""``nsq-ready [URL]``: exit code 0 if the response is 200, else 1 and one line with the reason.
 
-The health check of the images, which hold no curl. Python's standard library alone.
+The health check of the images, which have no curl. It uses Python's standard library only.
 """
 
 import sys
@@ -12,20 +12,20 @@ from typing import Final
 
 URL: Final = "http://127.0.0.1:4151/ready"
 LIMIT_S: Final = 4.0
-REASON_NBYTES_MAX: Final = 500
+MAX_REASON_BYTES: Final = 500
 
 
 def main(argv: Sequence[str]) -> int:
-    """Ask the URL, by default an nsqd of this machine whether it is ready; the exit code."""
+    """Request the URL, by default /ready of an nsqd on this machine; the exit code."""
     url = argv[0] if argv else URL
-    # A proxy of the environment has no business between a daemon and its own health check.
+    # A health check must not go through a proxy of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=LIMIT_S) as answer:
-            answer.read(REASON_NBYTES_MAX)
+        with opener.open(url, timeout=LIMIT_S) as response:
+            response.read(MAX_REASON_BYTES)
         return 0
     except urllib.error.HTTPError as error:
-        reason = error.read(REASON_NBYTES_MAX).decode(errors="replace")
+        reason = error.read(MAX_REASON_BYTES).decode(errors="replace")
         print(f"{url}: {error.code} {reason}", file=sys.stderr)
     except (OSError, ValueError) as error:
         print(f"{url}: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The HTTP API: who has a topic, which topics and nodes there are, and what operators may do.
+"""The HTTP API: lookups of topics, lists of topics and nodes, actions of operators.
 
 Spec: nsqlookupd, section 3.
 """
@@ -13,21 +13,17 @@ from quart_trio import QuartTrio
 
 from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Entry, Registry
-from lookupd.tasks import task_name
+from lookupd.registry import Entry, Producer, Registry
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.histogram import Histogram
-from trionsq.web.answers import empty, encoded_document, json_bytes, json_document, plain
 from trionsq.web.app import Endpoint, create_app
-from trionsq.web.errors import HttpError
+from trionsq.web.diagnostics import Health, Pprof, guarded
 from trionsq.web.gate import Gate
-from trionsq.web.guard import guarded
-from trionsq.web.health import Health
-from trionsq.web.pprof import Pprof
-from trionsq.web.query import Query, query, valid_argument
+from trionsq.web.protocol import HttpError, Query, json_bytes, valid_argument
+from trionsq.web.request import query
+from trionsq.web.responses import empty, encoded_document, json_document, plain
 
 __all__ = ["lookupd_app"]
 
@@ -44,11 +40,11 @@ def lookupd_app(
 ) -> QuartTrio:
     """The HTTP API of ``registry``; ``now_ns`` is the clock that its times are of.
 
-    ``loop_lag_s`` is for /metrics; ``gate`` refuses requests, and is shown there too.
+    ``loop_lag_s`` is for /metrics; ``gate`` refuses requests and has metrics, too.
     """
     gate = Gate() if gate is None else gate
     metrics = metrics_page(registry, now_ns, loop_lag_s or Histogram(LOOP_LAG_BOUNDS_S), gate)
-    # It waits for nothing and needs no disk: it is ready as long as it answers.
+    # nsqlookupd needs no disk and no peer: it is ready whenever it answers.
     health = Health(lambda: None)
     endpoints = [*_endpoints(_Directory(registry, now_ns), options), metrics.endpoint]
     return create_app([*endpoints, *health.endpoints()], sites=gate.sites)
@@ -69,12 +65,12 @@ def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[En
         ("POST", "/channel/create", directory.create_channel),
         ("POST", "/channel/delete", directory.delete_channel),
     ]
-    for page in Pprof(task_name, "/debug/pprof").endpoints():
+    for page in Pprof("/debug/pprof").endpoints():
         yield guarded(page, lambda: options.debug_from)
 
 
 class _Directory:
-    """The endpoints, but for the debug pages of the process."""
+    """The endpoints, except the debug pages of the process."""
 
     def __init__(self, registry: Registry, now_ns: Callable[[], int]) -> None:
         self._registry = registry
@@ -94,19 +90,19 @@ class _Directory:
         return encoded_document(b'{"topics":%b}' % topics)
 
     async def channels(self) -> Response:
-        """GET /channels: none if there is no such topic."""
+        """GET /channels: empty if the topic does not exist."""
         topic = _given(query(), b"topic")
         channels = await Turns().json_array(self._registry.channels(topic))
         return encoded_document(b'{"channels":%b}' % channels)
 
     async def lookup(self) -> Response:
-        """GET /lookup: where a consumer finds a topic."""
+        """GET /lookup: the producers of a topic, for consumers."""
         topic, turns = _given(query(), b"topic"), Turns()
         if not self._registry.has_topic(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
         channels = await turns.json_array(self._registry.channels(topic))
-        found = self._registry.lookup(topic, self._now_ns())
-        producers = await turns.json_array(map(_shown_if, found), PRODUCER_COST)
+        listed = self._registry.lookup(topic, self._now_ns())
+        producers = await turns.json_array(map(_shown_if, listed), PRODUCER_COST)
         return encoded_document(b'{"channels":%b,"producers":%b}' % (channels, producers))
 
     async def nodes(self) -> Response:
@@ -123,32 +119,32 @@ class _Directory:
                 if place is not None:
                     names.append(place[0])
                     hidden.append(place[1])
-            shown = json_bytes(_shown(producer))[:-1]
+            document = json_bytes(_shown(producer))[:-1]
             both = await turns.json_array(hidden), await turns.json_array(names)
-            nodes.append(shown + b',"tombstones":%b,"topics":%b}' % both)
+            nodes.append(document + b',"tombstones":%b,"topics":%b}' % both)
         return encoded_document(b'{"producers":[%b]}' % b",".join(nodes))
 
     async def debug(self) -> Response:
         """GET /debug: the database, inactive producers included."""
         turns = Turns()
         members = [b"{"]
-        key, held = "", list[dict[str, Any]]()
+        key, entries = "", list[dict[str, Any]]()
 
         async def end_of_key() -> None:
-            if held:
-                producers = await turns.json_array(held, PRODUCER_COST)
-                # The comma is in the piece, so that joining copies all of it once and not twice.
+            if entries:
+                producers = await turns.json_array(entries, PRODUCER_COST)
+                # The comma is part of the piece, so that joining copies each byte only once.
                 comma = b"," if len(members) > 1 else b""
                 members.append(comma + json_bytes(key) + b":" + producers)
-                held.clear()
+                entries.clear()
 
-        for found in self._registry.everything():
+        for item in self._registry.everything():
             await turns.touch()
-            if found is not None:
-                if found[0] != key:
+            if item is not None:
+                if item[0] != key:
                     await end_of_key()
-                    key = found[0]
-                held.append(_dumped(found[1]))
+                    key = item[0]
+                entries.append(_dumped(item[1]))
         await end_of_key()
         return encoded_document(b"".join([*members, b"}"]))
 
@@ -158,7 +154,7 @@ class _Directory:
         return empty()
 
     async def delete_topic(self) -> Response:
-        """POST /topic/delete, with its channels; also if there is none."""
+        """POST /topic/delete, with its channels; no error if it does not exist."""
         self._registry.delete_topic(_given(query(), b"topic"))
         await sweep(self._registry)
         return empty()
@@ -180,7 +176,7 @@ class _Directory:
         return empty()
 
     async def tombstone(self) -> Response:
-        """POST /topic/tombstone: hide a node from the lookups of a topic; also if nobody is it."""
+        """POST /topic/tombstone: hide a node from lookups of a topic; no error if there is none."""
         values = query()
         topic, node, turns = _given(values, b"topic"), _given(values, b"node"), Turns()
         for _ in self._registry.tombstone(topic, node, self._now_ns()):
@@ -189,22 +185,22 @@ class _Directory:
 
 
 def _given(values: Query, name: bytes) -> str:
-    """A parameter that is not looked at any closer. Raises HttpError MISSING_ARG_ and its name."""
-    given = values.get(name)
-    if given is None:
+    """A parameter without further checks. Raises HttpError MISSING_ARG_ and its name."""
+    value = values.get(name)
+    if value is None:
         raise HttpError(400, f"MISSING_ARG_{name.decode().upper()}")
-    return given.decode(errors="replace")
+    return value.decode(errors="replace")
 
 
 def _shown(producer: Producer) -> dict[str, Any]:
-    said = producer.announced
+    announced = producer.announced
     return {
         "remote_address": producer.remote_address,
-        "hostname": said.hostname,
-        "broadcast_address": said.broadcast_address,
-        "tcp_port": said.tcp_port,
-        "http_port": said.http_port,
-        "version": said.version,
+        "hostname": announced.hostname,
+        "broadcast_address": announced.broadcast_address,
+        "tcp_port": announced.tcp_port,
+        "http_port": announced.http_port,
+        "version": announced.version,
     }
 
 
@@ -214,15 +210,15 @@ def _shown_if(producer: Producer | None) -> dict[str, Any] | None:
 
 def _dumped(entry: Entry) -> dict[str, Any]:
     producer, since_ns = entry.producer, entry.tombstoned_at_ns
-    said = producer.announced
+    announced = producer.announced
     return {
-        "broadcast_address": said.broadcast_address,
-        "hostname": said.hostname,
-        "http_port": said.http_port,
+        "broadcast_address": announced.broadcast_address,
+        "hostname": announced.hostname,
+        "http_port": announced.http_port,
         "id": producer.remote_address,
         "last_update": producer.last_update_ns,
-        "tcp_port": said.tcp_port,
+        "tcp_port": announced.tcp_port,
         "tombstoned": since_ns is not None,
         "tombstoned_at": _NEVER_NS if since_ns is None else since_ns,
-        "version": said.version,
+        "version": announced.version,
     }

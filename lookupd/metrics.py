@@ -1,4 +1,4 @@
-"""The figures of nsqlookupd at /metrics. docs/metrics.md tells what each is good for."""
+"""The metrics of nsqlookupd at /metrics; docs/metrics.md explains each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lookupd.turns import Turns
 from trionsq.histogram import Histogram
 from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
-    Figures,
-    HistogramFigures,
+    HistogramMetrics,
+    MetricSet,
     MetricsPage,
     Table,
     build_info,
-    gate_figures,
+    gate_metrics,
     gauge,
 )
 
@@ -37,7 +37,7 @@ def metrics_page(
 ) -> MetricsPage:
     """/metrics of ``registry``; ``now_ns`` is the clock that its times are of."""
 
-    async def gather() -> Sequence[Figures]:
+    async def gather() -> Sequence[MetricSet]:
         topics, turns = Table(_TOPIC), Turns()
         names = registry.topics()
         for name in names:
@@ -54,12 +54,12 @@ def metrics_page(
         return [
             build_info("nsqlookupd"),
             Table(_PROCESS, [({}, [len(names), registry.producer_count, active])]),
-            HistogramFigures.of(
+            HistogramMetrics.of(
                 "nsqlookupd_event_loop_lag_seconds",
                 "How much later than it wanted a task woke up, sampled twice a second.",
                 loop_lag_s,
             ),
-            *gate_figures("nsqlookupd", gate),
+            *gate_metrics("nsqlookupd", gate),
             topics,
         ]
 

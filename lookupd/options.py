@@ -31,29 +31,35 @@ class NsqlookupdOptions(DaemonOptions):
 
     log_prefix: str = prefix_option("nsqlookupd")
     tcp_address: str = option(
-        "tcp-address", "0.0.0.0:4160", STRING, "host:port (or unix socket path) for nsqds"
+        "tcp-address",
+        "0.0.0.0:4160",
+        STRING,
+        "host:port (or unix socket path) to listen on for nsqd",
     )
     http_address: str = option(
-        "http-address", "0.0.0.0:4161", STRING, "host:port (or unix socket path) of the HTTP API"
+        "http-address",
+        "0.0.0.0:4161",
+        STRING,
+        "host:port (or unix socket path) to listen on for HTTP",
     )
     broadcast_address: str = option(
         "broadcast-address",
         "",
         STRING,
-        "name or address of this host, as nsqds are told",
+        "name or address of this host that nsqd is sent",
         factory=socket.gethostname,
     )
     inactive_producer_timeout_ns: int = option(
         "inactive-producer-timeout",
         5 * MINUTE_NS,
         DURATION,
-        "a producer that has not pinged for so long is hidden",
+        "time without a ping after which a producer is hidden",
     )
     tombstone_lifetime_ns: int = option(
         "tombstone-lifetime",
         45 * SECOND_NS,
         DURATION,
-        "a producer that is tombstoned at a topic is hidden there for so long",
+        "time that a tombstoned producer is hidden from lookups of the topic",
     )
 
     # ours
@@ -61,11 +67,11 @@ class NsqlookupdOptions(DaemonOptions):
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
     log_format: str = option(
-        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+        "log-format", "classic", LOG_FORMAT, "classic lines, or json: one object per line"
     )
     debug_from: str = option(
         "debug-from",
         "loopback",
         DEBUG_FROM,
-        "who may ask for the /debug/pprof pages: loopback (this machine), any or none",
+        "addresses that may read /debug/pprof: loopback, any or none",
     )

@@ -1,15 +1,15 @@
 """The registration database: which producers have which topics and channels.
 
-Synchronous; times are arguments, in nanoseconds of one clock that never goes back. A topic, a
-channel of a topic: each is a key that can be there without producers. A key goes only when it is
-deleted, or when it is ephemeral and its last producer unregisters; the end of a connection takes
-its producer away and leaves the keys.
+Synchronous; times are arguments, in nanoseconds of one clock that never goes back. A topic and a
+channel of a topic are keys, which may exist without producers. A key is removed only when it is
+deleted, or when it is ephemeral and its last producer unregisters; the end of a connection removes
+its producer and leaves the keys.
 
-One producer may hold 50,000 registrations, so no call walks over them. Whoever is gone is gone at
-once, for every question; the registrations left behind are void, and `Registry.sweep` removes them
-a few at a time. Answers that may be long are iterators, and hold good while the registry changes
-between two items. What each item costs does not grow with the registry. A list of names is copied
-when such an iterator begins, in one step: 5 ns for each.
+One producer may have 50,000 registrations, so no call walks over them. A producer that has gone is
+missing in every answer at once; its registrations are void, and `Registry.sweep` removes them a few
+at a time. Long answers are iterators, which stay valid while the registry changes between two
+items. The cost of an item does not grow with the registry. Names are copied in one step when such
+an iterator starts: 5 ns for each.
 
 Spec: nsqlookupd, section 2.
 """
@@ -18,16 +18,86 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
-from lookupd.producer import Producer
+from trionsq.wire import gojson
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["ALL", "Entry", "Registry"]
+__all__ = [
+    "ALL",
+    "Announced",
+    "Entry",
+    "MissingFieldsError",
+    "Producer",
+    "Registry",
+    "read_announced",
+]
 
 ALL: Final = "*"
 """In place of a topic: every topic there is."""
+
+
+class MissingFieldsError(ValueError):
+    """The announcement lacks an address, a port or the version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The announcement of an nsqd; the names are the keys of the JSON object.
+
+    Attributes:
+        broadcast_address, hostname: host names; clients use the first.
+        tcp_port, http_port: where it listens.
+        version: of nsqd.
+    """
+
+    broadcast_address: str = ""
+    hostname: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
+
+
+_KINDS: Final[dict[str, type]] = {field.name: type(field.default) for field in fields(Announced)}
+
+
+def read_announced(body: bytes) -> Announced:
+    """The announcement in the body of an IDENTIFY.
+
+    Raises:
+        MissingFieldsError: something that clients need is missing, empty or 0.
+        ValueError: it is not a JSON object, or a member has the wrong type.
+    """
+    announced = Announced(**gojson.read_members(body, _KINDS))
+    if not (
+        announced.broadcast_address
+        and announced.tcp_port
+        and announced.http_port
+        and announced.version
+    ):
+        raise MissingFieldsError("IDENTIFY missing fields")
+    return announced
+
+
+@dataclass(slots=True, eq=False)
+class Producer:
+    """An identified connection of an nsqd. Each connection is a producer of its own.
+
+    Attributes:
+        remote_address: the other end of the connection, ``ip:port``.
+        announced: the content of its IDENTIFY.
+        last_update_ns: when it last identified itself or pinged.
+    """
+
+    remote_address: str
+    announced: Announced
+    last_update_ns: int
+
+    @property
+    def node(self) -> str:
+        """Its name in the HTTP API, ``broadcast_address:http_port``."""
+        return f"{self.announced.broadcast_address}:{self.announced.http_port}"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +105,8 @@ class Entry:
     """A producer at a topic.
 
     Attributes:
-        tombstoned_at_ns: since when it is hidden from lookups of that topic, None if never.
-        channels: those of the topic that it is registered for, None if there are none so far.
+        tombstoned_at_ns: when it was hidden from lookups of the topic, None if it was not.
+        channels: the channels of the topic that it has registered, None if none yet.
     """
 
     producer: Producer
@@ -51,10 +121,10 @@ class Registry:
     """All registrations. Lists are in no particular order."""
 
     def __init__(self, inactive_timeout_ns: int, tombstone_lifetime_ns: int) -> None:
-        """``inactive_timeout_ns``: a producer that was silent for longer is hidden."""
+        """``inactive_timeout_ns``: producers that were silent for longer are hidden."""
         self._inactive_timeout_ns = inactive_timeout_ns
         self._tombstone_lifetime_ns = tombstone_lifetime_ns
-        # An entry counts if all three agree on it; one that a sweep has not reached is void.
+        # An entry is valid if all three have it; void ones are removed by the next sweep.
         self._producers: dict[Producer, dict[str, Entry]] = {}
         self._topics: dict[str, _Entries] = {}
         self._channels: dict[str, dict[str, _Entries]] = {}
@@ -67,20 +137,20 @@ class Registry:
             f" {len(self._topics)} topics, {channels} channels>"
         )
 
-    # What connections do
+    # For connections
 
     def add_producer(self, producer: Producer) -> None:
-        """It has identified itself."""
+        """Add a producer that has identified itself."""
         self._producers[producer] = {}
 
     def remove_producer(self, producer: Producer) -> None:
-        """Its connection has ended. Nothing happens if it never identified itself."""
+        """Remove a producer whose connection has ended; nothing if it never identified itself."""
         places = self._producers.pop(producer, None)
         if places:
             self._sweeps.append(self._sweep_places(places))
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> None:
-        """It has the topic, or the channel and thereby the topic. A tombstone stays."""
+        """Register a topic, or a channel and its topic. A tombstone stays."""
         entries = self._topics.setdefault(topic, {})
         entry = entries.get(producer)
         if entry is None:
@@ -92,18 +162,18 @@ class Registry:
             entry.channels.add(channel)
 
     def unregister_channel(self, producer: Producer, topic: str, channel: str) -> None:
-        """It does not have the channel any more; the topic stays."""
-        held = self._channels.get(topic, {}).get(channel)
-        if held is None:
+        """Unregister a channel; the topic stays registered."""
+        entries = self._channels.get(topic, {}).get(channel)
+        if entries is None:
             return
-        entry = held.pop(producer, None)
+        entry = entries.pop(producer, None)
         if entry is not None and entry.channels:
             entry.channels.discard(channel)
-        if is_ephemeral(channel) and not self._any(topic, held):
+        if is_ephemeral(channel) and not self._any(topic, entries):
             self.delete_channel(topic, channel)
 
     def unregister_topic(self, producer: Producer, topic: str) -> None:
-        """It has neither the topic nor any channel of it any more."""
+        """Unregister a topic and all of its channels."""
         entries = self._topics.get(topic)
         if entries is None:
             return
@@ -114,19 +184,19 @@ class Registry:
         if is_ephemeral(topic) and not self._any(topic, entries):
             del self._topics[topic]
 
-    # What operators do
+    # For operators
 
     def create_topic(self, topic: str) -> None:
-        """Let the topic be, with or without producers."""
+        """Create the topic, if it does not exist."""
         self._topics.setdefault(topic, {})
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Let the channel be, and its topic."""
+        """Create the channel and its topic, if they do not exist."""
         self._channel(topic, channel)
         self.create_topic(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the topic (or `ALL`) and its channels, if there are any."""
+        """Delete the topic (or `ALL`) and its channels, if they exist."""
         if topic == ALL:
             topics, self._topics, self._channels = self._topics, {}, {}
         else:
@@ -137,13 +207,13 @@ class Registry:
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Forget the channel; whether there was one."""
         channels = self._channels.get(topic, {})
-        held = channels.pop(channel, None)
-        if held is None:
+        entries = channels.pop(channel, None)
+        if entries is None:
             return False
         if not channels:
             del self._channels[topic]
-        if held:
-            self._sweeps.append(self._sweep_channel(topic, channel, held))
+        if entries:
+            self._sweeps.append(self._sweep_channel(topic, channel, entries))
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> Iterator[None]:
@@ -183,9 +253,9 @@ class Registry:
     def _sweep_channels(self, topic: str, entry: Entry) -> Iterator[None]:
         """Those of a producer that has left the topic."""
         while entry.channels:
-            held = self._channels.get(topic, {}).get(entry.channels.pop(), {})
-            if held.get(entry.producer) is entry:
-                del held[entry.producer]
+            entries = self._channels.get(topic, {}).get(entry.channels.pop(), {})
+            if entries.get(entry.producer) is entry:
+                del entries[entry.producer]
             yield
 
     def _sweep_topics(self, topics: dict[str, _Entries]) -> Iterator[None]:
@@ -200,10 +270,10 @@ class Registry:
                     del places[topic]
                 yield
 
-    def _sweep_channel(self, topic: str, channel: str, held: _Entries) -> Iterator[None]:
+    def _sweep_channel(self, topic: str, channel: str, entries: _Entries) -> Iterator[None]:
         """Those of a channel that was deleted."""
-        while held:
-            producer, entry = held.popitem()
+        while entries:
+            producer, entry = entries.popitem()
             anew = self._channels.get(topic, {}).get(channel, {})
             if anew.get(producer) is not entry and entry.channels:
                 entry.channels.discard(channel)
@@ -237,27 +307,27 @@ class Registry:
             yield from list(self._channels.get(name, ()))
 
     def lookup(self, topic: str, now_ns: int) -> Iterator[Producer | None]:
-        """The topic's producers that are active and not hidden; for `ALL`, each but once.
+        """The active producers of the topic that are not hidden; for `ALL`, each once.
 
-        None stands for one that was looked at and is not among them.
+        None stands for a producer that was checked and is left out.
         """
-        found = set[Producer]()
+        listed = set[Producer]()
         for name in self._topics_meant(topic, self._topics):
             for producer, entry in list(self._topics.get(name, {}).items()):
                 visible = self._is_active(producer, now_ns) and not self._is_hidden(entry, now_ns)
-                if visible and producer not in found:
-                    found.add(producer)
+                if visible and producer not in listed:
+                    listed.add(producer)
                     yield producer
                 else:
                     yield None
 
     def active_producers(self, now_ns: int) -> Iterator[Producer | None]:
-        """All that are active, the hidden ones included; None as in `lookup`."""
+        """All active producers, hidden ones included; None as in `lookup`."""
         for producer in list(self._producers):
             yield producer if self._is_active(producer, now_ns) else None
 
     def topics_of(self, producer: Producer, now_ns: int) -> Iterator[tuple[str, bool] | None]:
-        """Its topics, each with whether it is hidden from lookups of it; None as in `lookup`."""
+        """The topics of a producer, each with whether it is hidden there; None as in `lookup`."""
         for topic, entry in list(self._producers.get(producer, {}).items()):
             known = self._topics.get(topic, {}).get(producer) is entry
             yield (topic, self._is_hidden(entry, now_ns)) if known else None
@@ -297,7 +367,7 @@ class Registry:
         return any(self._counts(topic, entry) for entry in entries.values())
 
     def _is_active(self, producer: Producer, now_ns: int) -> bool:
-        """Whether it pinged lately; not, if it is gone."""
+        """Whether the producer is connected and pinged recently."""
         return (
             now_ns - producer.last_update_ns <= self._inactive_timeout_ns
             and producer in self._producers

@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from lookupd.producer import MissingFieldsError, Producer, read_announced
-from lookupd.registry import Registry
+from lookupd.registry import MissingFieldsError, Producer, Registry, read_announced
+from trionsq.logtext import printable
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["BODY_NBYTES_MAX", "LINE_NBYTES_MAX", "MAGIC", "Session", "frame"]
+__all__ = ["MAGIC", "MAX_BODY_BYTES", "MAX_LINE_BYTES", "Session", "frame"]
 
 log = logging.getLogger("trionsq")
 
 MAGIC: Final = b"  V1"
-LINE_NBYTES_MAX: Final = 4 * 1024
-"""Ours: the original takes any. The longest line that means something has 150 bytes."""
-BODY_NBYTES_MAX: Final = 64 * 1024
-"""Ours, of the body of IDENTIFY."""
+MAX_LINE_BYTES: Final = 4 * 1024
+"""Our limit; the original has none. The longest valid line has 150 bytes."""
+MAX_BODY_BYTES: Final = 64 * 1024
+"""Our limit for the body of IDENTIFY."""
 
 _SIZE: Final = struct.Struct(">i")
 _OK: Final = b"OK"
-# What is trimmed from lines, which is what Unicode calls white space.
+# Trimmed from lines: white space of Unicode.
 _ASCII_SPACE: Final = b"\t\n\v\f\r "
 _SPACE: Final = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -45,7 +45,7 @@ class _Awaited(Enum):
 
 
 class _FatalError(Exception):
-    """What is answered before the connection ends: a code and, after a space, why."""
+    """The last response of a connection: a code and, after a space, the reason."""
 
 
 def frame(data: bytes) -> bytes:
@@ -54,10 +54,10 @@ def frame(data: bytes) -> bytes:
 
 
 class Session:
-    """What one connection said so far, and what it is answered.
+    """The state of one connection; turns input into responses.
 
     Attributes:
-        registry: what it registers with.
+        registry: where it registers.
     """
 
     def __init__(self, registry: Registry, remote_address: str, identity: bytes) -> None:
@@ -83,16 +83,16 @@ class Session:
 
     @property
     def begun(self) -> bool:
-        """Whether the magic has come."""
+        """Whether the magic was received."""
         return self._awaited is not _Awaited.MAGIC
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is taken: the connection is to be closed."""
+        """Whether the connection is to be closed."""
         return self._awaited is _Awaited.NOTHING
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
-        """Take what came, at ``now_ns``, and return what is to be sent."""
+        """Process input that was received at ``now_ns``; the bytes to send."""
         self._buffer += data
         try:
             while not self.ended and self._steps[self._awaited](now_ns):
@@ -102,7 +102,7 @@ class Session:
         return self._taken_answers()
 
     def end_of_input(self) -> bytes:
-        """Nothing more comes; what is to be sent before the connection is closed."""
+        """Process the end of input; the bytes to send before the connection is closed."""
         if self._awaited in (_Awaited.SIZE, _Awaited.BODY):
             what = self._awaited.value
             self._refuse(_FatalError(f"E_BAD_BODY IDENTIFY failed to read {what}".encode()))
@@ -110,7 +110,7 @@ class Session:
         return self._taken_answers()
 
     def close(self) -> None:
-        """The connection has ended: its producer is gone, what it registered stays."""
+        """End the session: its producer is removed, the topics and channels stay."""
         self._awaited = _Awaited.NOTHING
         self._buffer.clear()
         if self._producer is not None:
@@ -119,8 +119,7 @@ class Session:
 
     def _refuse(self, error: _FatalError) -> None:
         text: bytes = error.args[0]
-        # Of what the client sent, a tame part: it may be long, and meant to look like other lines.
-        log.error("client(%s) - %.200a", self._remote_address, text.decode(errors="replace"))
+        log.error("client(%s) - %s", self._remote_address, printable(text.decode(errors="replace")))
         self._answer(text)
         self._awaited = _Awaited.NOTHING
         self._buffer.clear()
@@ -134,14 +133,14 @@ class Session:
         return answers
 
     def _take(self, nbytes: int) -> bytes | None:
-        """The next bytes, None if they are not all there."""
+        """The next bytes, None if they are incomplete."""
         if len(self._buffer) < nbytes:
             return None
-        taken = bytes(self._buffer[:nbytes])
+        data = bytes(self._buffer[:nbytes])
         del self._buffer[:nbytes]
-        return taken
+        return data
 
-    # One for each thing that may be awaited: False if it is not all there yet.
+    # One step for each awaited part: False if it is incomplete.
 
     def _take_magic(self, _now_ns: int) -> bool:
         magic = self._take(len(MAGIC))
@@ -153,9 +152,9 @@ class Session:
         return True
 
     def _take_line(self, now_ns: int) -> bool:
-        end = self._buffer.find(b"\n", 0, LINE_NBYTES_MAX)
+        end = self._buffer.find(b"\n", 0, MAX_LINE_BYTES)
         if end < 0:
-            if len(self._buffer) >= LINE_NBYTES_MAX:
+            if len(self._buffer) >= MAX_LINE_BYTES:
                 raise _FatalError(b"E_INVALID command line is too long")
             return False
         line = self._take(end + 1)
@@ -168,7 +167,7 @@ class Session:
         if size is None:
             return False
         (self._body_nbytes,) = _SIZE.unpack(size)
-        if not 0 <= self._body_nbytes <= BODY_NBYTES_MAX:
+        if not 0 <= self._body_nbytes <= MAX_BODY_BYTES:
             raise _FatalError(b"E_BAD_BODY IDENTIFY invalid body size %d" % self._body_nbytes)
         self._awaited = _Awaited.BODY
         return True
@@ -213,17 +212,17 @@ class Session:
         self._producer = Producer(self._remote_address, announced, now_ns)
         self.registry.add_producer(self._producer)
         log.info(
-            "DB: client(%s) IDENTIFY %.300a tcp:%d http:%d version:%.100a",
+            "DB: client(%s) IDENTIFY %s tcp:%d http:%d version:%s",
             self._remote_address,
-            announced.broadcast_address,
+            printable(announced.broadcast_address),
             announced.tcp_port,
             announced.http_port,
-            announced.version,
+            printable(announced.version, 100),
         )
         self._answer(self._identity)
 
     def _place(self, command: bytes, parameters: list[bytes]) -> tuple[Producer, str, str]:
-        """Who, which topic, and which channel or ``""``; further parameters are passed over."""
+        """The producer, the topic, and the channel or ``""``; further parameters are ignored."""
         if self._producer is None:
             raise _FatalError(b"E_INVALID client must IDENTIFY")
         if not parameters:

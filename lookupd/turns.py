@@ -1,4 +1,4 @@
-"""Long work cut into turns of the event loop, so that no request holds up another one."""
+"""Long work in short turns of the event loop, so that no request holds up another one."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Final
 import trio
 
 from lookupd.registry import Registry
-from trionsq.web.answers import json_bytes
+from trionsq.web.protocol import json_bytes
 
-__all__ = ["PRODUCER_COST", "TOUCHED_MAX", "Turns", "sweep"]
+__all__ = ["MAX_TOUCHED", "PRODUCER_COST", "Turns", "sweep"]
 
-TOUCHED_MAX: Final = 500
-"""Registrations that one turn touches. That takes about half a millisecond."""
+MAX_TOUCHED: Final = 500
+"""Maximum registrations per turn; they take about half a millisecond."""
 PRODUCER_COST: Final = 25
-"""What is told of a producer counts as so many: its names may be long, up to 64 KiB together."""
+"""The cost of a producer in registrations: its names may have up to 64 KiB together."""
 
 
 class Turns:
-    """Counts what a task touches, and gives the other tasks their turn in time."""
+    """Counts the registrations that a task touches; other tasks get their turn in time."""
 
     def __init__(self) -> None:
         self._touched = 0
 
     async def touch(self, cost: int = 1) -> None:
-        """One more registration is about to be looked at. A checkpoint now and then."""
+        """Count a registration (or ``cost`` of them); after `MAX_TOUCHED`, a checkpoint."""
         self._touched += cost
-        if self._touched >= TOUCHED_MAX:
+        if self._touched >= MAX_TOUCHED:
             self._touched = 0
             await trio.lowlevel.checkpoint()
 
     async def json_array(self, items: Iterable[object | None], cost: int = 1) -> bytes:
-        """The items, each of ``cost``, as a JSON array; None is passed over."""
+        """The items, each of ``cost``, as a JSON array, without None."""
         pieces, piece = list[bytes](), list[object]()
         for item in items:
             if item is not None:
                 piece.append(item)
-            # A piece must be as short as a turn: encoding it is one step.
-            if len(piece) * cost >= TOUCHED_MAX:
+            # A piece is as short as a turn, because it is encoded in one step.
+            if len(piece) * cost >= MAX_TOUCHED:
                 pieces.append(json_bytes(piece)[1:-1])
                 piece.clear()
             await self.touch(cost)
@@ -48,6 +48,6 @@ class Turns:
 
 
 async def sweep(registry: Registry) -> None:
-    """Remove what deletions and lost connections have left in the registry."""
-    while registry.sweep(TOUCHED_MAX):
+    """Remove void registrations, left by deletions and lost connections."""
+    while registry.sweep(MAX_TOUCHED):
         await trio.lowlevel.checkpoint()

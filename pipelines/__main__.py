@@ -1,6 +1,6 @@
-"""``python -m pipelines NAME ...``: a ready pipeline. See `pipelines.jobs`.
+"""``python -m pipelines NAME ...`` runs a job of `pipelines.jobs`.
 
-By spark-submit: ``spark-submit .../pipelines/__main__.py NAME ...``
+Or with spark-submit: ``spark-submit .../pipelines/__main__.py NAME ...``
 """
 
 from __future__ import annotations
@@ -11,41 +11,39 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from pipelines.errors import FolderError, SetupError, UsageError
 from pipelines.jobs import archive, compact, counts, deadletter, enrich, mirror, replay
-from pipelines.jobs.arguments import UsageError
-from pipelines.jobs.failures import one_line
-from pipelines.jobs.files import FolderError
-from pipelines.jobs.running import Job, stop_on_signals, tell
-from pipelines.session import SetupError
+from pipelines.jobs.job import Job, stop_on_signals
+from pipelines.jobs.terminal import one_line, print_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JOBS", "main", "parser"]
+__all__ = ["JOBS", "main", "make_parser"]
 
 JOBS: Final = {
-    one.NAME: one for one in (archive, compact, counts, deadletter, replay, enrich, mirror)
+    job.NAME: job for job in (archive, compact, counts, deadletter, replay, enrich, mirror)
 }
 
-# What pyspark logs of an exception that it raises as well
+# They log exceptions that pyspark raises as well.
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _NOTES: Final = """\
-SIGTERM and Ctrl-C end a job after the batch under way; started again with the same --checkpoint it
-goes on where it was. Exit codes: 0 at the end and after a signal; 1 after a line that says what is
-wrong; 2 for wrong flags.
+SIGTERM and Ctrl-C stop a job after the current microbatch. Started again with the same
+--checkpoint, the job continues from there. Exit codes: 0 after the end or a signal; 1 after a
+failure, which is printed in one line; 2 for wrong flags.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """Of the command line, with a subcommand for each job."""
-    whole = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with a subcommand for each job."""
+    parser = argparse.ArgumentParser(
         prog="python -m pipelines",
         description="Ready Spark pipelines for NSQ topics.",
         epilog="python -m pipelines NAME --help has the flags and an example.",
     )
-    names = whole.add_subparsers(metavar="NAME", required=True, dest="name")
+    names = parser.add_subparsers(metavar="NAME", required=True, dest="name")
     for name, job in JOBS.items():
-        one = names.add_parser(
+        subparser = names.add_parser(
             name,
             help=job.HELP,
             description=(job.__doc__ or "").partition(": ")[2],
@@ -53,22 +51,22 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        job.add_arguments(one)
-        one.set_defaults(parser=one)
-    return whole
+        job.add_arguments(subparser)
+        subparser.set_defaults(parser=subparser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None, session: SparkSession | None = None) -> int:
     """Run a job and return its exit code.
 
     Args:
-        argv: without the program's name; by default the process's.
-        session: a Spark that runs already, and stays.
+        argv: the arguments without the program's name; by default the process's.
+        session: a running session, which is left running.
 
     Raises:
         SystemExit: 0 after --help, 2 after wrong flags.
     """
-    arguments = parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     job = Job(arguments.name, arguments, session)
     logging.basicConfig(level=logging.WARNING, format=f"{job.name}: %(message)s")
     for name in _LOGGERS:
@@ -84,9 +82,9 @@ def main(argv: Sequence[str] | None = None, session: SparkSession | None = None)
             return _failed(job, str(error))
         except Exception as error:
             if job.stopping.is_set():
-                tell(job.name, f"while stopping: {one_line(error)}")
+                print_line(job.name, f"while stopping: {one_line(error)}")
                 return 0
-            if not _is_of_spark(error):
+            if not _is_expected(error):
                 raise
             return _failed(job, one_line(error))
         finally:
@@ -94,14 +92,14 @@ def main(argv: Sequence[str] | None = None, session: SparkSession | None = None)
     return 0
 
 
-def _is_of_spark(error: Exception) -> bool:
-    """What users can see there: Spark's own, and what pipelines raise on purpose."""
+def _is_expected(error: Exception) -> bool:
+    """Whether Spark or this package raised it on purpose; other exceptions are defects."""
     module = type(error).__module__.partition(".")[0]
     return module in ("pyspark", "py4j", "pipelines") or isinstance(error, OSError)
 
 
-def _failed(job: Job, why: str) -> int:
-    tell(job.name, why)
+def _failed(job: Job, reason: str) -> int:
+    print_line(job.name, reason)
     return 1
 
 

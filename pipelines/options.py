@@ -1,7 +1,7 @@
-"""Options as Spark gives them: texts by name, the names in any case.
+"""Options as Spark passes them: texts by name, in upper or lower case.
 
-All that is wrong is told at once, with the options that there are; an unknown one is never
-ignored, for a misspelt limit is no limit.
+An error lists all problems and the valid options. An unknown option is an error: a misspelt limit
+would otherwise have no effect.
 """
 
 from __future__ import annotations
@@ -13,36 +13,33 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from pipelines.errors import OptionsError
 from trionsq import durations
-from trionsq.client.dial import split_address
 from trionsq.client.discovery import lookup_url
+from trionsq.hostport import parse_address
 from trionsq.options import parse_bool as _parse_bool
 
 __all__ = [
     "Option",
-    "OptionsError",
     "boolean",
+    "byte_size",
     "choice",
     "duration_s",
     "folder",
     "integer",
     "lookupd_addresses",
-    "nbytes",
     "nsqd_addresses",
+    "options_error_text",
     "read_options",
     "text",
     "texts",
 ]
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# RFC 3986 has a scheme of one letter; nobody uses one, and C: is a drive.
+# At least two letters: RFC 3986 allows a scheme of one letter, but C: is a drive.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
-_NBYTES: Final = re.compile(r"([0-9]+)\s*([bkmgt]?)b?", re.IGNORECASE)
-
-
-class OptionsError(ValueError):
-    """Options are unknown, wrong or missing. The text has a line for each, then the valid ones."""
+_BYTE_SIZE: Final = re.compile(r"([0-9]+)\s*([bkmgt]?)b?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +47,11 @@ class Option:
     """One option of a source, sink or job.
 
     Attributes:
-        name: as users write it; ``client.*`` stands for every name that begins so.
-        parse: makes a value of the text, or raises ValueError with the reason.
-        default: what it is when it is not given, as a value.
-        help: a line.
-        required: it has to be given.
+        name: as documented; ``client.*`` stands for every name with this prefix.
+        parse: converts the text to the value; raises ValueError with the reason.
+        default: the value without the option.
+        help: one line.
+        required: whether the option must be set.
     """
 
     name: str
@@ -64,31 +61,31 @@ class Option:
     required: bool = False
 
 
-def read_options(table: Sequence[Option], given: Mapping[str, str], what: str) -> dict[str, Any]:
-    """The value of every option of the table, by its name; those of a ``x.*`` as a dict.
+def read_options(table: Sequence[Option], options: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """The values of all options of the table by name; those of a ``x.*`` as a dict.
 
     Args:
-        table: all there are.
-        given: as they came.
-        what: whose options they are, for the error's text.
+        table: the valid options.
+        options: texts by name, as Spark passes them.
+        owner: of the options, for the text of the error.
 
     Raises:
-        OptionsError: any of them is wrong.
+        OptionsError: an option is unknown, invalid or missing.
     """
     problems: list[str] = []
     exact = {option.name.lower(): option for option in table if not option.name.endswith("*")}
     prefixes = [option for option in table if option.name.endswith("*")]
     values: dict[str, Any] = {option.name: option.default for option in exact.values()}
     values |= {option.name: {} for option in prefixes}
-    for key, told in given.items():
+    for key, text in options.items():
         name = key.lower()
-        prefix = next((one for one in prefixes if name.startswith(one.name[:-1].lower())), None)
+        prefix = next((item for item in prefixes if name.startswith(item.name[:-1].lower())), None)
         option = exact.get(name, prefix)
         if option is None:
-            problems.append(f"there is no option {key!r}{_meant(name, table)}")
+            problems.append(f"there is no option {key!r}{_suggestion(name, table)}")
             continue
         try:
-            value = option.parse(told)
+            value = option.parse(text)
         except ValueError as error:
             problems.append(f"{key if option is prefix else option.name}: {error}")
             continue
@@ -96,20 +93,20 @@ def read_options(table: Sequence[Option], given: Mapping[str, str], what: str) -
             values[option.name][name[len(option.name) - 1 :]] = value
         else:
             values[option.name] = value
-    present = {key.lower() for key in given}
+    present = {key.lower() for key in options}
     problems += [
         f"{option.name} is required: {option.help}"
         for option in exact.values()
         if option.required and option.name.lower() not in present
     ]
     if problems:
-        raise OptionsError(told_of(problems, table, what))
+        raise OptionsError(options_error_text(problems, table, owner))
     return values
 
 
-def told_of(problems: Sequence[str], table: Sequence[Option], what: str) -> str:
+def options_error_text(problems: Sequence[str], table: Sequence[Option], owner: str) -> str:
     """The text of an OptionsError."""
-    lines = [f"options of {what}:", *(f"  {problem}" for problem in problems), "valid options:"]
+    lines = [f"options of {owner}:", *(f"  {problem}" for problem in problems), "valid options:"]
     width = max(len(option.name) for option in table)
     lines += [f"  {option.name:{width}}  {option.help}{_note(option)}" for option in table]
     return "\n".join(lines)
@@ -128,13 +125,13 @@ def _as_written(value: Any, parse: Callable[[str], Any]) -> str:
         return durations.render(round(value * durations.SECOND_NS))
     if parse is boolean:
         return str(value).lower()
-    if parse is nbytes:
+    if parse is byte_size:
         unit = next(unit for unit in "tgmkb" if value % _UNITS[unit] == 0)
         return f"{value // _UNITS[unit]}{unit}"
     return str(value)
 
 
-def _meant(name: str, table: Sequence[Option]) -> str:
+def _suggestion(name: str, table: Sequence[Option]) -> str:
     names = {option.name.lower(): option.name for option in table}
     close = difflib.get_close_matches(name, names, n=1)
     return f"; is {names[close[0]]} meant?" if close else ""
@@ -143,122 +140,124 @@ def _meant(name: str, table: Sequence[Option]) -> str:
 # Values
 
 
-def text(told: str) -> str:
-    """As it is, but not empty."""
-    if not told.strip():
+def text(value: str) -> str:
+    """A text that is not empty."""
+    if not value.strip():
         raise ValueError("is empty")
-    return told.strip()
+    return value.strip()
 
 
-def folder(told: str) -> str:
-    """The path of a folder: a plain one as it is, or that of ``file:///absolute/path``.
+def folder(value: str) -> str:
+    """The path of a folder: a plain path, or the path of ``file:///absolute/path``.
 
-    Any other URL is refused. Opened as a path, ``s3a://bucket/wal`` would be a new folder in the
-    working directory, which is gone with the machine or the container.
+    Any other URL is refused. Used as a path, ``s3a://bucket/wal`` would be a new folder in the
+    working directory, which is lost with the machine or the container.
     """
-    told = text(told)
-    scheme = _SCHEME.match(told)
+    value = text(value)
+    scheme = _SCHEME.match(value)
     if scheme is None:
-        return told
+        return value
     if scheme[0].lower() != "file:":
         raise ValueError(
-            f"{told} is a URL; it must be a folder in a file system that is mounted here. For a "
-            f"folder of this name write ./{told}"
+            f"{value} is a URL; it must be a folder in a mounted file system. For a folder of this "
+            f"name write ./{value}"
         )
-    path = told[scheme.end() :]
+    path = value[scheme.end() :]
     if path.startswith("//"):
         path = path[2:]
         if not path.startswith("/"):
-            raise ValueError(f"{told} names a host or a relative path; write file:///absolute/path")
+            raise ValueError(
+                f"{value} names a host or a relative path; write file:///absolute/path"
+            )
     elif not path.startswith("/"):
-        raise ValueError(f"{told} is relative; write file:///absolute/path")
+        raise ValueError(f"{value} is relative; write file:///absolute/path")
     if re.search(r"[?#]", path) or _BROKEN_ESCAPE.search(path):
         raise ValueError(
-            f"{told} is no valid URL of a folder; write ?, # and % as %3F, %23 and %25"
+            f"{value} is not a valid URL of a folder; write ?, # and % as %3F, %23 and %25"
         )
     try:
         return unquote(path, errors="strict")
     except UnicodeDecodeError:
-        raise ValueError(f"{told} has escapes that are not UTF-8") from None
+        raise ValueError(f"{value} has escapes that are not UTF-8") from None
 
 
-def texts(told: str) -> tuple[str, ...]:
-    """Several, with commas between them."""
-    parts = tuple(part.strip() for part in told.split(","))
+def texts(value: str) -> tuple[str, ...]:
+    """Several texts, separated by commas."""
+    parts = tuple(part.strip() for part in value.split(","))
     if not all(parts):
-        raise ValueError(f"{told!r} has an empty part")
+        raise ValueError(f"{value!r} has an empty part")
     return parts
 
 
-def nsqd_addresses(told: str) -> tuple[str, ...]:
-    """``host:port``, several with commas between them."""
-    found = texts(told)
-    for address in found:
+def nsqd_addresses(value: str) -> tuple[str, ...]:
+    """One or several ``host:port``, separated by commas."""
+    addresses = texts(value)
+    for address in addresses:
         if "/" in address:
             raise ValueError(f"{address!r} is not host:port")
-        split_address(address)
-    return found
+        parse_address(address)
+    return addresses
 
 
-def lookupd_addresses(told: str) -> tuple[str, ...]:
-    """``host:port`` or ``http(s)://host:port``, several with commas between them."""
-    found = texts(told)
-    for address in found:
+def lookupd_addresses(value: str) -> tuple[str, ...]:
+    """One or several ``host:port`` or ``http(s)://host:port``, separated by commas."""
+    addresses = texts(value)
+    for address in addresses:
         lookup_url(address, "topic")
-    return found
+    return addresses
 
 
-def boolean(told: str) -> bool:
+def boolean(value: str) -> bool:
     """``true`` or ``false``."""
     try:
-        return _parse_bool(told)
+        return _parse_bool(value)
     except ValueError:
-        raise ValueError(f"{told!r} is neither true nor false") from None
+        raise ValueError(f"{value!r} is neither true nor false") from None
 
 
 def integer(low: int = 1, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """A number in a range, both ends included."""
+    """A whole number from ``low`` to ``high``."""
 
-    def parse(told: str) -> int:
+    def parse(value: str) -> int:
         try:
-            value = int(told)
+            number = int(value)
         except ValueError:
-            raise ValueError(f"{told!r} is no whole number") from None
-        if not low <= value <= high:
-            limit = f"at least {low}" if value < low else f"at most {high}"
-            raise ValueError(f"must be {limit}, not {value}")
-        return value
+            raise ValueError(f"{value!r} is not a whole number") from None
+        if not low <= number <= high:
+            limit = f"at least {low}" if number < low else f"at most {high}"
+            raise ValueError(f"must be {limit}, not {number}")
+        return number
 
     return parse
 
 
 def choice(*choices: str) -> Callable[[str], str]:
-    """One of some words."""
+    """One of the words, in upper or lower case."""
 
-    def parse(told: str) -> str:
-        if told.lower() not in choices:
-            raise ValueError(f"{told!r} is none of {', '.join(choices)}")
-        return told.lower()
+    def parse(value: str) -> str:
+        if value.lower() not in choices:
+            raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        return value.lower()
 
     return parse
 
 
-def duration_s(told: str) -> float:
-    """``1m30s``, ``250ms``; a bare number is milliseconds."""
+def duration_s(value: str) -> float:
+    """``1m30s`` or ``250ms``, in seconds; a bare number is milliseconds."""
     try:
         seconds = (
-            int(told) / 1000 if told.isdecimal() else durations.parse(told) / durations.SECOND_NS
+            int(value) / 1000 if value.isdecimal() else durations.parse(value) / durations.SECOND_NS
         )
     except ValueError:
-        raise ValueError(f"{told!r} is no duration such as 30s or 250ms") from None
+        raise ValueError(f"{value!r} is not a duration such as 30s or 250ms") from None
     if seconds < 0:
-        raise ValueError(f"must be at least 0, not {told}")
+        raise ValueError(f"must be at least 0, not {value}")
     return seconds
 
 
-def nbytes(told: str) -> int:
-    """A number of bytes, ``512m`` or ``4g``; at least 1."""
-    found = _NBYTES.fullmatch(told.strip())
-    if found is None or not int(found[1]):
-        raise ValueError(f"{told!r} is no size such as 512m or 4g")
-    return int(found[1]) * _UNITS[found[2].lower()]
+def byte_size(value: str) -> int:
+    """``512m``, ``4g`` or a number of bytes; at least 1."""
+    match = _BYTE_SIZE.fullmatch(value.strip())
+    if match is None or not int(match[1]):
+        raise ValueError(f"{value!r} is not a size such as 512m or 4g")
+    return int(match[1]) * _UNITS[match[2].lower()]

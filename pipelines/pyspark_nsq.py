@@ -1,7 +1,7 @@
-"""Found by Spark under the name ``pyspark_nsq``: ``format("nsq")`` needs no registration.
+"""Lets Spark find ``format("nsq")`` without registration.
 
-Spark looks for ``DefaultSource`` in every top-level module whose name begins with ``pyspark_``; a
-wheel has this file there.
+Spark imports ``DefaultSource`` from every top-level module whose name begins with ``pyspark_``. The
+wheel has this file as the top-level module ``pyspark_nsq``.
 """
 
 from pipelines.source.datasource import NsqDataSource as DefaultSource

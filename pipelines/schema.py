@@ -1,6 +1,6 @@
 """The columns of a message, for Arrow and for Spark.
 
-Both say the same; Spark does not cast Arrow batches, so they are of exactly these types.
+The two schemas are equal. Spark does not cast Arrow batches, so the types match exactly.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ STORED_SCHEMA: Final = pa.schema(
         pa.field("body", pa.binary(), nullable=False),
     ]
 )
-"""What a segment has for each message; the other columns are said once for many."""
+"""The columns of a segment; it has the other ones once for many messages."""
 
 ARROW_SCHEMA: Final = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("channel", pa.string(), nullable=False),
-        # host:port of the nsqd; with the topic and the id it names a message
+        # host:port of the nsqd; together with the topic and the id it identifies a message
         pa.field("nsqd", pa.string(), nullable=False),
         *STORED_SCHEMA,
     ]
 )
-"""``timestamp``: of publishing, in microseconds. ``attempts``: 1 at the first delivery."""
+"""``timestamp``: time of publishing, microseconds. ``attempts``: 1 at the first delivery."""
 
 SPARK_SCHEMA: Final = (
     "topic STRING NOT NULL, channel STRING NOT NULL, nsqd STRING NOT NULL, id STRING NOT NULL, "
     "timestamp TIMESTAMP NOT NULL, attempts INT NOT NULL, body BINARY NOT NULL"
 )
-"""The same in Spark's words."""
+"""The same schema in SQL."""
 
 COLUMNS: Final = tuple(ARROW_SCHEMA.names)

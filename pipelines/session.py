@@ -1,7 +1,7 @@
 """A Spark session that works after ``pip install 'trionsq[spark]'`` alone.
 
-`prepare` sets what Spark's processes find in the environment, `spark_session` makes the session.
-What does not fit together is told in one line (`SetupError`), not by a stack trace of a worker.
+`prepare` sets environment variables for Spark's processes, `spark_session` makes the session. A
+version that does not match is reported in one line (`SetupError`), not by a worker's stack trace.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
-from pipelines.java import JavaError, java_home
+from pipelines.errors import JavaError, SetupError
+from pipelines.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SetupError", "check_workers", "prepare", "spark_session"]
+__all__ = ["check_workers", "prepare", "spark_session"]
 
 log = logging.getLogger("pipelines.session")
 
@@ -32,30 +33,26 @@ _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
 }
 _LOCAL_DEFAULTS: Final = {
-    # A machine whose own name can't be resolved is no reason to fail.
+    # Works on a machine whose own name can't be resolved.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
-    # A stop amid foreachBatch has Spark match its own long error by a recursive pattern.
+    # When a query is stopped in foreachBatch, Spark matches its long error with a recursive regex.
     "spark.driver.extraJavaOptions": "-Xss16m",
 }
 
-_PATIENCE_S: Final = 20.0
+_STALL_WARNING_S: Final = 20.0
 _STALLED: Final = (
-    "the workers have done nothing for %g s: the cluster has no cores or memory to spare, or its "
-    "executors end as soon as they start, as with a wrong Java (JAVA_HOME there must be a Java 17 "
-    "or 21); the stderr in the workers' folders says more"
+    "the workers have done nothing for %g s: the cluster has no free cores or memory, or its "
+    "executors exit as soon as they start, perhaps for a wrong Java (JAVA_HOME there must be a "
+    "Java 17 or 21); the stderr in the workers' folders says more"
 )
 _REMOVED: Final = re.compile(
     "Master removed our application|stopped SparkContext|Spark context stopped"
 )
-# How Py4J begins: with what was called, not with what happened.
+# Py4J's first line, which names the call rather than the error
 _CALL: Final = "An error occurred while calling"
 _EXCEPTION: Final = re.compile(r"^: (?:[\w$]+\.)+[\w$]+: ")
-
-
-class SetupError(Exception):
-    """Spark can't start here, or its workers do not fit. One line, which says what to do."""
 
 
 def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSession:
@@ -63,13 +60,13 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
 
     Args:
         name: shown in Spark's UI and logs.
-        master: by default what spark-submit was told, else ``local[*]``.
-        conf: Spark's settings, ``**{"spark.ui.enabled": "true"}``; they win over ours: no UI, no
-            progress bar, UTC, and for a local master as many shuffle partitions as cores and
+        master: by default spark-submit's, else ``local[*]``.
+        conf: Spark's settings, ``**{"spark.ui.enabled": "true"}``. They override these defaults: no
+            UI, no progress bar, UTC, and for a local master as many shuffle partitions as cores and
             16 MiB of stack for each thread.
 
     Raises:
-        SetupError: the wrong Java, Python or pyspark, here or on the workers.
+        SetupError: Java, Python or pyspark has the wrong version, here or on the workers.
     """
     prepare(master)
     from py4j.protocol import Py4JJavaError
@@ -86,7 +83,7 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
     try:
         session = builder.config(map=dict(settings)).getOrCreate()
     except Py4JJavaError as error:
-        # The master may have given the program up before it has begun.
+        # The master may have removed the application before it started.
         if _REMOVED.search(str(error)):
             raise SetupError(_explain(str(error))) from None
         raise
@@ -102,11 +99,11 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
 def prepare(master: str | None = None) -> None:
     """Set JAVA_HOME, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON for Spark's processes.
 
-    Workers on this machine are this Python. Where a cluster has another path for it, the user's
-    own PYSPARK_PYTHON stands. Under spark-submit Java runs already.
+    Local workers run this Python. For a cluster, which may have Python at another path, the user's
+    PYSPARK_PYTHON is kept. Under spark-submit Java is already running.
 
     Raises:
-        SetupError: no Java, or no pyspark, that fits.
+        SetupError: there is no suitable Java or pyspark.
     """
     _check_packages()
     submitted = _is_submitted()
@@ -130,39 +127,39 @@ def _is_submitted() -> bool:
 def _check_packages() -> None:
     advice = "run `pip install 'trionsq[spark]'`"
     try:
-        found = version("pyspark")
+        pyspark = version("pyspark")
         version("pyarrow")
     except PackageNotFoundError as error:
         raise SetupError(f"{error.name} is not installed: {advice}") from error
     low, high = _SPARK_VERSIONS
-    numbers = tuple(int(part) for part in found.split(".")[:2])
+    numbers = tuple(int(part) for part in pyspark.split(".")[:2])
     if not low <= numbers < high:
-        raise SetupError(f"pyspark is {found}; 4.2 or 4.3 is needed: {advice}")
+        raise SetupError(f"pyspark is {pyspark}; 4.2 or 4.3 is needed: {advice}")
 
 
 def check_workers(session: SparkSession) -> None:
-    """Run a small task on the workers; a line of the log if that takes long.
+    """Run a small task on the workers; logs a warning if that takes 20 s.
 
-    Raises SetupError: they lack something.
+    Raises SetupError: they have another Python, pyspark or trionsq, or lack a package.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     context = session.sparkContext
-    mine = _describe()
-    # Not an error: a cluster may be busy, and Spark waits for ever.
-    patience = threading.Timer(_PATIENCE_S, log.warning, (_STALLED, _PATIENCE_S))
-    patience.daemon = True
-    patience.start()
+    driver = _describe()
+    # Only a warning: a cluster may be busy, and Spark waits without limit.
+    warning = threading.Timer(_STALL_WARNING_S, log.warning, (_STALLED, _STALL_WARNING_S))
+    warning.daemon = True
+    warning.start()
     try:
         count = max(context.defaultParallelism, 2)
-        theirs = set(context.parallelize(range(count), count).mapPartitions(_look).collect())
+        workers = set(context.parallelize(range(count), count).mapPartitions(_worker).collect())
     except (Py4JJavaError, PySparkException) as error:
         raise SetupError(_explain(str(error))) from None
     finally:
-        patience.cancel()
-    if others := theirs - {mine}:
-        raise SetupError(f"the driver has {mine}, but workers have {', '.join(sorted(others))}")
+        warning.cancel()
+    if others := workers - {driver}:
+        raise SetupError(f"the driver has {driver}, but workers have {', '.join(sorted(others))}")
 
 
 def _describe() -> str:
@@ -170,14 +167,14 @@ def _describe() -> str:
     return f"Python {python}, pyspark {version('pyspark')}, trionsq {version('trionsq')}"
 
 
-def _look(_numbers: Iterable[int]) -> Iterable[str]:
-    import pyarrow  # noqa: F401 -- that it is there
+def _worker(_numbers: Iterable[int]) -> Iterable[str]:
+    import pyarrow  # noqa: F401 -- fails if it is missing
 
     yield _describe()
 
 
 def _explain(text: str) -> str:
-    """The one line that helps, for what Spark says of a worker that failed."""
+    """One line of advice for Spark's text about a failed worker."""
     python = ".".join(map(str, sys.version_info[:2]))
     if "PYTHON_VERSION_MISMATCH" in text:
         return f"workers run another Python; set PYSPARK_PYTHON to a Python {python} there"
@@ -187,11 +184,11 @@ def _explain(text: str) -> str:
         if "No module named" in line or "No package metadata" in line:
             return (
                 f"workers lack a module ({line.strip()}): run `pip install 'trionsq[spark]'` for "
-                "their Python, too"
+                "their Python as well"
             )
     if _REMOVED.search(text):
         return (
-            "the workers' executors end as soon as they start, for a wrong Java most likely: set "
+            "the workers' executors exit as soon as they start, most likely for a wrong Java: set "
             "JAVA_HOME to a Java 17 or 21 there; the stderr in the workers' folders says more"
         )
     lines = (line.strip() for line in text.splitlines())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from jinja2 import Environment
 
 from tests import time_limit
 from tests.parallel import SPARK, Scheduling, group_of, rank
@@ -24,7 +26,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", max_examples=1_000, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
+settings.load_profile(PROFILE)
+if PROFILE == "same":
+    # Hypothesis also draws the constants of those modules of the project that are loaded by then,
+    # which depends on the tests that the worker ran before. It has no setting for that.
+    assert callable(vars(providers)["is_local_module_file"])
+    vars(providers)["is_local_module_file"] = lambda path: False
 
 
 def uses_the_spark_of_all(item: pytest.Item) -> bool:
@@ -66,7 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the controller what it left out."""
+    """A worker sends the controller the count of the tests that it left out."""
     config: Any = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
@@ -74,17 +82,38 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Keep what a worker left out. All collect the same, so the last one's word is enough."""
-    told = getattr(node, "workeroutput", {})
-    if "left_out" in told:
-        node.config.stash[LEFT_OUT] = told["left_out"]
+    """Keep the count of a worker. All workers collect the same tests, so the last count will do."""
+    output = getattr(node, "workeroutput", {})
+    if "left_out" in output:
+        node.config.stash[LEFT_OUT] = output["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what was not run, so that a green run is not taken for more than it is."""
+    """Count the tests that did not run, so that nobody takes a green run for more than it is."""
     left_out = config.stash.get(LEFT_OUT, 0)
     if left_out and LEVEL == "test":
         terminalreporter.write_line(f"{left_out} tests are left to `make soak`")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_compiled_once() -> Iterator[None]:
+    """The many dashboards of the tests in this process have the same templates, and nsqadmin
+    compiles all of them at its start."""
+    plain, compiled = Environment.compile, dict[tuple[str, str], Any]()
+
+    def compile_once(
+        self: Environment, source: str, name: str | None = None, filename: str = "", **more: Any
+    ) -> Any:
+        key = (filename, source)
+        if more or not filename:
+            return plain(self, source, name, filename or None, **more)
+        if key not in compiled:
+            compiled[key] = plain(self, source, name, filename)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", compile_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
 """Which tests stay together when several workers run them, and in which order they begin.
 
 A worker gets a file at a time, so what is made for a module is made once. Tests with one Spark
-session form one group over all their files. A file whose tests share nothing is handed out test by
-test. What takes long begins first, so that no worker has to wait for the other one in the end.
+session form one group over all their files, and so do those with one browser. A file whose tests
+share nothing is handed out test by test. What takes long begins first, so that no worker has to
+wait for the other one in the end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ SPARK_FILES: Final = (
     "tests/pipelines/test_session.py",
 )
 """What uses the session of tests/pipelines/conftest.py."""
+BROWSER: Final = "tests/browser/"
+"""What uses the browser and the cluster of tests/browser/conftest.py."""
 BY_TEST: Final = (
     "tests/drill/test_drill.py",
     "tests/foreign/test_clients.py",
@@ -34,21 +37,26 @@ BY_CUTTING: Final = ("tests/golden/test_process.py", "tests/golden/test_lookupd.
 """Their ids end with the cutting of the conversation."""
 LONG: Final = (
     SPARK,
+    BROWSER,
     "tests/golden/test_process.py",
-    "tests/browser/",
+    "tests/golden/test_http_ways.py",
     "tests/local/",
+    "tests/deploy/",
     "tests/foreign/",
-    "tests/benchmarks/",
+    "tests/tools/",
     "tests/hostile/",
     "tests/fuzz/",
     "tests/drill/",
+    "tests/golden/",
+    "tests/test_time_limit.py",
+    "tests/benchmarks/",
     "tests/cluster/",
     "tests/pipelines/",
-    "tests/deploy/",
     "tests/core/test_channel_machine.py",
-    "tests/golden/",
-    "tests/broker/test_chaos.py",
-    "tests/tools/",
+    "tests/storage/",
+    "tests/broker/",
+    "tests/http/",
+    "tests/admin/",
 )
 """Beginnings of the groups that take longest, the longest first."""
 
@@ -58,6 +66,8 @@ def group_of(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     if path in SPARK_FILES:
         return SPARK
+    if path.startswith(BROWSER):
+        return BROWSER
     if path in BY_TEST:
         return nodeid
     if path in BY_CUTTING:

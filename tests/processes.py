@@ -28,10 +28,10 @@ OTHER_LOOKUPD_VARIABLE = "TRIONSQ_TEST_NSQLOOKUPD"
 OTHER_ADMIN_VARIABLE = "TRIONSQ_TEST_NSQADMIN"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
-LOG_LINES_MAX = 300
+MAX_LOG_LINES = 300
 PORTS = range(12_000, 32_000)
 """Below those that Linux gives to who asks for any (32768 and more)."""
-WORKERS_MAX = 16
+MAX_WORKERS = 16
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS|HTTP): listening on (\S+)")
 
@@ -77,7 +77,7 @@ def free_address() -> str:
 
 def _ports() -> Iterator[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    mine = range(PORTS.start + worker % WORKERS_MAX, PORTS.stop, WORKERS_MAX)
+    mine = range(PORTS.start + worker % MAX_WORKERS, PORTS.stop, MAX_WORKERS)
     # Another run of the tests on this machine begins elsewhere.
     for number in count(os.getpid() * 37):
         yield mine[number % len(mine)]
@@ -92,7 +92,7 @@ class DaemonProcess:
 
     process: trio.Process
     addresses: dict[str, str] = field(default_factory=dict)
-    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES_MAX))
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
     @property
     def tcp_address(self) -> str:
@@ -179,10 +179,10 @@ async def _open(command: Sequence[str]) -> trio.Process:
 
 
 @asynccontextmanager
-async def _watched(daemon: DaemonProcess, wanted: set[str]) -> AsyncIterator[None]:
+async def _watched(daemon: DaemonProcess, listeners: set[str]) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         try:
-            await nursery.start(_read_log, daemon, wanted)
+            await nursery.start(_read_log, daemon, listeners)
             yield
         finally:
             with trio.CancelScope(shield=True):
@@ -205,7 +205,7 @@ def _base_flags(flags: Sequence[str], more: Mapping[str, str]) -> list[str]:
 
 async def _read_log(
     nsqd: DaemonProcess,
-    wanted: set[str],
+    listeners: set[str],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Keep the log flowing for the process's life; started when every address is known."""
@@ -220,7 +220,7 @@ async def _read_log(
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     _note_line(nsqd, line.decode(errors="replace"))
-                if not started and wanted <= nsqd.addresses.keys():
+                if not started and listeners <= nsqd.addresses.keys():
                     started = True
                     scope.deadline = math.inf
                     task_status.started()

@@ -22,6 +22,7 @@ __all__ = [
     "in_soak",
     "more_in_soak",
     "smoke",
+    "swept",
 ]
 
 T = TypeVar("T")
@@ -34,19 +35,19 @@ def _level() -> Level:
     match os.environ.get(VARIABLE, ""):
         case "":
             return "test"
-        case "short" | "full" as given:
-            return given
+        case "short" | "full" as level:
+            return level
         case other:
             raise pytest.UsageError(f"{VARIABLE}={other}: it may be short or full")
 
 
 LEVEL: Final = _level()
 
-in_soak: Final = pytest.mark.soak("full")
+in_soak: Final = pytest.mark.soak(lowest="full")
 """For a test that runs in the full soak only."""
-in_short_soak: Final = pytest.mark.soak("short")
+in_short_soak: Final = pytest.mark.soak(lowest="short")
 """For a test that runs in both soaks, and not in `make test`."""
-more_in_soak: Final = pytest.mark.soak("test")
+more_in_soak: Final = pytest.mark.soak(lowest="test")
 """For a test that runs everywhere, and does more in a soak: see `by_level`."""
 
 
@@ -55,14 +56,19 @@ def by_level(*, test: T, short: T, full: T) -> T:
     return {"test": test, "short": short, "full": full}[LEVEL]
 
 
+def swept(count: int) -> range:
+    """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: each fifth
+    of them in `make test`, every one in the soaks."""
+    return range(1, count + 1, by_level(test=5, short=1, full=1))
+
+
 def belongs(item: pytest.Item) -> bool:
     """Whether the test is part of this run. A soak has only the tests that are marked for it."""
     mark = item.get_closest_marker("soak")
     if mark is None:
         return LEVEL == "test"
-    (lowest,) = mark.args
     levels = ("test", "short", "full")
-    return levels.index(lowest) <= levels.index(LEVEL)
+    return levels.index(mark.kwargs["lowest"]) <= levels.index(LEVEL)
 
 
 def smoke(named: Mapping[str, T], *chosen: str) -> list[Any]:

@@ -99,7 +99,7 @@ async def test_a_url_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.parametrize("host", ["a..b", ".", "a" * 64])
 async def test_a_name_that_can_be_no_host(host: str) -> None:
     """A name that can't even be looked up is a wrong URL, not an error of encoding."""
-    with pytest.raises(httpget.UrlError, match="is no host"):
+    with pytest.raises(httpget.UrlError, match="is not a host name"):
         await httpget.get(f"http://{host}:1/")
 
 
@@ -124,8 +124,8 @@ async def test_a_large_body_is_refused() -> None:
     """No more than the limit is kept; one byte less is fine."""
     script = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcde"
     with pytest.raises(httpget.AnswerTooBigError):
-        await httpget.get(URL, nbytes_max=4, dial=Server(script).dial)
-    assert (await httpget.get(URL, nbytes_max=5, dial=Server(script).dial)).body == b"abcde"
+        await httpget.get(URL, max_bytes=4, dial=Server(script).dial)
+    assert (await httpget.get(URL, max_bytes=5, dial=Server(script).dial)).body == b"abcde"
 
 
 async def test_an_unreachable_server_is_a_connect_error() -> None:
@@ -134,7 +134,7 @@ async def test_an_unreachable_server_is_a_connect_error() -> None:
     async def dial(host: str, port: int) -> trio.abc.Stream:
         raise OSError("refused")
 
-    with pytest.raises(httpget.ConnectError, match=r"example\.test:4161: refused"):
+    with pytest.raises(httpget.GetConnectError, match=r"example\.test:4161: refused"):
         await httpget.get(URL, dial=dial)
 
 
@@ -191,7 +191,7 @@ async def test_a_length_that_is_too_large_is_not_waited_for(autojump_clock: Mock
     server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", closes=False)
     async with everything_closed(server):
         with pytest.raises(httpget.AnswerTooBigError):
-            await httpget.get(URL, nbytes_max=999, dial=server.dial)
+            await httpget.get(URL, max_bytes=999, dial=server.dial)
     assert server.ends
 
 

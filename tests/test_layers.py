@@ -16,9 +16,9 @@ ROOT = Path(trionsq.__file__).parent
 TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 
 # Modules beside the layers: about values only, so that any layer may use them.
-SHARED = frozenset({"durations", "histogram", "hostport", "options"})
+SHARED = frozenset({"durations", "histogram", "hostport", "logtext", "options"})
 # Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
-SHARED_IO = frozenset({"httpget"})
+SHARED_IO = frozenset({"disk", "httpget"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),
@@ -125,3 +125,52 @@ def test_nothing_installed_imports_tests_or_benchmarks(package: str) -> None:
     """What users install works without the folders that they do not get."""
     for path in (ROOT.parent / package).rglob("*.py"):
         assert not {name.split(".")[0] for name in imports(path)} & {"tests", "benchmarks"}, path
+
+
+def modules() -> dict[str, Path]:
+    """Return the source file of each module of the four packages."""
+    found = {}
+    for package in TOP_LEVEL:
+        for path in sorted((ROOT.parent / package).rglob("*.py")):
+            parts = path.relative_to(ROOT.parent).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """No two files import each other, be it through others or for types alone."""
+    known = modules()
+    uses: dict[str, set[str]] = {}
+    for module, path in known.items():
+        uses[module] = set()
+        for name in imports(path):
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            if name != module:
+                uses[module].add(name)
+    while free := {module for module, used in uses.items() if not used & uses.keys()}:
+        for module in free:
+            del uses[module]
+    assert not uses, "these files import each other, or import files that do"
+
+
+@pytest.mark.parametrize("package", TOP_LEVEL)
+def test_a_public_class_name_means_one_class(package: str) -> None:
+    """No two public classes of a package have the same name."""
+    places: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        if module.split(".")[0] != package:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: at for name, at in places.items() if len(at) > 1} == {}
+
+
+def test_no_source_file_has_more_than_400_lines() -> None:
+    """A file has one subject, which a reader can take in."""
+    lengths = {
+        str(path.relative_to(ROOT.parent)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in modules().values()
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}

@@ -13,6 +13,7 @@ import pytest
 from tests import parallel
 from tests.parallel import SPARK, group_of, rank
 from tests.processes import PORTS, free_address, split_address
+from tests.soak import swept
 
 ROOT = Path(__file__).parents[1]
 HEAVY = "tests/hostile/test_hostile.py::test_others_flow_on_and_memory_stays_bounded"
@@ -30,6 +31,7 @@ def test_what_is_named_is_there() -> None:
     [
         ("tests/wire/test_names.py::test_one[a]", "tests/wire/test_names.py"),
         ("tests/pipelines/sink/test_spark.py::test_one", SPARK),
+        ("tests/browser/test_live.py::test_one[a]", "tests/browser/"),
         (f"{HEAVY}[snappy]", f"{HEAVY}[snappy]"),
         (
             "tests/golden/test_process.py::test_tcp_conversation[tcp-fin-random]",
@@ -38,7 +40,7 @@ def test_what_is_named_is_there() -> None:
     ],
 )
 def test_what_shares_something_stays_together(nodeid: str, group: str) -> None:
-    """A file, a session of Spark, a replay of one cutting; or nothing but the test itself."""
+    """A file, a session of Spark, a browser, a replay of one cutting; or nothing but the test."""
     assert group_of(nodeid) == group
 
 
@@ -81,6 +83,11 @@ def test_another_level_is_refused() -> None:
     assert "TRIONSQ_SOAK=shrot: it may be short or full" in collected(
         "tests/soak.py", level="shrot"
     )
+
+
+def test_a_sweep_is_short_in_make_test() -> None:
+    """It tries each fifth place, the first among them; a soak tries every one."""
+    assert [*swept(11)] == [1, 6, 11]
 
 
 @pytest.fixture

@@ -31,15 +31,15 @@ from tests.soak import LEVEL
 LIMIT_S: Final = 600.0 if LEVEL == "test" else 3600.0
 """The slowest test takes a minute alone; two cores may have ten times as much to do."""
 GRACE_S: Final = 30.0
-_FRAMES_MAX: Final = 60
-_TASKS_MAX: Final = 500
+_MAX_FRAMES: Final = 60
+_MAX_TASKS: Final = 500
 
 _STDERR = pytest.StashKey[int]()
 _WATCH = pytest.StashKey["Watch"]()
 
 
 class Watch:
-    """What becomes of one test."""
+    """The clock of one test, and the complaint when its time is up."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -51,9 +51,9 @@ class Watch:
         is_first = not self.complaint
         in_trio = trio.lowlevel.in_trio_run()
         if is_first:
-            shown = tasks() if in_trio else ""
-            shown += "".join(traceback.format_stack(frame, _FRAMES_MAX))
-            self.complaint = f"{self._name} exceeded its limit of {self._limit_s:g} s\n{shown}"
+            stacks = tasks() if in_trio else ""
+            stacks += "".join(traceback.format_stack(frame, _MAX_FRAMES))
+            self.complaint = f"{self._name} exceeded its limit of {self._limit_s:g} s\n{stacks}"
             if in_trio:
                 trio.lowlevel.current_trio_token().run_sync_soon(_cancel_main_task)
                 return
@@ -73,12 +73,12 @@ def tasks() -> str:
     """The tree of all tasks, each with the line where it is."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
-    return "".join(islice(_shown(root, 0), _TASKS_MAX))
+    return "".join(islice(_lines_of(root, 0), _MAX_TASKS))
 
 
-def _shown(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
+def _lines_of(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
     frames = [(frame, line) for frame, line in task.iter_await_frames() if not _of_trio(frame)][
-        :_FRAMES_MAX
+        :_MAX_FRAMES
     ]
     where = ""
     if frames:
@@ -87,7 +87,7 @@ def _shown(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
     yield f"{'  ' * depth}{task.name}{where}\n"
     for nursery in task.child_nurseries:
         for child in nursery.child_tasks:
-            yield from _shown(child, depth + 1)
+            yield from _lines_of(child, depth + 1)
 
 
 def _of_trio(frame: FrameType) -> bool:
@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let go of it."""
+    """Close that way."""
     os.close(config.stash[_STDERR])
 
 
@@ -126,11 +126,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _check(item: pytest.Item) -> Iterator[None]:
     watch = item.stash[_WATCH]
-    told = watch.complaint
+    before = watch.complaint
     try:
         return (yield)
     finally:
-        if watch.complaint != told:
+        if watch.complaint != before:
             # What the cancellation left behind says less.
             pytest.fail(watch.complaint, pytrace=False)
 

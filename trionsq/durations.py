@@ -34,10 +34,10 @@ _MAX_LENGTH = 1_000
 
 
 def parse(text: str) -> int:
-    """Return the nanoseconds that *text* means; what is finer than a nanosecond is cut off.
+    """Return the nanoseconds that *text* means. Fractions of a nanosecond are dropped.
 
     Raises:
-        ValueError: not a duration, no unit, or out of the 64-bit range.
+        ValueError: not a duration, a missing unit, or out of the 64-bit range.
     """
     negative = text.startswith("-")
     digits = text[1:] if text[:1] in ("-", "+") else text

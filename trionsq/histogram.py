@@ -1,4 +1,7 @@
-"""How often something took how long: counts by upper bounds, as monitoring systems want them."""
+"""Counts of durations by upper bounds, as monitoring systems want them.
+
+PROM
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ __all__ = ["Histogram"]
 
 
 class Histogram:
-    """Counts of observed values. For one thread.
+    """Counts of observed values, for one thread.
 
     Attributes:
-        bounds: inclusive upper ones, ascending; a last one without a bound is implied.
+        bounds: inclusive upper bounds, ascending; a last bucket without a bound is implied.
         total: sum of the values.
     """
 
@@ -28,7 +31,7 @@ class Histogram:
         return f"<Histogram of {self.count}>"
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add a value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -38,5 +41,5 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[int]:
-        """How many values do not exceed each bound, and last how many there are."""
+        """The number of values up to each bound, and last the number of all values."""
         return list(accumulate(self._counts))

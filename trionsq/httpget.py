@@ -1,7 +1,9 @@
-"""One HTTP request with limits on its time and on its size: to an nsqlookupd or an auth server.
+"""One HTTP request with limits on its time and its size: to an nsqlookupd or an auth server.
 
-A connection is made for each request and closed after it. Redirections are not followed. The texts
-of errors leave out a URL's query and password: logs show them, and they may be secrets.
+Each request has a connection of its own. Redirects are not followed. The texts of errors leave out
+a URL's query and password, which may be secrets: logs show these texts.
+
+HTTPCORE
 
 Spec: nsqd-internals, section 9 (the lookup loop); client, section 3 (discovery); tcp-protocol,
 section 9 (auth servers).
@@ -24,8 +26,8 @@ __all__ = [
     "Answer",
     "AnswerError",
     "AnswerTooBigError",
-    "ConnectError",
     "Dial",
+    "GetConnectError",
     "GetError",
     "GetTimeoutError",
     "UrlError",
@@ -35,16 +37,16 @@ __all__ = [
     "shown_url",
 ]
 
-NBYTES_MAX: Final = 5 * 1024 * 1024
-"""Default bound of a body: nsqd's default --max-body-size."""
+MAX_BODY_BYTES: Final = 5 * 1024 * 1024
+"""Default maximum of a body: nsqd's default --max-body-size."""
 
-_RECEIVE_NBYTES: Final = 64 * 1024
-# Until it is known to be HTTP: an error of h11 holds, and quotes, all that there is.
-_HEAD_NBYTES: Final = 8 * 1024
-# Parts of an answer that are read in one turn of the event loop: they may have a byte each.
-_EVENTS_MAX: Final = 128
-# Characters of what is wrong with an answer.
-_SHOWN_MAX: Final = 200
+_RECEIVE_BYTES: Final = 64 * 1024
+# Read size until the response is known to be HTTP: an error of h11 quotes all of its input.
+_HEAD_BYTES: Final = 8 * 1024
+# Events of a response in one turn of the event loop: each may be of a single byte.
+_MAX_EVENTS: Final = 128
+# Characters of an error of h11 that are kept.
+_MAX_SHOWN: Final = 200
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -52,23 +54,23 @@ Dial: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 
 class GetError(Exception):
-    """There is no answer; the text says why."""
+    """The request failed; the text says why."""
 
 
 class UrlError(GetError, ValueError):
-    """That is no URL of an HTTP server."""
+    """Not a URL of an HTTP server."""
 
 
-class ConnectError(GetError):
-    """The server can't be reached: name, connection or TLS."""
+class GetConnectError(GetError):
+    """The server cannot be reached: name, connection or TLS."""
 
 
 class GetTimeoutError(GetError):
-    """It took too long."""
+    """A time limit has passed."""
 
 
 class AnswerError(GetError):
-    """What came is not HTTP, or the connection broke before its end."""
+    """The response is not HTTP, or the connection broke before its end."""
 
 
 class AnswerTooBigError(GetError):
@@ -77,12 +79,12 @@ class AnswerTooBigError(GetError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said.
+    """A response.
 
     Attributes:
-        status: as 200 or 404. Whether that is good is for the caller to say.
+        status: any status; the caller decides what it means.
         headers: by name in lower case; the last one of each name.
-        body: all of it.
+        body: the whole body.
     """
 
     status: int
@@ -95,12 +97,12 @@ async def get(
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 2.0,
     request_timeout_s: float = 5.0,
-    nbytes_max: int = NBYTES_MAX,
+    max_bytes: int = MAX_BODY_BYTES,
     *,
     ssl_context: ssl.SSLContext | None = None,
     dial: Dial = trio.open_tcp_stream,
 ) -> Answer:
-    """Ask for ``url`` and return the answer, whatever its status.
+    """Send GET for ``url`` and return the response, whatever its status.
 
     Cancelling closes the connection.
 
@@ -108,17 +110,17 @@ async def get(
         url: ``http://host:port/path?query`` or ``https://...``; the certificate is checked.
         headers: to send besides Host.
         connect_timeout_s: for the name, the connection and TLS, in seconds; 0: no limit.
-        request_timeout_s: for everything, in seconds; 0: no limit.
-        nbytes_max: of the answer's body.
-        ssl_context: for https; by default one that trusts what the system trusts.
-        dial: connects; for tests.
+        request_timeout_s: for the whole request, in seconds; 0: no limit.
+        max_bytes: maximum size of the body.
+        ssl_context: for https; by default it trusts the certificates of the system.
+        dial: connects; tests replace it.
 
     Raises:
-        UrlError, ConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
+        UrlError, GetConnectError, GetTimeoutError, AnswerError, AnswerTooBigError: all of them are
             `GetError`.
     """
-    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
-    return await _ask("GET", url, None, headers or {}, limits, ssl_context, dial)
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), max_bytes)
+    return await _send_request("GET", url, None, headers or {}, limits, ssl_context, dial)
 
 
 async def post(
@@ -127,18 +129,18 @@ async def post(
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 2.0,
     request_timeout_s: float = 5.0,
-    nbytes_max: int = NBYTES_MAX,
+    max_bytes: int = MAX_BODY_BYTES,
     *,
     ssl_context: ssl.SSLContext | None = None,
     dial: Dial = trio.open_tcp_stream,
 ) -> Answer:
-    """Send ``body`` to ``url``; else like `get`."""
-    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), nbytes_max)
-    return await _ask("POST", url, body, headers or {}, limits, ssl_context, dial)
+    """Send POST with ``body`` to ``url``; else as `get`."""
+    limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), max_bytes)
+    return await _send_request("POST", url, body, headers or {}, limits, ssl_context, dial)
 
 
 def limit_s(timeout_s: float) -> float:
-    """A time-out as the options have it, where 0 and less mean that there is none."""
+    """Return the limit of an option, where 0 or less means no limit."""
     return timeout_s if timeout_s > 0 else math.inf
 
 
@@ -146,18 +148,18 @@ def limit_s(timeout_s: float) -> float:
 class _Limits:
     connect_timeout_s: float
     request_timeout_s: float
-    nbytes_max: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A request: its bytes, and what reads the answer to it."""
+class _Request:
+    """The bytes of a request, and the parser of its response."""
 
     connection: h11.Connection
     data: bytes = field(repr=False)
 
 
-async def _ask(
+async def _send_request(
     method: str,
     url: str,
     body: bytes | None,
@@ -167,19 +169,19 @@ async def _ask(
     dial: Dial,
 ) -> Answer:
     parts = _parts(url)
-    sent = _request(method, parts, body, headers)
+    request = _encode_request(method, parts, body, headers)
     with trio.move_on_after(limits.request_timeout_s):
         stream = await _connect(parts, limits.connect_timeout_s, ssl_context, dial)
         try:
-            return await _exchange(stream, sent, limits.nbytes_max)
+            return await _exchange(stream, request, limits.max_bytes)
         finally:
-            # Not gracefully: a server that has stopped listening must not hold us.
+            # Not gracefully: a server that has stopped reading must not delay this.
             await trio.aclose_forcefully(stream)
-    raise GetTimeoutError(f"{shown_url(url)}: no answer within {limits.request_timeout_s:g} s")
+    raise GetTimeoutError(f"{shown_url(url)}: no response within {limits.request_timeout_s:g} s")
 
 
 def shown_url(url: str) -> str:
-    """The URL for logs: without what may be secret in it, its query and its password."""
+    """Return the URL for logs: without its query and password, which may be secrets."""
     scheme, separator, rest = url.partition("?")[0].partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
@@ -196,9 +198,9 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _request(
+def _encode_request(
     method: str, parts: SplitResult, body: bytes | None, headers: Mapping[str, str]
-) -> _Sent:
+) -> _Request:
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host = parts.netloc.rpartition("@")[2]
     length = [] if body is None else [("Content-Length", str(len(body)))]
@@ -210,9 +212,9 @@ def _request(
             headers=[("Host", host), ("Connection", "close"), *length, *headers.items()],
         )
         events = [request, *([h11.Data(body)] if body else []), h11.EndOfMessage()]
-        return _Sent(connection, b"".join([connection.send(event) or b"" for event in events]))
+        return _Request(connection, b"".join([connection.send(event) or b"" for event in events]))
     except (h11.LocalProtocolError, UnicodeError) as error:
-        raise UrlError(f"{shown_url(parts.geturl())!r} can't be asked for: {error}") from error
+        raise UrlError(f"{shown_url(parts.geturl())!r} cannot be requested: {error}") from error
 
 
 async def _connect(
@@ -224,9 +226,9 @@ async def _connect(
         try:
             stream = await dial(host, port)
         except OSError as error:
-            raise ConnectError(f"{where}: {error}") from error
-        except UnicodeError as error:  # from looking it up: an empty or too long part of a name
-            raise UrlError(f"{where!r} is no host: {error}") from error
+            raise GetConnectError(f"{where}: {error}") from error
+        except UnicodeError as error:  # of the lookup: a label of the name is empty or too long
+            raise UrlError(f"{where!r} is not a host name: {error}") from error
         if parts.scheme == "http":
             return stream
         context = ssl_context or ssl.create_default_context()
@@ -242,51 +244,51 @@ async def _secure(
         await secured.do_handshake()
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(stream)
-        raise ConnectError(f"{where}: {error.__cause__ or error}") from error
+        raise GetConnectError(f"{where}: {error.__cause__ or error}") from error
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
     return secured
 
 
-async def _exchange(stream: trio.abc.Stream, sent: _Sent, nbytes_max: int) -> Answer:
+async def _exchange(stream: trio.abc.Stream, request: _Request, max_bytes: int) -> Answer:
     try:
-        await stream.send_all(sent.data)
-        return await _read(stream, sent.connection, nbytes_max)
+        await stream.send_all(request.data)
+        return await _read(stream, request.connection, max_bytes)
     except trio.BrokenResourceError as error:
         raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
     except h11.RemoteProtocolError as error:
-        # Its text may quote all that came.
-        raise AnswerError(f"not an HTTP answer: {str(error)[:_SHOWN_MAX]}") from None
+        # The text may quote the whole input.
+        raise AnswerError(f"not an HTTP response: {str(error)[:_MAX_SHOWN]}") from None
 
 
-async def _read(stream: trio.abc.Stream, connection: h11.Connection, nbytes_max: int) -> Answer:
+async def _read(stream: trio.abc.Stream, connection: h11.Connection, max_bytes: int) -> Answer:
     status, headers, body = 0, dict[str, str](), bytearray()
     for number in count(1):
-        if number % _EVENTS_MAX == 0:
+        if number % _MAX_EVENTS == 0:
             await trio.lowlevel.checkpoint()
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            nbytes = _RECEIVE_NBYTES if status else _HEAD_NBYTES
-            connection.receive_data(bytes(await stream.receive_some(nbytes)))
+            size_bytes = _RECEIVE_BYTES if status else _HEAD_BYTES
+            connection.receive_data(bytes(await stream.receive_some(size_bytes)))
         elif isinstance(event, h11.Response):
             status = event.status_code
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
             }
-            # h11 has seen to it that it is a number.
-            if int(headers.get("content-length", "0")) > nbytes_max:
-                raise _too_big(nbytes_max)
+            # h11 has checked that it is a number.
+            if int(headers.get("content-length", "0")) > max_bytes:
+                raise _too_big(max_bytes)
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > nbytes_max:
-                raise _too_big(nbytes_max)
+            if len(body) > max_bytes:
+                raise _too_big(max_bytes)
         elif isinstance(event, h11.EndOfMessage):
             return Answer(status, headers, bytes(body))
         elif isinstance(event, h11.ConnectionClosed):
             break
-    raise AnswerError("the connection was closed without an answer")
+    raise AnswerError("the connection was closed without a response")
 
 
-def _too_big(nbytes_max: int) -> AnswerTooBigError:
-    return AnswerTooBigError(f"the answer has more than {nbytes_max} bytes")
+def _too_big(max_bytes: int) -> AnswerTooBigError:
+    return AnswerTooBigError(f"the response has more than {max_bytes} bytes")

@@ -1,10 +1,12 @@
-"""How an option of a daemon is described: one line holds its flag, config key and default.
+"""Tables of options: flag, config key, default and meaning of each option in one place.
 
-The options of a daemon are a frozen dataclass whose fields are made by `option`. The flag parser,
-the config file reader, the usage text and ``/config/:opt`` all read this one table.
+The options of a daemon, a tool or the client library are a frozen dataclass whose fields are made
+by `option`. The flag parser, the config file reader, the usage text, ``/config/:opt`` and the
+client's ``Config`` all read this table.
 """
 
 import dataclasses
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +16,7 @@ from trionsq import durations
 
 T = TypeVar("T")
 Items = tuple[str, ...] | tuple[float, ...]
-Value = str | bool | int | Items
+Value = str | bool | int | float | Items
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -23,16 +25,16 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class FatalValueError(ValueError):
-    """A bad value that ends the start with a FATAL line and exit 1 rather than with the usage."""
+    """A bad value that ends the program with a FATAL line and exit 1, without the usage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of option: how its text and its config file value are read, and how it is shown.
+    """A type of option: how to read it from text and from a config file, and how to show it.
 
-    *parse* and *from_config* raise ValueError with a short reason. *bare* is the text meant by
-    the flag without a value (None: a value is needed). *join* makes one value of those of a
-    repeated flag (None: the last one counts).
+    *parse* and *from_config* raise ValueError with a short reason. *bare* is the meaning of the
+    flag without a value (None: a value is required). *join* combines the values of a repeated flag
+    (None: the last one counts). *choices* are the allowed values (empty: any).
     """
 
     name: str
@@ -41,14 +43,16 @@ class Kind:
     show: Callable[[Any], str] = str
     bare: str | None = None
     join: Callable[[Any, Any], Items] | None = None
+    choices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
     """The description of one field of an options dataclass.
 
-    *key* is None when the config file cannot set it. *note* is a short remark for the usage
-    text, *aliases* are older flag names, *deprecated* is the warning that its use earns.
+    *key* is None if the config file cannot set the option. *note* is a short remark for the usage
+    text, *aliases* are older flag names, *deprecated* is the warning when it is used. *low* and
+    *high* are the smallest and the largest value (None: no limit).
     """
 
     flag: str
@@ -58,6 +62,24 @@ class Option:
     note: str = ""
     aliases: tuple[str, ...] = ()
     deprecated: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    def check(self, value: object) -> None:
+        """Check that *value* is finite, in range and one of the choices.
+
+        Raises:
+            ValueError: it is not. The text is meant to follow the option's name.
+        """
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be finite")
+        if self.low is not None:
+            high = math.inf if self.high is None else self.high
+            if not self.low <= value <= high:  # type: ignore[operator]
+                upper = "" if self.high is None else f" and at most {high:g}"
+                raise ValueError(f"must be at least {self.low:g}{upper}, not {value}")
+        if self.kind.choices and value not in self.kind.choices:
+            raise ValueError(f"must be one of {', '.join(self.kind.choices)}, not {value}")
 
 
 def parse_bool(text: str) -> bool:
@@ -89,6 +111,21 @@ def parse_int(text: str) -> int:
     return value
 
 
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        ms = int(text)
+    except ValueError:
+        return durations.parse(text) / durations.SECOND_NS
+    return -1.0 if ms == -1 else ms / 1000
+
+
 def _parse_percentiles(text: str) -> tuple[float, ...]:
     items = []
     for item in text.split(","):
@@ -116,7 +153,7 @@ def _bool_from_config(value: object) -> bool:
         return value
     if isinstance(value, str):
         return parse_bool(value)
-    # The original reads 0 as true. Neither reading would please everybody, so say no.
+    # A number is ambiguous: the original reads 0 as true.
     raise ValueError("must be true or false")
 
 
@@ -128,6 +165,14 @@ def _int_from_config(value: object) -> int:
     raise ValueError("must be an integer")
 
 
+def _float_from_config(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _parse_float(value)
+    raise ValueError("must be a number")
+
+
 def _duration_from_config(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         duration_ns = value * durations.MILLISECOND_NS
@@ -137,6 +182,10 @@ def _duration_from_config(value: object) -> int:
     if isinstance(value, str):
         return durations.parse(value)
     raise ValueError('must be a duration such as "60s", or an integer of milliseconds')
+
+
+def _seconds_from_config(value: object) -> float:
+    return -1.0 if value == -1 else _duration_from_config(value) / durations.SECOND_NS
 
 
 def _list_from_config(value: object) -> list[str]:
@@ -158,10 +207,10 @@ def _show_list(value: tuple[object, ...]) -> str:
 
 
 def choice(name: str, *choices: str, default: str = "", boolean: bool = False) -> Kind:
-    """Return a kind that takes one of *choices*, in any case.
+    """Return a kind that accepts one of *choices*, in upper or lower case.
 
-    An empty text means *default* when there is one. With *boolean* the bare flag means ``true``
-    and the notations of a boolean are read too.
+    An empty text means *default* if there is one. With *boolean*, the bare flag means ``true``, and
+    the notations of a boolean are accepted too.
     """
 
     def parse(text: str) -> str:
@@ -179,7 +228,7 @@ def choice(name: str, *choices: str, default: str = "", boolean: bool = False) -
             raise ValueError(f"must be one of {', '.join(choices)}")
         return parse(value)
 
-    return Kind(name, parse, from_config, bare="true" if boolean else None)
+    return Kind(name, parse, from_config, bare="true" if boolean else None, choices=choices)
 
 
 STRING = Kind("string", str, _string_from_config)
@@ -187,7 +236,10 @@ BOOL = Kind(
     "bool", parse_bool, _bool_from_config, show=lambda value: str(value).lower(), bare="true"
 )
 INT = Kind("int", parse_int, _int_from_config)
+FLOAT = Kind("float", _parse_float, _float_from_config)
 DURATION = Kind("duration", durations.parse, _duration_from_config, show=durations.render)
+# A duration in seconds, as a float. A bare number is milliseconds; -1 stays -1.
+SECONDS = Kind("duration", _parse_seconds, _seconds_from_config)
 STRINGS = Kind(
     "string, repeatable",
     lambda text: (text,),
@@ -218,68 +270,73 @@ def option(
     note: str = "",
     aliases: tuple[str, ...] = (),
     deprecated: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    secret: bool = False,
 ) -> T:
     """Return a dataclass field that carries its `Option`.
 
-    A *factory*, asked at each construction, stands in for *default*. The config *key* is the
-    flag with underscores unless given; None: not settable in the file.
+    A *factory* replaces *default* and is called at each construction. The config *key* is the flag
+    with underscores by default; None: the config file cannot set it. `Option.check` uses *low* and
+    *high*. A *secret* is left out of the repr.
     """
     if key == "":
         key = flag.replace("-", "_")
-    metadata = {"option": Option(flag, key, kind, help, note, aliases, deprecated)}
+    spec = Option(flag, key, kind, help, note, aliases, deprecated, low, high)
+    metadata = {"option": spec}
     if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=factory, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """What the options of every daemon begin with; each has a log prefix of its own."""
+    """The options that every daemon has; each has its own default of --log-prefix."""
 
     version: bool = option("version", False, BOOL, "print the version and exit", key=None)
     config: str = option("config", "", STRING, "path of the config file", key=None)
     log_level: str = option("log-level", "info", LOG_LEVEL, "debug, info, warn, error or fatal")
-    log_prefix: str = option("log-prefix", "", STRING, "begins each log line")
+    log_prefix: str = option("log-prefix", "", STRING, "prefix of each log line")
     verbose: bool = option(
         "verbose", False, BOOL, "no effect", key=None, deprecated="use --log-level"
     )
 
 
 def prefix_option(name: str) -> str:
-    """The option of the daemon of that name."""
-    return option("log-prefix", f"[{name}] ", STRING, "begins each log line")
+    """The option --log-prefix of the daemon *name*."""
+    return option("log-prefix", f"[{name}] ", STRING, "prefix of each log line")
 
 
-# Every daemon's HTTP has these three.
+# The HTTP servers of all daemons have the next three options.
 def allow_origin_option() -> tuple[str, ...]:
-    """Which other sites' pages may use the HTTP API."""
+    """The option --http-allow-origin."""
     return option(
         "http-allow-origin",
         (),
         STRINGS,
-        "origin (https://host:port) whose pages may use the HTTP API from a browser; *: all",
+        "origin (https://host:port) whose pages may use the HTTP API from a browser; *: any origin",
         key="http_allow_origins",
     )
 
 
 def allow_host_option() -> tuple[str, ...]:
-    """Which names in the Host header are this machine's."""
+    """The option --http-allow-host."""
     return option(
         "http-allow-host",
         (),
         STRINGS,
-        "further name of this machine, as a proxy on it may ask for; *: any",
+        "further name of this machine to accept in the Host header, as sent by a proxy; *: any",
         key="http_allow_hosts",
     )
 
 
 def max_http_connections_option() -> int:
-    """How many HTTP connections there may be."""
+    """The option --max-http-connections."""
     return option(
         "max-http-connections",
         10_000,
         INT,
-        "HTTP connections, further ones are answered 503; 0: no limit",
+        "maximum HTTP connections; more are answered 503 (0: no limit)",
     )
 
 
@@ -290,7 +347,7 @@ def table(options: object) -> Iterator[tuple[str, Option]]:
 
 
 def default_of(options: type, name: str) -> Any:
-    """Return the default of field *name*, calling its factory if it has one."""
+    """Return the default of field *name*, from its factory if it has one."""
     for field in dataclasses.fields(options):
         if field.name == name:
             if field.default_factory is not dataclasses.MISSING:

@@ -2,17 +2,14 @@
 
 In reading order:
 
-- `roles`: viewer < operator < admin
-- `paths`: whom each path needs, in one table
-- `modes`: where users come from (--access), and what that means
-- `proxies`: whose headers are believed
-- `users`, `passwords`, `attempts`: the users file, and how passwords are checked
-- `session`: who is signed in; `cookie`: what tells
-- `csrf`, `headers`: what browsers must not be talked into
+- `roles`: viewer < operator < admin, and the role that each path requires, in one table
+- `modes`: where users come from (--access), and which proxies are trusted
+- `users`: the users file; `passwords`: how passwords are hashed, checked and limited
+- `session`: sessions and their cookie
+- `cross_site`: CSRF tokens, the origin of a request, security headers
 - `audit`: who did what
-- `guard`: `Access`, which asks all of these at each request; `opening`: made of the options
-- `signin`: its own two paths
-- `adduser`: ``nsqadmin --add-user``
+- `guard`: `Access`, which uses all of these for each request; `open_access` makes it
 
-Spec: nsqadmin, section 4 (``--admin-user``); the rest is ours.
+The sign-in page and its forms are in `admin.pages.account`. Spec: nsqadmin, section 4
+(``--admin-user``). The rest is ours.
 """

@@ -1,8 +1,7 @@
-"""Who did what: the last thousand in memory, and all of it in --audit-file.
+"""Who did what: the last thousand entries in memory, all entries in --audit-file.
 
-A request to change something is here once it was let through, whatever became of it, and so is a
-sign-in. Refusals are kept apart, so that somebody who is refused often can't push out what was
-done.
+Every request to change something that was let through has an entry, whatever its result, and so
+has every sign-in. Refusals are kept apart, so that many of them can't push out the other entries.
 """
 
 from __future__ import annotations
@@ -16,16 +15,29 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["KEPT_MAX", "REFUSALS_MAX", "TEXT_MAX", "Audit", "Entry"]
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
+from quart import request
+from quart_trio import QuartTrio
+
+__all__ = [
+    "MAX_ENTRIES",
+    "MAX_REFUSALS",
+    "MAX_TEXT",
+    "Audit",
+    "Entry",
+    "request_entries",
+    "set_entries_status",
+]
 
 log = logging.getLogger("trionsq")
 
-KEPT_MAX: Final = 1000
-REFUSALS_MAX: Final = 200
-# Longer texts are cut, in characters; a topic's and a channel's name have 64.
-TEXT_MAX: Final = 200
-# Of refusals no more are written to the file in a minute.
-_REFUSALS_A_MINUTE: Final = 600
+MAX_ENTRIES: Final = 1000
+MAX_REFUSALS: Final = 200
+# In characters; longer texts are truncated. Names of topics and channels have at most 64.
+MAX_TEXT: Final = 200
+# Written to the file; further refusals of that minute are kept in memory only.
+_MAX_REFUSALS_PER_MINUTE: Final = 600
+_SCOPE_KEY: Final = "nsqadmin.audit"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +46,14 @@ class Entry:
 
     Attributes:
         time_s: seconds since 1970.
-        user, role, how: who, see `roles.User`.
-        address: where the request came from: an address, "" for a unix socket.
+        user, role, how: the user, see `roles.User`.
+        address: of the sender; "" for a unix socket.
         user_agent, method, path: of the request.
-        status: of the answer; None: the client had gone before there was one.
-        action: such as ``pause_channel``, ``sign_in``; "" if the path says it all.
-        topic, channel, node: to what; "" where there is none.
-        note: what went wrong; "" if nothing did.
-        refused: they were not let through.
+        status: of the response; None: the client disconnected before it.
+        action: such as ``pause_channel``, ``sign_in``; "" if the path is clear enough.
+        topic, channel, node: that the action was applied to; "" where there is none.
+        note: the errors; "" if there were none.
+        refused: whether the request was refused.
     """
 
     time_s: float
@@ -71,16 +83,16 @@ class Audit:
     def __init__(self, path: str = "") -> None:
         """``path`` is the file, "": none. Raises OSError: it can't be written to."""
         self._path = path
-        self._done: deque[Entry] = deque(maxlen=KEPT_MAX)
-        self._refused: deque[Entry] = deque(maxlen=REFUSALS_MAX)
+        self._done: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self._refused: deque[Entry] = deque(maxlen=MAX_REFUSALS)
         self._minute, self._in_this_minute = 0, 0
         self._torn = False
         self.lost = 0
         if path:
             self._append(b"")
 
-    def add(self, entry: Entry) -> None:
-        """Keep an entry; that the file can't be written to is logged, and the next one tries."""
+    def add_entry(self, entry: Entry) -> None:
+        """Keep an entry. An error of the file is logged; the next entry tries again."""
         entry = _cut(entry)
         (self._refused if entry.refused else self._done).append(entry)
         if not self._path or (entry.refused and self._too_many(entry.time_s)):
@@ -91,8 +103,24 @@ class Audit:
             self.lost += 1
             log.error("AUDIT: %s - %s (%d entries lost)", self._path, error.strerror, self.lost)
 
+    def install(self, app: QuartTrio) -> None:
+        """Add the entries of each request of ``app`` when the request has ended."""
+        asgi_app = app.asgi_app
+
+        async def recorded(
+            scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+        ) -> None:
+            try:
+                await asgi_app(scope, receive, send)
+            finally:
+                # Also if the client disconnected before the answer.
+                for entry in scope.get(_SCOPE_KEY, ()):  # type: ignore[attr-defined]
+                    self.add_entry(entry)
+
+        app.asgi_app = recorded  # type: ignore[method-assign]
+
     def entries(self) -> Sequence[Entry]:
-        """All that is kept, the newest first."""
+        """All entries in memory, the newest first."""
         return sorted([*self._done, *self._refused], key=lambda entry: -entry.time_s)
 
     def _too_many(self, time_s: float) -> bool:
@@ -100,14 +128,14 @@ class Audit:
         if minute != self._minute:
             self._minute, self._in_this_minute = minute, 0
         self._in_this_minute += 1
-        return self._in_this_minute > _REFUSALS_A_MINUTE
+        return self._in_this_minute > _MAX_REFUSALS_PER_MINUTE
 
     def _append(self, line: bytes) -> None:
-        # Opened each time: whoever rotates the file need not tell.
+        # Opened each time, so that the file may be rotated.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o600)
         try:
-            # What was cut off ends here, or it would spoil the line after it.
+            # Ends an incomplete line, which would spoil this one.
             line = b"\n" + line if self._torn else line
             written = os.write(descriptor, line)
             self._torn = written < len(line) if written else self._torn
@@ -117,11 +145,23 @@ class Audit:
             os.close(descriptor)
 
 
+def request_entries() -> list[Entry]:
+    """The entries of the request that is being answered; they are kept when it has ended."""
+    entries: list[Entry] = request.scope.setdefault(_SCOPE_KEY, [])  # type: ignore[typeddict-item]
+    return entries
+
+
+def set_entries_status(status: int) -> None:
+    """Enter the status of the answer into all entries of the request."""
+    entries = request_entries()
+    entries[:] = [dataclasses.replace(entry, status=status) for entry in entries]
+
+
 def _cut(entry: Entry) -> Entry:
     long: dict[str, Any] = {
-        name: value[:TEXT_MAX]
+        name: value[:MAX_TEXT]
         for name, value in _fields(entry).items()
-        if isinstance(value, str) and len(value) > TEXT_MAX
+        if isinstance(value, str) and len(value) > MAX_TEXT
     }
     return dataclasses.replace(entry, **long) if long else entry
 
@@ -131,6 +171,6 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def _line(entry: Entry) -> bytes:
-    said = {name: value for name, value in _fields(entry).items() if value not in ("", False)}
-    # ASCII: no name can begin a line of its own or make the file unreadable.
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+    fields = {name: value for name, value in _fields(entry).items() if value not in ("", False)}
+    # ASCII: no name can start a line of its own or make the file unreadable.
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

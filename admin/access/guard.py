@@ -1,58 +1,64 @@
-"""Every request passes here: who sends it, whether they may, whether they meant it, and a record.
+"""The check of every request: who sent it, whether they may, whether they meant it; and the audit.
 
-Users come from one of the `modes`; whom a path needs stands in `paths`.
+Where users come from is in `modes`; the role that a path requires is in `roles`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import secrets
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 from urllib.parse import quote
 
 import trio
 from quart import Response, g, has_request_context, request
 from quart_trio import QuartTrio
 
-from admin.access.audit import Audit, Entry
-from admin.access.cookie import cookie_name
-from admin.access.csrf import SAFE_METHODS, Tokens, given_token, same_origin
-from admin.access.headers import security_headers
-from admin.access.modes import Mode
-from admin.access.passwords import Busy, Passwords, TooManyAttempts
-from admin.access.paths import needed
-from admin.access.proxies import LOOPBACK, Proxies, came_through_a_proxy, only_value
-from admin.access.roles import Role, User
-from admin.access.session import Session, Sessions
-from admin.access.users import Users
-from admin.options import NsqadminOptions
-from trionsq.web import answers
-from trionsq.web.guard import is_loopback
+from admin.access.audit import Audit, Entry, request_entries, set_entries_status
+from admin.access.cross_site import (
+    SAFE_METHODS,
+    Tokens,
+    request_token,
+    same_origin,
+    security_headers,
+)
+from admin.access.modes import (
+    LOOPBACK,
+    Mode,
+    Proxies,
+    came_through_a_proxy,
+    decide,
+    explain,
+    only_value,
+)
+from admin.access.passwords import Busy, Passwords, TooManyAttempts, hash_password
+from admin.access.roles import Role, User, required_role
+from admin.access.session import Session, Sessions, cookie_name
+from admin.access.users import Account, FixedUsers, Users, UsersError, UsersFile
+from admin.options import NsqadminOptions, OptionsError
+from admin.user_action import UserAction
+from trionsq.web import responses
+from trionsq.web.sites import is_loopback
 
-if TYPE_CHECKING:
-    from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
-
-    from admin.operations import Done
-
-__all__ = ["NOBODY", "SIGN_IN_PATH", "Access"]
+__all__ = ["NOBODY", "SIGN_IN_PATH", "Access", "open_access"]
 
 log = logging.getLogger("trionsq")
 
 SIGN_IN_PATH: Final = "/sign-in"
 NOBODY: Final = User("", Role.EVERYONE, "nobody")
-_SCOPE_KEY: Final = "nsqadmin.audit"
 
 
 class Access:
-    """Who may do what, for one application.
+    """Access control of one application.
 
     Attributes:
         mode: where users come from.
         audit: who did what.
-        port: that is listened on; below 1: none.
-        passwords, users, sessions: of those who sign in.
+        port: that nsqadmin listens on; below 1: none.
+        passwords, users, sessions: for sign-in.
     """
 
     def __init__(
@@ -76,11 +82,11 @@ class Access:
         self.audit = Audit(options.audit_file)
         self.port = 0
         self._tokens = Tokens()
-        given = options.trusted_proxy_cidr
-        self._proxies = Proxies(given or (LOOPBACK if mode is Mode.PROXY else ()))
+        networks = options.trusted_proxy_cidr
+        self._proxies = Proxies(networks or (LOOPBACK if mode is Mode.PROXY else ()))
         self._base_path = "" if options.base_path == "/" else options.base_path
 
-    # what pages and handlers ask
+    # For pages and handlers
 
     @property
     def current(self) -> User:
@@ -94,89 +100,79 @@ class Access:
         return self.current.may(Role.named(role))
 
     def user(self) -> str:
-        """The sender's name, as far as anybody has said it; "" if there is none."""
+        """The name of the sender, verified or not; "" if there is none."""
         if name := self.current.name:
             return name
-        given = request.authorization
-        if given is not None and given.type == "basic":
-            return given.username or ""
+        authorization = request.authorization
+        if authorization is not None and authorization.type == "basic":
+            return authorization.username or ""
         return ""
 
     def csrf_token(self) -> str:
-        """What a form of this answer has to carry in its field ``csrf_token``."""
-        return self._tokens.make(_whom())
+        """The value of the field ``csrf_token`` for forms in this response."""
+        return self._tokens.make_token(_whom())
 
     @property
     def has_sign_in(self) -> bool:
-        """Whether there is a sign-in page, and something to sign out of."""
+        """Whether users sign in and out."""
         return self.mode is Mode.PASSWORD
 
     def standing(self) -> Callable[[], bool]:
-        """Whether the sender may still be here, for answers that go on: ask again at times.
+        """A function that tells whether the sender is still allowed, for responses that go on.
 
-        To be called within the request; what it returns need not.
+        Call `standing` within the request; the function may be called later.
         """
         session: Session | None = g.get("session")
         user = self.current
         if session is None:
             return lambda: True
-        return lambda: self.sessions.alive(session) and self._known(session) == user
+        return lambda: self.sessions.is_alive(session) and self._known(session) == user
 
-    def about(self, action: str, *, topic: str = "", channel: str = "", note: str = "") -> None:
-        """Say in the audit what the request that is being answered does, if it has no `Done`."""
-        self._say(action=action, topic=topic, channel=channel, note=note)
+    def record_action(
+        self, action: str, *, topic: str = "", channel: str = "", note: str = ""
+    ) -> None:
+        """Record what the request does in the audit, where there is no `UserAction`."""
+        self._describe(action=action, topic=topic, channel=channel, note=note)
 
-    def observe(self, done: Done) -> None:
-        """An observer for `Dashboard.observers`: what was done goes to the audit."""
-        self._say(
-            action=done.action,
-            topic=done.topic,
-            channel=done.channel,
-            node=done.node,
-            note="; ".join([*done.warnings, *([done.error] if done.error else [])]),
+    def observe(self, action: UserAction) -> None:
+        """Enter an action into the audit; an observer for `Dashboard.observers`."""
+        self._describe(
+            action=action.action,
+            topic=action.topic,
+            channel=action.channel,
+            node=action.node,
+            note="; ".join([*action.warnings, *([action.error] if action.error else [])]),
         )
 
     def address(self) -> str:
-        """Where the request comes from, as far as our proxies are believed; "" unix socket."""
+        """The address of the sender, by trusted proxies if there are any; "": a unix socket."""
         return self._proxies.origin_of(_peer(), request.headers)
 
-    # wiring
+    # Hooks
 
     def install(self, app: QuartTrio) -> None:
-        """Have every request of ``app`` pass here. To be called before other hooks are added."""
-        asgi_app = app.asgi_app
+        """Check every request of ``app``. To be called before other hooks are added."""
         headers = security_headers(
             "" if self._options.proxy_graphite else self._options.graphite_url,
             private=self.has_sign_in,
         )
 
-        async def recorded(
-            scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-        ) -> None:
-            try:
-                await asgi_app(scope, receive, send)
-            finally:
-                # Also if the client has gone in the midst of it.
-                for entry in scope.get(_SCOPE_KEY, ()):  # type: ignore[attr-defined]
-                    self.audit.add(entry)
-
         async def before() -> Response | None:
             return await self._admit()
 
         async def after(response: Response) -> Response:
-            entries = _entries()
-            entries[:] = [dataclasses.replace(e, status=response.status_code) for e in entries]
+            set_entries_status(response.status_code)
             for name, value in headers.items():
                 response.headers.setdefault(name, value)
             return response
 
-        app.asgi_app = recorded  # type: ignore[method-assign]
+        self.audit.install(app)
         app.before_request(before)
         app.after_request(after)
 
     async def _admit(self) -> Response | None:
         rule = request.url_rule.rule if request.url_rule is not None else ""
-        role = needed(request.method, self._below(rule), acl=self.mode is Mode.ACL)
+        role = required_role(request.method, self._below(rule), acl=self.mode is Mode.ACL)
         g.user, g.session = NOBODY, None
         try:
             g.user = await self._identify(role)
@@ -190,12 +186,12 @@ class Access:
         if not self.current.may(role):
             return self._refuse("FORBIDDEN")
         if unsafe and role > Role.EVERYONE:
-            if self._needs_token() and not self._tokens.check(await given_token(), _whom()):
+            if self._needs_token() and not self._tokens.check_token(await request_token(), _whom()):
                 return self._refuse("INVALID_CSRF_TOKEN")
-            _entries().append(self.entry())
+            request_entries().append(self.entry())
         return None
 
-    async def _identify(self, needed: Role) -> User:
+    async def _identify(self, minimum: Role) -> User:
         peer, headers = _peer(), request.headers
         if self.mode is Mode.NONE:
             return User("", Role.ADMIN, "none")
@@ -213,7 +209,7 @@ class Access:
             return User(name, self._role_by_proxy(name), "header")
         if (user := self._in_session()) is not None:
             return user
-        return NOBODY if needed is Role.EVERYONE else await self._by_basic()
+        return NOBODY if minimum is Role.EVERYONE else await self._by_basic()
 
     def _role_by_proxy(self, name: str) -> Role:
         if name in self._options.admin_user:
@@ -222,16 +218,16 @@ class Access:
             try:
                 return Role.named(only_value(request.headers, self._options.proxy_role_header))
             except ValueError:
-                pass  # a role of something else than us: they may look
+                pass  # not one of our roles: the user may read
         return Role.VIEWER
 
     def _in_session(self) -> User | None:
-        session = self.sessions.find(request.cookies.get(cookie_name(self.port), ""))
+        session = self.sessions.find_session(request.cookies.get(cookie_name(self.port), ""))
         if session is None:
             return None
         user = self._known(session)
         if user is None:
-            self.sessions.end(session)
+            self.sessions.end_session(session)
         else:
             g.session = session
         return user
@@ -243,10 +239,10 @@ class Access:
         return User(account.name, account.role, "session")
 
     async def _by_basic(self) -> User:
-        given = request.authorization
-        if given is None or given.type != "basic":
+        authorization = request.authorization
+        if authorization is None or authorization.type != "basic":
             return NOBODY
-        name, password = given.username or "", given.password or ""
+        name, password = authorization.username or "", authorization.password or ""
         account = await self.passwords.check_remembered(name, password, self.address())
         if account is None:
             log.warning("ACCESS: wrong user or password from %s", self.address())
@@ -254,7 +250,7 @@ class Access:
         return User(account.name, account.role, "basic")
 
     def _needs_token(self) -> bool:
-        # Basic and headers of programs that use the API are nothing that a page of others has.
+        # Programs that use the API send Basic or headers, which other sites' pages can't.
         return g.session is not None or not self._is_api()
 
     def _is_api(self) -> bool:
@@ -272,39 +268,39 @@ class Access:
     def _refuse(self, code: str) -> Response:
         known = self.current is not NOBODY
         if known and request.method not in SAFE_METHODS:
-            _entries().append(self.entry(refused=True, note=code))
+            request_entries().append(self.entry(refused=True, note=code))
         log.debug("ACCESS: %s %s - %s", request.method, request.path, code)
         if known or code != "FORBIDDEN" or not self.has_sign_in:
-            return answers.error(403, code)
+            return responses.error(403, code)
         return self._to_sign_in()
 
     def _to_sign_in(self) -> Response:
-        wanted = self._base_path + "/"
+        next_path = self._base_path + "/"
         sign_in = self._base_path + SIGN_IN_PATH
         if "HX-Request" in request.headers:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
             answer.headers["HX-Redirect"] = sign_in
         elif "text/html" in request.headers.get("Accept", "") and not self._is_api():
             if request.method == "GET":
-                # As it came: decoded, "#ephemeral" would be no part of the path any more.
+                # As received: decoded, "#ephemeral" would not be part of the path any more.
                 path = bytes(request.scope.get("raw_path") or b"/") + b"?" + request.query_string
-                wanted = path.decode("ascii", "replace").removesuffix("?")
+                next_path = path.decode("ascii", "replace").removesuffix("?")
             answer = Response(b"", 303)
-            answer.headers["Location"] = f"{sign_in}?next={quote(wanted, safe='/')}"
+            answer.headers["Location"] = f"{sign_in}?next={quote(next_path, safe='/')}"
         else:
-            answer = answers.error(401, "UNAUTHORIZED")
+            answer = responses.error(401, "UNAUTHORIZED")
         if answer.status_code == 401:
-            # A browser would ask by itself if a page's script were answered "Basic".
+            # "Basic" in the answer to a script would open the browser's own password dialog.
             scheme = "Session" if "Sec-Fetch-Mode" in request.headers else "Basic"
             answer.headers["WWW-Authenticate"] = f'{scheme} realm="nsqadmin"'
         return answer
 
-    # the record
+    # Audit
 
     def entry(self, **more: Any) -> Entry:
-        """An entry for the audit on the request that is being answered."""
+        """An audit entry for the request that is being answered."""
         user = self.current
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time_s": time.time(),
             "user": user.name,
             "role": user.role.title,
@@ -315,23 +311,18 @@ class Access:
             "path": request.path,
             "status": None,
         }
-        return Entry(**(said | more))
+        return Entry(**(fields | more))
 
     def record(self, **more: Any) -> None:
-        """Add an entry on the request, to be written when it has ended."""
-        _entries().append(self.entry(**more))
+        """Add an audit entry for the request; it is written when the request has ended."""
+        request_entries().append(self.entry(**more))
 
-    def _say(self, **said: Any) -> None:
-        entries = _entries()
+    def _describe(self, **fields: Any) -> None:
+        entries = request_entries()
         if entries and not entries[-1].action and not entries[-1].refused:
-            entries[-1] = dataclasses.replace(entries[-1], **said)
+            entries[-1] = dataclasses.replace(entries[-1], **fields)
         else:
-            self.record(**said)
-
-
-def _entries() -> list[Entry]:
-    entries: list[Entry] = request.scope.setdefault(_SCOPE_KEY, [])  # type: ignore[typeddict-item]
-    return entries
+            self.record(**fields)
 
 
 def _whom() -> str:
@@ -354,13 +345,58 @@ def _given_host() -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a browser that asks for ``host`` means this machine, and no name of somebody's."""
+    """Whether ``host``, as a browser sent it, is a name or address of this machine only."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
 
 
 def _retry(status: int, code: str, wait_s: float) -> Response:
-    answer = answers.error(status, code)
+    answer = responses.error(status, code)
     answer.headers["Retry-After"] = str(max(1, round(wait_s + 0.5)))
     return answer
+
+
+_GENERATED_BYTES: Final = 12
+
+
+def open_access(
+    options: NsqadminOptions,
+    hosts: Iterable[str],
+    now_s: Callable[[], float] = trio.current_time,
+) -> Access:
+    """The access control that ``options`` require, and a log line on who may do what.
+
+    Args:
+        options: validated.
+        hosts: the addresses that are listened on, without port; "" is a unix socket.
+        now_s: the clock of sessions and waiting times, in seconds.
+
+    Raises:
+        OptionsError: the options for access are no good, or one of their files is.
+    """
+    mode = decide(options, hosts)
+    users = _users(options, mode, now_s)
+    try:
+        access = Access(options, mode, users, now_s)
+    except OSError as error:
+        reason = f"failed to open --audit-file ({options.audit_file}) - {error.strerror}"
+        raise OptionsError(reason) from None
+    warn, text = explain(mode, options)
+    log.log(logging.WARNING if warn else logging.INFO, "%s", text)
+    return access
+
+
+def _users(options: NsqadminOptions, mode: Mode, now_s: Callable[[], float]) -> Users:
+    if mode is not Mode.PASSWORD:
+        return FixedUsers()
+    if not options.users_file:
+        password = secrets.token_urlsafe(_GENERATED_BYTES)
+        # The only password that is ever logged; otherwise nobody would know it.
+        log.warning("ACCESS: no users file: sign in as admin, password %s", password)
+        return FixedUsers(Account("admin", Role.ADMIN, hash_password(password)))
+    try:
+        return UsersFile(options.users_file, now_s)
+    except UsersError as error:
+        reason = f"failed to read --users-file ({options.users_file}) - {error}"
+        raise OptionsError(reason) from None

@@ -1,7 +1,7 @@
-"""The users file: a line ``name:role:argon2-hash`` for each user; ``#`` begins a remark.
+"""The users file: a line ``name:role:argon2-hash`` for each user; ``#`` starts a comment.
 
-It is read again when it has changed. A file that can't be read or has a wrong line is told of in
-the log, and the users stay those of before.
+The file is read again when it has changed. If it can't be read or has a wrong line, that is logged
+and the previous users stay.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["NAME", "Account", "FixedUsers", "Users", "UsersError", "UsersFile", 
 log = logging.getLogger("trionsq")
 
 NAME: Final = re.compile(r"[^\s:,#\x00-\x1f\x7f][^\s:,\x00-\x1f\x7f]{0,63}")
-_FILE_NBYTES_MAX: Final = 1 << 20
-# How often it is looked at, at most.
+_MAX_FILE_BYTES: Final = 1 << 20
+# The file is checked at most so often.
 _LOOK_EVERY_S: Final = 1.0
 
 
 class UsersError(Exception):
-    """The users file can't be used; ``str()`` says why, without anything that is in it."""
+    """The users file can't be used; ``str()`` says why, without any of its content."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Account:
 
     @property
     def seal(self) -> str:
-        """Another one as soon as the password is another one."""
+        """A hash of the password hash: it changes with the password."""
         return hashlib.sha256(self.password_hash.encode()).hexdigest()
 
 
 class Users(Protocol):
-    """Where users are looked up."""
+    """A source of users."""
 
     def find(self, name: str) -> Account | None:
-        """The user of that name, None if there is none (any more)."""
+        """The user of that name, None if there is none."""
 
 
 class FixedUsers:
-    """Users that stay as they are: the one who is made at the start."""
+    """Users that never change: the one that is generated at the start."""
 
     def __init__(self, *accounts: Account) -> None:
         self._accounts = {account.name: account for account in accounts}
@@ -76,7 +76,7 @@ def parse_users(text: str) -> dict[str, Account]:
             try:
                 account = _account(line.strip())
                 if account.name in accounts:
-                    raise ValueError("this user is there already")
+                    raise ValueError("duplicate user")
             except ValueError as error:
                 raise UsersError(f"line {number}: {error}") from None
             accounts[account.name] = account
@@ -87,20 +87,20 @@ def _account(line: str) -> Account:
     name, _, rest = line.partition(":")
     title, _, password_hash = rest.partition(":")
     if not NAME.fullmatch(name):
-        raise ValueError("it does not begin with a user's name")
+        raise ValueError("it must start with a user name")
     try:
         role = Role.named(title)
     except ValueError:
-        raise ValueError("the role is none of viewer, operator, admin") from None
+        raise ValueError("the role must be viewer, operator or admin") from None
     try:
         argon2.extract_parameters(password_hash)
     except InvalidHashError:
-        raise ValueError("it does not end with an Argon2 hash, see --add-user") from None
+        raise ValueError("it must end with an Argon2 hash, see --add-user") from None
     return Account(name, role, password_hash)
 
 
 class UsersFile:
-    """The users of a file, which may change."""
+    """The users of a file that may change."""
 
     def __init__(self, path: str, now_s: Callable[[], float]) -> None:
         """Read it.
@@ -114,12 +114,12 @@ class UsersFile:
         self._seen = _identity(path)
         self._accounts: Mapping[str, Account] = _read(path)
         if not self._accounts:
-            log.warning("ACCESS: there are no users in %s", path)
+            log.warning("ACCESS: no users in %s", path)
         if self._seen is not None and self._seen[3] & 0o007:
-            log.warning("ACCESS: %s can be read by everybody on this machine", path)
+            log.warning("ACCESS: every user of this machine can read %s", path)
 
     def find(self, name: str) -> Account | None:
-        """The user of that name, as the file has it now or a second ago."""
+        """The user of that name, by the file as it was at most a second ago."""
         self._look()
         return self._accounts.get(name)
 
@@ -127,34 +127,36 @@ class UsersFile:
         if self._now_s() - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = self._now_s()
-        seen = _identity(self._path)
-        if seen == self._seen:
+        identity = _identity(self._path)
+        if identity == self._seen:
             return
-        self._seen = seen
+        self._seen = identity
         try:
             self._accounts = _read(self._path)
         except UsersError as error:
-            log.error("ACCESS: users stay as they were: %s - %s", self._path, error)
+            log.error(
+                "ACCESS: failed to read %s, keeping the previous users - %s", self._path, error
+            )
         else:
             log.info("ACCESS: read %d users from %s", len(self._accounts), self._path)
 
 
 def _identity(path: str) -> tuple[int, int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
 def _read(path: str) -> dict[str, Account]:
     try:
         with open(path, "rb") as file:
-            content = file.read(_FILE_NBYTES_MAX + 1)
-        if len(content) > _FILE_NBYTES_MAX:
-            raise UsersError("it is larger than 1 MiB")
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise UsersError("larger than 1 MiB")
         return parse_users(content.decode())
     except OSError as error:
         raise UsersError(error.strerror or type(error).__name__) from None
     except UnicodeDecodeError:
-        raise UsersError("it is not UTF-8") from None
+        raise UsersError("not UTF-8") from None

@@ -1,6 +1,6 @@
-"""/config/:opt: options are shown, and two of them changed, while nsqadmin runs.
+"""/config/:opt: read options, and change two of them, while nsqadmin runs.
 
-Spec: nsqadmin, section 5. What is changed lasts until nsqadmin ends.
+A change lasts until nsqadmin stops. Spec: nsqadmin, section 5.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from admin.dashboard import Dashboard
 from admin.options import config_network
 from trionsq.daemon import log as logs
 from trionsq.options import LOG_LEVEL, table
-from trionsq.web.answers import empty, json_document, text
-from trionsq.web.body import read_body
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
+from trionsq.web.request import read_body
+from trionsq.web.responses import empty, json_document, text
 
 __all__ = ["Configuration"]
 
 log = logging.getLogger("trionsq")
 
-_BODY_NBYTES_MAX: Final = 1024 * 1024
+_MAX_BODY_BYTES: Final = 1024 * 1024
 _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 
 
@@ -52,7 +52,7 @@ class Configuration:
     async def put(self, opt: str) -> Response:
         """PUT /config/:opt: change it, and answer with the new value."""
         self._check_sender()
-        body = await read_body(_BODY_NBYTES_MAX)
+        body = await read_body(_MAX_BODY_BYTES)
         if not body:
             raise HttpError(413, "INVALID_VALUE")
         changes = {

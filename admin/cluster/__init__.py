@@ -1,1 +1,7 @@
-"""The cluster as one: its nodes asked, their answers joined, and what is done to all of them."""
+"""The cluster as one.
+
+- `shapes`: what nsqd and nsqlookupd answer
+- `queries`: all nodes are asked at once, and their answers become one
+- `merge`: statistics of many nodes as the objects of the JSON API
+- `turns`: long work in short turns of the event loop
+"""

@@ -1,6 +1,6 @@
-"""Statistics of many nodes made one: the objects of the JSON API, key by key as NSQ 1.3 has them.
+"""Statistics of many nodes as the objects of the JSON API, with the keys of NSQ 1.3.
 
-Pure. Spec: nsqadmin, section 3, "Shapes".
+Pure. Spec: nsqadmin, section 3 (shapes).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def topics_on_nodes(
 
 
 def topic_object(topic: str, entries: Sequence[Entry]) -> Entry:
-    """The topic over all nodes, of its objects on each of them."""
+    """The topic over all nodes, from its objects on each node."""
     return {
         "node": "*",
         "hostname": "",
@@ -69,7 +69,7 @@ def topic_object(topic: str, entries: Sequence[Entry]) -> Entry:
 
 
 def channel_object(topic: str, channel: str, entries: Sequence[Entry]) -> Entry:
-    """The channel over all nodes, of its objects on each of them."""
+    """The channel over all nodes, from its objects on each node."""
     clients = [client for entry in entries for client in entry["clients"] or ()]
     clients.sort(key=lambda client: str(client["hostname"]))
     return {
@@ -86,7 +86,7 @@ def channel_object(topic: str, channel: str, entries: Sequence[Entry]) -> Entry:
 
 
 def node_object(node: str, topics: Sequence[Entry]) -> Entry:
-    """A node, of the topic objects on it."""
+    """A node, from its topic objects."""
     channels = [channel for topic in topics for channel in topic["channels"]]
     return {
         "node": node,
@@ -117,8 +117,8 @@ def node_entry(node: Producer) -> Entry:
 
 
 def counter(pairs: Iterable[tuple[Producer, NodeStats]]) -> Entry:
-    """How many messages came into each channel of each node, by ``topic:channel:node``."""
-    found = {
+    """The messages of each channel of each node, by ``topic:channel:node``."""
+    counters = {
         f"{topic.topic_name}:{channel.channel_name}:{producer.node}": {
             "node": producer.node,
             "topic_name": topic.topic_name,
@@ -129,7 +129,7 @@ def counter(pairs: Iterable[tuple[Producer, NodeStats]]) -> Entry:
         for topic in stats.topics or ()
         for channel in topic.channels or ()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(counters.items()))
 
 
 def _topic_on_node(producer: Producer, topic: TopicStats, now_ns: int | None) -> Entry:
@@ -214,47 +214,49 @@ def _sums(entries: Sequence[Entry], keys: Sequence[str]) -> Entry:
 
 
 def _joined_channels(entries: Sequence[Entry]) -> list[Entry]:
-    """Each channel of a topic once; one that is on a single node as it is there."""
+    """Each channel of a topic once; a channel on a single node stays as it is there."""
     by_name: dict[str, list[Entry]] = {}
     for entry in entries:
         for channel in entry["channels"]:
             by_name.setdefault(channel["channel_name"], []).append(channel)
     return [
-        found[0] if len(found) == 1 else channel_object(found[0]["topic_name"], name, found)
-        for name, found in sorted(by_name.items())
+        channels[0]
+        if len(channels) == 1
+        else channel_object(channels[0]["topic_name"], name, channels)
+        for name, channels in sorted(by_name.items())
     ]
 
 
 def _latency_on_node(latency: Latency | None) -> Entry:
     count = latency.count if latency is not None else 0
     percentiles = latency.percentiles if latency is not None else None
-    shown = None
+    rows = None
     if percentiles is not None:
-        shown = [_percentile_on_node(each, count) for each in percentiles]
-    return {"count": count, "percentiles": shown, "topic": "", "channel": "", "host": ""}
+        rows = [_percentile_on_node(each, count) for each in percentiles]
+    return {"count": count, "percentiles": rows, "topic": "", "channel": "", "host": ""}
 
 
-def _percentile_on_node(given: Mapping[str, int | float], count: int) -> Entry:
-    value = given.get("value", 0)
+def _percentile_on_node(percentile: Mapping[str, int | float], count: int) -> Entry:
+    value = percentile.get("value", 0)
     return {
         "average": value,
         "count": count,
         "max": value,
         "min": value,
-        "quantile": given.get("quantile", 0),
+        "quantile": percentile.get("quantile", 0),
         "value": value,
     }
 
 
 def _latency(entries: Sequence[Entry], topic: str, channel: str) -> Entry:
-    found = [entry["e2e_processing_latency"] for entry in entries]
+    latencies = [entry["e2e_processing_latency"] for entry in entries]
     by_quantile: dict[float, list[Entry]] = {}
-    for latency in found:
+    for latency in latencies:
         for percentile in latency["percentiles"] or ():
             by_quantile.setdefault(percentile["quantile"], []).append(percentile)
     joined = [_joined_percentile(each) for each in by_quantile.values()]
     return {
-        "count": sum(latency["count"] for latency in found),
+        "count": sum(latency["count"] for latency in latencies),
         "percentiles": joined or None,
         "topic": topic,
         "channel": channel,
@@ -263,7 +265,7 @@ def _latency(entries: Sequence[Entry], topic: str, channel: str) -> Entry:
 
 
 def _joined_percentile(entries: Sequence[Entry]) -> Entry:
-    """Of one quantile; nodes without samples say nothing of it."""
+    """Join one quantile; nodes without samples do not count."""
     counted = [entry for entry in entries if entry["count"]]
     count = sum(entry["count"] for entry in counted)
     total = sum(entry["average"] * entry["count"] for entry in counted)

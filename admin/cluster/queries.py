@@ -1,8 +1,8 @@
-"""What the cluster says: all nodes asked at once, their answers made one.
+"""Questions to the cluster: all nodes are asked at once, and their answers become one.
 
-Nodes are known from nsqlookupds (--lookupd-http-address), or are those that the options name
-(--nsqd-http-address). A node that does not answer costs a warning; only if nobody answers there
-is nothing to say. Spec: nsqadmin, sections 1 and 3.
+Nodes come from nsqlookupds (--lookupd-http-address) or from the options (--nsqd-http-address). A
+node without an answer causes a warning; only if no node answers is there an error. Spec: nsqadmin,
+sections 1 and 3.
 """
 
 from __future__ import annotations
@@ -15,31 +15,39 @@ from urllib.parse import urlencode
 
 import trio
 
-from admin.cluster.decoding import node_stats
-from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer
-from admin.cluster.versions import version_key
+from admin.cluster.shapes import Info, Lookup, Named, NodeList, NodeStats, Producer, version_key
+from admin.cluster.turns import node_stats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 
-__all__ = ["HUNG_S", "INACTIVE_S", "LATE_S", "SILENT_S", "AllFailed", "Cluster", "Found", "url_of"]
+__all__ = [
+    "HUNG_S",
+    "INACTIVE_S",
+    "LATE_S",
+    "SILENT_S",
+    "AllFailed",
+    "Cluster",
+    "QueryResult",
+    "url_of",
+]
 
 T = TypeVar("T")
 
 SILENT_S: Final = 1.0
-"""Nodes that did not answer lately get so long, where somebody waits for a page."""
+"""Timeout for nodes that did not answer recently, while a page waits."""
 LATE_S: Final = 2.0
-"""Who looks waits so long for those who have not answered, after the last one who has."""
+"""Wait of a page for missing answers, after the last answer."""
 HUNG_S: Final = 1.0
-"""Nsqlookupds get so long where the poller knows what they would tell."""
+"""Timeout for nsqlookupds where the poller knows the nodes anyway."""
 INACTIVE_S: Final = 15.0
-"""`Cluster.inactive_topics` asks for the channels of many topics: for so long altogether."""
+"""Time limit of `Cluster.inactive_topics`, which asks for the channels of many topics."""
 
 
 class AllFailed(Exception):
     """Nobody answered; ``str()`` is as NSQ 1.3 words it.
 
     Attributes:
-        errors: of each that was asked.
+        errors: one for each address.
     """
 
     def __init__(self, whom: str, errors: Sequence[UpstreamError]) -> None:
@@ -48,8 +56,8 @@ class AllFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
-    """What was found, and what those said who failed."""
+class QueryResult(Generic[T]):
+    """The answers as one value, and the errors of those that failed."""
 
     value: T
     warnings: list[str]
@@ -61,7 +69,7 @@ def url_of(address: str, path: str, **query: str) -> str:
 
 
 class Cluster:
-    """Asks the nodes of a cluster.
+    """Asks all nodes of a cluster.
 
     Attributes:
         lookupd_addresses: host:port of nsqlookupds; /config may change them.
@@ -75,35 +83,40 @@ class Cluster:
 
     @property
     def is_direct(self) -> bool:
-        """Whether nsqds are asked without an nsqlookupd."""
+        """Whether nodes come from the options, without nsqlookupd."""
         return bool(self.nsqd_addresses)
 
     async def topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[str]]:
+    ) -> QueryResult[list[str]]:
         """All topics, sorted; ``late_s`` and ``first_s`` as in `producers`.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            found = await self._direct(late_s=late_s, first_s=first_s)
-            return Found(_union(_topics_of(stats) for _, stats in found.value), found.warnings)
-        answers = await self._ask_lookupds("/topics", Named, late_s, first_s)
-        return Found(_union(named.topics or () for _, named in answers.value), answers.warnings)
+            result = await self._direct(late_s=late_s, first_s=first_s)
+            return QueryResult(
+                _union(_topics_of(stats) for _, stats in result.value), result.warnings
+            )
+        answers = await self._query_lookupds("/topics", Named, late_s, first_s)
+        return QueryResult(
+            _union(names.topics or () for _, names in answers.value), answers.warnings
+        )
 
     async def inactive_topics(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[dict[str, list[str]]]:
-        """Topics that nsqlookupds know without any producer, with their channels; sorted.
+    ) -> QueryResult[dict[str, list[str]]]:
+        """Topics registered in nsqlookupds without a producer, with their channels; sorted.
 
-        ``late_s`` and ``first_s`` as in `producers`: who is left out may know a producer.
+        ``late_s`` and ``first_s`` as in `producers`; an nsqlookupd that is left out may know a
+        producer.
 
         Raises:
             AllFailed: nobody answered.
         """
         if self.is_direct:
-            return Found({}, [])
+            return QueryResult({}, [])
         topics = await self.topics(late_s=late_s, first_s=first_s)
         nodes = await self.nodes(late_s=late_s, first_s=first_s)
         active = {name for node in nodes.value for name in _visible_topics(node)}
@@ -113,23 +126,23 @@ class Cluster:
 
         async def ask(name: str) -> None:
             try:
-                found = await self._ask_lookupds("/channels", Named, topic=name)
+                result = await self._query_lookupds("/channels", Named, topic=name)
             except AllFailed as failure:
                 warnings.extend(map(str, failure.errors))
                 return
-            warnings.extend(found.warnings)
-            channels[name] = _union(named.channels or () for _, named in found.value)
+            warnings.extend(result.warnings)
+            channels[name] = _union(named.channels or () for _, named in result.value)
 
         with trio.move_on_after(INACTIVE_S):
             await _each(names, ask)
         if len(channels) < len(names) and not warnings:
             warnings.append(f"not all channels are known within {INACTIVE_S:g} s")
         known = {name: channels.get(name, []) for name in names}
-        return Found(known, list(dict.fromkeys(warnings)))
+        return QueryResult(known, list(dict.fromkeys(warnings)))
 
     async def nodes(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[Producer]]:
+    ) -> QueryResult[list[Producer]]:
         """All nsqds, sorted by host name and address, with ``out_of_date`` set.
 
         ``late_s`` and ``first_s`` as in `producers`.
@@ -139,26 +152,25 @@ class Cluster:
         """
         if self.is_direct:
             direct = await self._direct(late_s=late_s, first_s=first_s)
-            found = Found([producer for producer, _ in direct.value], direct.warnings)
+            result = QueryResult([producer for producer, _ in direct.value], direct.warnings)
         else:
-            answers = await self._ask_lookupds("/nodes", NodeList, late_s, first_s)
+            answers = await self._query_lookupds("/nodes", NodeList, late_s, first_s)
             lists = [(address, nodes.producers or []) for address, nodes in answers.value]
-            found = Found(_joined(lists), answers.warnings)
-        _mark_old(found.value)
-        found.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
-        return found
+            result = QueryResult(_joined(lists), answers.warnings)
+        _mark_out_of_date(result.value)
+        result.value.sort(key=lambda node: (node.hostname, node.broadcast_address, node.http_port))
+        return result
 
     async def producers(
         self, topic: str, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[Producer]]:
+    ) -> QueryResult[list[Producer]]:
         """The nsqds that have a topic; maybe none.
 
         Args:
             topic: its name.
-            late_s: once some have answered, who does not answer within so many seconds after the
-                last of them is left out, with a warning. Without a limit it is waited for as long
-                as a request may take.
-            first_s: the same for all of them, while nobody has answered.
+            late_s: seconds after the last answer until missing ones are left out, with a warning;
+                without a limit, as long as a request may take.
+            first_s: seconds to wait for the first answer.
 
         Raises:
             AllFailed: nobody answered; also if no nsqlookupd knows the topic.
@@ -166,10 +178,10 @@ class Cluster:
         if self.is_direct:
             direct = await self._direct(topic, late_s, first_s)
             having = [producer for producer, stats in direct.value if topic in _topics_of(stats)]
-            return Found(having, direct.warnings)
-        answers = await self._ask_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
+            return QueryResult(having, direct.warnings)
+        answers = await self._query_lookupds("/lookup", Lookup, late_s, first_s, topic=topic)
         lists = [(address, lookup.producers or []) for address, lookup in answers.value]
-        return Found(_joined(lists), answers.warnings)
+        return QueryResult(_joined(lists), answers.warnings)
 
     async def stats(
         self,
@@ -179,26 +191,26 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
         late_s: float = LATE_S,
-    ) -> Found[dict[str, NodeStats | UpstreamError]]:
-        """What nsqds say of themselves, by ``Producer.node``; errors stay in their places.
+    ) -> QueryResult[dict[str, NodeStats | UpstreamError]]:
+        """The statistics of nsqds, or the error of each, by ``Producer.node``.
 
         Args:
-            producers: are asked.
-            topic: only this one.
-            channel: of ``topic``, only this one.
-            clients: with their consumers.
+            producers: the nodes.
+            topic: only this topic.
+            channel: only this channel of ``topic``.
+            clients: whether to include consumers.
             late_s: as in `producers`.
 
         Raises:
-            AllFailed: none of them answered, or there are none.
+            AllFailed: no node answered, or there are no nodes.
         """
-        found = await self.each_stats(
+        result = await self.each_stats(
             producers, topic=topic, channel=channel, clients=clients, late_s=late_s
         )
-        errors = [each for each in found.values() if isinstance(each, UpstreamError)]
-        if len(errors) == len(found):
+        errors = [each for each in result.values() if isinstance(each, UpstreamError)]
+        if len(errors) == len(result):
             raise AllFailed("nsqd", errors)
-        return Found(found, list(map(str, errors)))
+        return QueryResult(result, list(map(str, errors)))
 
     async def each_stats(
         self,
@@ -210,7 +222,7 @@ class Cluster:
         late_s: float = LATE_S,
         silent: Collection[str] = (),
     ) -> dict[str, NodeStats | UpstreamError]:
-        """As `stats`, but nothing is raised; nodes of ``silent`` get `SILENT_S` at most."""
+        """As `stats`, but raises nothing; nodes in ``silent`` get at most `SILENT_S`."""
         query = {"format": "json", "include_mem": "false"}
         query["include_clients"] = "true" if clients else "false"
         query |= {"topic": topic} if topic else {}
@@ -225,27 +237,27 @@ class Cluster:
         return await _answers({node.node: node for node in producers}, ask, late_s)
 
     async def info(self, node: str) -> Info:
-        """What the nsqd at host:port says of itself. Raises UpstreamError."""
+        """The /info of the nsqd at host:port. Raises UpstreamError."""
         return await self.upstream.get_json(url_of(node, "/info"), Info)
 
-    async def _ask_lookupds(
+    async def _query_lookupds(
         self,
         path: str,
         kind: type[T],
         late_s: float = LATE_S,
         first_s: float = math.inf,
         **query: str,
-    ) -> Found[list[tuple[str, T]]]:
+    ) -> QueryResult[list[tuple[str, T]]]:
         async def ask(address: str) -> T:
             return await self.upstream.get_json(url_of(address, path, **query), kind)
 
         addresses = {address: address for address in self.lookupd_addresses}
-        return _sorted_out("nsqlookupd", await _answers(addresses, ask, late_s, first_s))
+        return _without_errors("nsqlookupd", await _answers(addresses, ask, late_s, first_s))
 
     async def _direct(
         self, topic: str = "", late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[tuple[Producer, NodeStats]]]:
-        """The nsqds of the options and their topics (or that one)."""
+    ) -> QueryResult[list[tuple[Producer, NodeStats]]]:
+        """The nsqds of the options, with the statistics of all topics or one."""
         query = {"format": "json", "include_mem": "false", "include_clients": "false"}
         query |= {"topic": topic} if topic else {}
 
@@ -256,55 +268,57 @@ class Cluster:
             return _direct_producer(info, stats), stats
 
         addresses = {address: address for address in self.nsqd_addresses}
-        answers = _sorted_out("nsqd", await _answers(addresses, ask, late_s, first_s))
-        return Found([pair for _, pair in answers.value], answers.warnings)
+        answers = _without_errors("nsqd", await _answers(addresses, ask, late_s, first_s))
+        return QueryResult([pair for _, pair in answers.value], answers.warnings)
 
 
 async def _each(items: Iterable[T], function: Callable[[T], Awaitable[None]]) -> None:
-    """All at once; what is really under way is bounded by `Upstream`."""
+    """Call ``function`` for all items at once; `Upstream` limits the requests."""
     async with trio.open_nursery() as nursery:
         for item in items:
-            nursery.start_soon(function, item)
+            nursery.start_soon(function, item, name=f"nsqadmin request about {item}")
 
 
 K = TypeVar("K")
 
 
 async def _answers(
-    asked: Mapping[str, K],
+    targets: Mapping[str, K],
     ask: Callable[[K], Awaitable[T]],
     late_s: float,
     first_s: float = math.inf,
 ) -> dict[str, T | UpstreamError]:
-    """What each answered, in the order of ``asked``.
+    """The answer or error of each, in the order of ``asked``.
 
-    While nobody has answered all are waited for, ``first_s`` at most, then those who are not
-    ``late_s`` later than the last who did. A refusal is an answer, too.
+    Waits ``first_s`` for the first answer, then ``late_s`` after each answer for the next one. An
+    error response is an answer, too.
     """
-    found: dict[str, T | UpstreamError] = {}
+    result: dict[str, T | UpstreamError] = {}
     began_s = trio.current_time()
 
     async def note(name: str) -> None:
         try:
-            found[name] = await ask(asked[name])
+            result[name] = await ask(targets[name])
         except UpstreamError as error:
-            found[name] = error
+            result[name] = error
             if error.status is None:
                 return
         nursery.cancel_scope.deadline = trio.current_time() + late_s
 
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = began_s + first_s
-        for name in asked:
-            nursery.start_soon(note, name)
+        for name in targets:
+            nursery.start_soon(note, name, name=f"nsqadmin request to {name}")
     waited_s = trio.current_time() - began_s
-    for name in asked:
-        if name not in found:
-            found[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
-    return {name: found[name] for name in asked}
+    for name in targets:
+        if name not in result:
+            result[name] = UpstreamError(name, f"{name}: no answer within {waited_s:.1f} s")
+    return {name: result[name] for name in targets}
 
 
-def _sorted_out(whom: str, answers: Mapping[str, T | UpstreamError]) -> Found[list[tuple[str, T]]]:
+def _without_errors(
+    whom: str, answers: Mapping[str, T | UpstreamError]
+) -> QueryResult[list[tuple[str, T]]]:
     good, errors = list[tuple[str, T]](), list[UpstreamError]()
     for name, answer in answers.items():
         if isinstance(answer, UpstreamError):
@@ -313,7 +327,7 @@ def _sorted_out(whom: str, answers: Mapping[str, T | UpstreamError]) -> Found[li
             good.append((name, answer))
     if not good:
         raise AllFailed(whom, errors)
-    return Found(good, list(map(str, errors)))
+    return QueryResult(good, list(map(str, errors)))
 
 
 def _union(lists: Iterable[Iterable[str]]) -> list[str]:
@@ -325,7 +339,7 @@ def _topics_of(stats: NodeStats) -> list[str]:
 
 
 def _visible_topics(node: Producer) -> list[str]:
-    """Those of its topics that are not tombstoned."""
+    """The topics of a node that are not tombstoned."""
     hidden = node.tombstones or []
     return [
         name
@@ -335,7 +349,7 @@ def _visible_topics(node: Producer) -> list[str]:
 
 
 def _joined(lists: Iterable[tuple[str, Sequence[Producer]]]) -> list[Producer]:
-    """Each node once, with the address under which each nsqlookupd knows it."""
+    """Each node once, with its address as each nsqlookupd knows it."""
     nodes: dict[str, Producer] = {}
     for lookupd, producers in lists:
         for producer in producers:
@@ -360,7 +374,7 @@ def _direct_producer(info: Info, stats: NodeStats) -> Producer:
     )
 
 
-def _mark_old(nodes: Iterable[Producer]) -> None:
+def _mark_out_of_date(nodes: Iterable[Producer]) -> None:
     keys = {id(node): version_key(node.version) for node in nodes}
     newest = max(keys.values(), default=())
     for node in nodes:

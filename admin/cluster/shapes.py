@@ -1,15 +1,19 @@
-"""What nsqd and nsqlookupd answer, as far as it is used. Spec: nsqd-http, section 5; nsqlookupd.
+"""The answers of nsqd and nsqlookupd, as far as they are used.
 
-Keys that we do not know are passed over, keys that are missing have their defaults; a value of
-another type is an error of the node that sent it. What there may be many of is passed over by the
-garbage collector: a cycle can't come from JSON.
+Unknown keys are ignored, missing keys have their defaults; a value of another type is an error of
+the node. The garbage collector skips objects of which there may be many: JSON has no cycles.
+Versions are ordered by the rules of semantic versioning (semver.org, 11). Spec: nsqd-http, section
+5; nsqlookupd.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import re
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
+
+from trionsq.hostport import format_address
 
 __all__ = [
     "ChannelStats",
@@ -23,10 +27,11 @@ __all__ = [
     "NodeStats",
     "Producer",
     "TopicStats",
+    "version_key",
 ]
 
 Count: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""As Go has them. What is larger could not be shown."""
+"""An int64, as in Go."""
 
 
 class Latency(Struct):
@@ -65,7 +70,7 @@ class ClientStats(Struct, gc=False):
 
 
 class ChannelStats(Struct, gc=False):
-    """A channel on one node. ``clients`` is None if they were not asked for."""
+    """A channel on one node. ``clients`` is None if they were not requested."""
 
     channel_name: str
     depth: Count = 0
@@ -97,7 +102,7 @@ class TopicStats(Struct, gc=False):
 class NodeStats(Struct):
     """nsqd's /stats; ``start_time`` in seconds since 1970.
 
-    ``nbytes`` is ours: how long the JSON was, which tells how much there is to be gone through.
+    ``nbytes`` is ours: the size of the JSON, as a measure of the work to process it.
     """
 
     version: str = ""
@@ -121,9 +126,9 @@ class Info(Struct):
 class Producer(Struct):
     """An nsqd, as nsqlookupd's /nodes and /lookup show it, or as its own /info does.
 
-    ``tombstones`` goes with ``topics``, item by item. What is below it is ours, never a node's:
+    ``tombstones`` has an item for each of ``topics``. The fields below it are ours:
     ``remote_addresses`` has an item ``nsqlookupd/remote address`` for each nsqlookupd that knows
-    the node (None if none was asked); ``out_of_date`` tells that another node is newer.
+    the node (None if none was asked); ``out_of_date``: another node has a newer version.
     """
 
     remote_address: str = ""
@@ -139,17 +144,13 @@ class Producer(Struct):
 
     @property
     def node(self) -> str:
-        """``broadcast_address:http_port``: where it is asked, and its name on all pages."""
-        return _join(self.broadcast_address, self.http_port)
+        """``broadcast_address:http_port``: its HTTP address, and its name on all pages."""
+        return format_address(self.broadcast_address, self.http_port)
 
     @property
     def tcp_node(self) -> str:
-        """``broadcast_address:tcp_port``: what nsqlookupds tell nodes apart by."""
-        return _join(self.broadcast_address, self.tcp_port)
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """``broadcast_address:tcp_port``: its identity for nsqlookupds."""
+        return format_address(self.broadcast_address, self.tcp_port)
 
 
 class NodeList(Struct):
@@ -170,3 +171,25 @@ class Named(Struct):
 
     topics: list[str] | None = None
     channels: list[str] | None = None
+
+
+_VERSION: Final = re.compile(r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:-([^+]*))?(?:\+.*)?")
+
+VersionKey = tuple[tuple[int, int, str], ...]
+
+
+def version_key(version: str) -> VersionKey:
+    """A sort key for a version; text that is not a version is older than any."""
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        return ()
+    numbers: VersionKey = tuple((1, int(part or 0), "") for part in match.groups()[:3])
+    if match[4] is None:
+        return (*numbers, (2, 0, ""))  # a release is later than its pre-releases
+    return (*numbers, *map(_version_part, match[4].split(".")))
+
+
+def _version_part(text: str) -> tuple[int, int, str]:
+    if text.isdecimal() and len(text) < 10:
+        return (0, int(text), "")
+    return (1, 0, text)

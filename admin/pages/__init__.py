@@ -1,15 +1,13 @@
-"""What a browser shows: HTML made here, live by htmx where there is script.
+"""The pages for browsers: HTML made on the server, kept live by htmx where there is script.
 
-Spec: nsqadmin, section 6.
+- `format`, `bodies`, `charts`, `listing`, `merging`: numbers, messages, drawings, tables, sums
+- `shared_queries`: what several pages ask, once a second for all viewers
+- `site`: the frame of all pages, and error pages
+- `overview`, `topics`, `topic`, `nodes`, `messages`, `account`: the pages
+- `forms`: what users do by them
 
-- `format`, `charts`, `listing`, `bodies`, `merging`: pure; numbers, drawings, tables, messages
-- `recent`, `peekers`, `drawing`, `graphite`: what several pages need
-- `site`: the frame of all pages
-- `overview`, `topics`, `topic`, `nodes`, `clients`, `lookup`, `messages`, `account`: the pages
-- `forms`: what is done by them; `refusals`: what is shown instead
-
-A page takes what it shows from the poller's last snapshot; those of one topic, channel or node ask
-the nodes for the rest, once a second for all viewers (`recent`).
+A page shows the poller's last snapshot; those of one topic, channel or node ask the nodes for the
+rest. Spec: nsqadmin, section 6.
 """
 
 from __future__ import annotations
@@ -17,16 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
-from admin.pages.account import Account
-from admin.pages.forms import Forms
-from admin.pages.lookup import Lookup
-from admin.pages.messages import Messages
-from admin.pages.nodes import Nodes
-from admin.pages.overview import Overview
-from admin.pages.peekers import Peekers
+from admin.pages.account import AccountPages
+from admin.pages.forms import FormHandlers
+from admin.pages.messages import MessagePages, PeekSupport
+from admin.pages.nodes import NodePages
+from admin.pages.overview import OverviewPages
 from admin.pages.site import Site
-from admin.pages.topic import OneTopic
-from admin.pages.topics import Topics
+from admin.pages.topic import TopicPages
+from admin.pages.topics import LookupPage, TopicListPages
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
@@ -35,13 +31,13 @@ __all__ = ["endpoints"]
 def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     """The pages and the forms of ``dashboard``."""
     site = Site(dashboard)
-    dashboard.start_task(site.compile_templates)
-    peekers = Peekers(dashboard.upstream)
-    yield from Overview(site).endpoints()
-    yield from Topics(site).endpoints()
-    yield from OneTopic(site, peekers).endpoints()
-    yield from Nodes(site).endpoints()
-    yield from Lookup(site).endpoints()
-    yield from Forms(site).endpoints()
-    yield from Messages(site, peekers).endpoints()
-    yield from Account(site).endpoints()
+    dashboard.start_task("nsqadmin templates", site.compile_templates)
+    peekers = PeekSupport(dashboard.upstream)
+    yield from OverviewPages(site).endpoints()
+    yield from TopicListPages(site).endpoints()
+    yield from TopicPages(site, peekers).endpoints()
+    yield from NodePages(site).endpoints()
+    yield from LookupPage(site).endpoints()
+    yield from FormHandlers(site).endpoints()
+    yield from MessagePages(site, peekers).endpoints()
+    yield from AccountPages(site).endpoints()

@@ -1,4 +1,4 @@
-"""Message bodies for people: text, JSON with indents, or bytes as hex; and back. Pure."""
+"""Message bodies for people (text, indented JSON, hex), and bodies that people typed. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["FORMATS", "BadBodyError", "ShownBody", "encoded", "shown_body"]
+__all__ = ["FORMATS", "BadBodyError", "DisplayedBody", "display_body", "parse_body"]
 
 FORMATS: Final = (("text", "Text"), ("hex", "Hex"), ("base64", "Base64"))
 
-_SHOWN_MAX: Final = 64 * 1024
-_HEX_NBYTES_MAX: Final = 4096
-_PRETTY_MAX: Final = 256 * 1024
-_INDENTS_MAX: Final = 40
+_MAX_SHOWN: Final = 64 * 1024
+_MAX_HEX_BYTES: Final = 4096
+_MAX_PRETTY: Final = 256 * 1024
+_MAX_INDENTS: Final = 40
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
 class BadBodyError(ValueError):
-    """What was typed is not of the format; ``str()`` says why."""
+    """The typed body is not valid in its format; ``str()`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownBody:
-    """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says what is left out."""
+class DisplayedBody:
+    """``kind`` is ``JSON``, ``text``, ``binary`` or ``empty``; ``cut`` says which part is shown."""
 
     kind: str
     text: str
     cut: str = ""
 
 
-def shown_body(message: Mapping[str, Any]) -> ShownBody:
-    """The body of a message as nsqd's /topic/peek gives it; nodes may answer anything."""
+def display_body(message: Mapping[str, Any]) -> DisplayedBody:
+    """The body of a message from nsqd's /topic/peek; a node may answer anything."""
     body = message.get("body")
     size = message.get("body_size")
     body = body if isinstance(body, str) else ""
@@ -45,56 +45,58 @@ def shown_body(message: Mapping[str, Any]) -> ShownBody:
         try:
             raw = base64.b64decode(body, validate=True)
         except (binascii.Error, ValueError):
-            return ShownBody("text", body[:_SHOWN_MAX], "the node answered no base64.")
-        if len(raw) > _HEX_NBYTES_MAX:
-            cut = f"the first {_HEX_NBYTES_MAX:,} bytes {whole}."
-        return ShownBody("binary", _hex_dump(raw[:_HEX_NBYTES_MAX]), cut)
+            return DisplayedBody("text", body[:_MAX_SHOWN], "the node did not answer base64.")
+        if len(raw) > _MAX_HEX_BYTES:
+            cut = f"the first {_MAX_HEX_BYTES:,} bytes {whole}."
+        return DisplayedBody("binary", _hex_dump(raw[:_MAX_HEX_BYTES]), cut)
     if not body:
-        return ShownBody("empty", "(no bytes)", cut)
+        return DisplayedBody("empty", "(empty)", cut)
     kind, text = "text", body
     if not cut and (pretty := _pretty(body)) is not None:
         kind, text = "JSON", pretty
-    if len(text) > _SHOWN_MAX:
-        return ShownBody(kind, text[:_SHOWN_MAX], f"the first {_SHOWN_MAX:,} characters {whole}.")
-    return ShownBody(kind, text, cut)
+    if len(text) > _MAX_SHOWN:
+        return DisplayedBody(
+            kind, text[:_MAX_SHOWN], f"the first {_MAX_SHOWN:,} characters {whole}."
+        )
+    return DisplayedBody(kind, text, cut)
 
 
-def encoded(typed: str, form: str) -> bytes:
-    """What was typed into the form, as the bytes of a message.
+def parse_body(typed: str, form: str) -> bytes:
+    """The bytes of a message that was typed in the format ``form``, one of `FORMATS`.
 
     Raises:
-        BadBodyError: it is not of the format ``form``, one of `FORMATS`.
+        BadBodyError: it is not valid in this format.
     """
     if form == "hex":
         digits = "".join(part.removeprefix("0x") for part in typed.lower().split())
         try:
             return bytes.fromhex(digits)
         except ValueError:
-            raise BadBodyError("That is no hex: two of 0-9 and a-f for each byte.") from None
+            raise BadBodyError("Not valid hex: each byte needs two digits, 0-9 or a-f.") from None
     if form == "base64":
         try:
             return base64.b64decode("".join(typed.split()), validate=True)
         except (binascii.Error, ValueError):
-            raise BadBodyError("That is no base64.") from None
+            raise BadBodyError("Not valid base64.") from None
     # Browsers send the lines of a form with CRLF.
     return typed.replace("\r\n", "\n").encode(errors="replace")
 
 
 def _pretty(text: str) -> str | None:
-    """Objects and arrays with indents, each value as it is written; None: it is no JSON."""
-    if text.lstrip()[:1] not in ("{", "[") or len(text) > _PRETTY_MAX:
+    """Indented objects and arrays, each value as it was written; None: not JSON."""
+    if text.lstrip()[:1] not in ("{", "[") or len(text) > _MAX_PRETTY:
         return None
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    # Not dumped anew: long numbers would lose digits, and keys that are there twice one of them.
+    # Dumping again would lose digits of long numbers, and duplicate keys.
     parts, depth, before = list[str](), 0, ""
     for token in _TOKENS.findall(text):
         if token in "}]":
             depth -= 1
         if before and (before in "{[," or token in "}]") and before + token not in ("{}", "[]"):
-            parts.append("\n" + "  " * min(depth, _INDENTS_MAX))
+            parts.append("\n" + "  " * min(depth, _MAX_INDENTS))
         parts.append(": " if token == ":" else token)
         if token in "{[":
             depth += 1

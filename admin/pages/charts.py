@@ -1,8 +1,8 @@
-"""Small charts as inline SVG, drawn from the history. Pure.
+"""Small charts of the poller's history, as inline SVG.
 
-Presentation attributes and classes only, since the pages' policy has no place for inline style.
-Each has a text that says what it shows, for those who don't see it. A point that is not a finite
-number is a gap.
+Only presentation attributes and classes are used, because the content security policy forbids
+inline style. Each chart has a text for screen readers. A point that is not a finite number is a
+gap.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from admin.pages.format import ago, compact
+from admin.watch.history import History, Key, Series
 
-__all__ = ["Line", "bar", "chart", "sparkline"]
+__all__ = ["Line", "SeriesCharts", "bar", "chart", "sparkline"]
 
 Points = Sequence[float | None]
 
-_POINTS_MAX: Final = 120  # of a line; more than a small chart has room for
+_MAX_POINTS: Final = 120  # of a line; more than a small chart has room for
 _SPARK: Final = (120.0, 28.0)
 _CHART: Final = (720.0, 180.0)
 _PAD: Final = 2.0
@@ -28,7 +29,7 @@ _PAD: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: what it is, and the class that gives its colour (``in``, ``out``...)."""
+    """A line of a chart; ``kind`` is the class for its colour (``in``, ``out``...)."""
 
     name: str
     points: Points
@@ -36,7 +37,7 @@ class Line:
 
 
 def sparkline(points: Points, name: str, kind: str = "depth") -> Markup:
-    """A line without axes. Nothing before there are two points."""
+    """A line without axes; empty until there are two points."""
     values = _thinned(points)
     known = [value for value in values if value is not None]
     if len(known) < 2:
@@ -58,19 +59,19 @@ def sparkline(points: Points, name: str, kind: str = "depth") -> Markup:
 
 
 def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str = "") -> Markup:
-    """Some lines over time, with a scale. Says so while there is not enough to draw.
+    """Lines over time, with a scale; a text until there are two points.
 
     Args:
         lines: each has as many points as there are times.
         times_s: when each point was taken, in seconds, ascending.
-        name: what is drawn.
-        unit: follows the figures of the scale, as ``/s``.
+        name: the title.
+        unit: follows the numbers of the scale, as ``/s``.
     """
     values = [_thinned(line.points) for line in lines]
     known = [[value for value in line if value is not None] for line in values]
     if max((len(line) for line in known), default=0) < 2:
         return Markup('<p class="chart-none">{}</p>').format(
-            "The chart begins with the second look at the cluster, in some seconds."
+            "The chart starts after the second poll, in a few seconds."
         )
     width, height = _CHART
     top = _round_top(max(max(line, default=0.0) for line in known))
@@ -115,7 +116,7 @@ def chart(lines: Sequence[Line], times_s: Sequence[float], name: str, unit: str 
 
 
 def bar(value: float | None, top: float | None) -> Markup:
-    """How large a value is among its like; decoration, the figure stands beside it."""
+    """A bar for ``value`` relative to ``top``; decoration beside the number."""
     part = 0.0
     if value and top and math.isfinite(value) and math.isfinite(top):
         part = min(max(value / top, 0.0), 1.0)
@@ -127,7 +128,7 @@ def bar(value: float | None, top: float | None) -> Markup:
 
 
 def _legend(lines: Sequence[Line], values: Sequence[Points], unit: str) -> Markup:
-    """What each line shows now: a dash if that is not known."""
+    """The newest value of each line, a dash if it is unknown."""
     return Markup("").join(
         Markup('<span class="key line-{}"><i></i>{} <b>{}</b></span>').format(
             line.kind, line.name, compact(points[-1] if points else None) + unit
@@ -144,12 +145,12 @@ def _grid(width: float, height: float) -> Markup:
 
 
 def _thinned(points: Points) -> list[float | None]:
-    """At most `_POINTS_MAX` of them, the highest of each stretch, so that no peak is lost."""
+    """At most `_MAX_POINTS` points, the highest of each stretch, so that no peak is lost."""
     values = [
         None if value is None or not math.isfinite(value) else max(float(value), 0.0)
         for value in points
     ]
-    stretch = -(-len(values) // _POINTS_MAX)
+    stretch = -(-len(values) // _MAX_POINTS)
     if stretch <= 1:
         return values
     thinned: list[float | None] = []
@@ -162,7 +163,7 @@ def _thinned(points: Points) -> list[float | None]:
 def _runs(
     values: Sequence[float | None], width: float, height: float, top: float
 ) -> Iterator[list[tuple[float, float]]]:
-    """Points that follow each other without a gap, as places in the drawing."""
+    """Runs of points without a gap, as coordinates of the drawing."""
     step = width / max(len(values) - 1, 1)
     run: list[tuple[float, float]] = []
     for place, value in enumerate(values):
@@ -181,7 +182,7 @@ def _drawn(
 ) -> Markup:
     parts = []
     for run in runs:
-        if len(run) == 1:  # a line of one point would not be seen
+        if len(run) == 1:  # a line of one point is invisible
             x, y = run[0]
             run = [(max(x - half_step, 0.0), y), (min(x + half_step, width), y)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
@@ -198,3 +199,55 @@ def _round_top(highest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
     return next(power * step for step in (1, 2, 5, 10, 20) if power * step >= highest)
+
+
+_NOTHING: Final = Series([], [], [], [])
+
+
+class SeriesCharts:
+    """Draws one series of the history."""
+
+    def __init__(self, history: History, key: Key) -> None:
+        self._series = _begun(history.series(key) or _NOTHING)
+
+    @property
+    def sparks(self) -> dict[str, Markup]:
+        """Small lines by what they show."""
+        series = self._series
+        return {
+            "depth": sparkline(series.depth, "Messages waiting"),
+            "rate_in": sparkline(series.rate_in, "Published per second", "in"),
+            "rate_out": sparkline(series.rate_out, "Finished per second", "out"),
+        }
+
+    def depth_spark(self) -> Markup:
+        """The small line of the depth."""
+        return sparkline(self._series.depth, "Messages waiting")
+
+    def depth_chart(self) -> Markup:
+        """Messages waiting."""
+        lines = [Line("waiting", self._series.depth)]
+        return chart(lines, self._series.times, "Messages waiting")
+
+    def rate_chart(self) -> Markup:
+        """In and out."""
+        series = self._series
+        lines = [Line("in", series.rate_in, "in"), Line("out", series.rate_out, "out")]
+        return chart(lines, series.times, "Messages per second", "/s")
+
+    def window(self) -> str:
+        """The period of the series, as ``42 min``; "" if it is empty."""
+        times = self._series.times
+        return ago(times[0], times[-1]) if len(times) > 1 else ""
+
+
+def _begun(series: Series) -> Series:
+    """The series from its first known point, so that a young one fills the chart."""
+    first = next(
+        (n for n, depth in enumerate(series.depth) if not math.isnan(depth)), len(series.depth)
+    )
+    if not first:
+        return series
+    return Series(
+        series.times[first:], series.depth[first:], series.rate_in[first:], series.rate_out[first:]
+    )

@@ -1,6 +1,6 @@
 """Numbers, durations, sizes and times as the pages show them. Spec: nsqadmin, section 6.
 
-Pure functions. What is not known is a dash.
+Pure functions. An unknown value is a dash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 UNKNOWN: Final = "\N{EN DASH}"
 
 _DAY_S: Final = 86_400
-# No node is as old.
+# Longer than any node runs.
 _ALWAYS_S: Final = 10**12
 _STEPS: Final = ("", "k", "M", "G", "T", "P", "E")
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -54,7 +54,7 @@ def compact(value: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """A rate per second: ``0``, ``0.05``, ``12.3``, ``1,234``; ``<0.01`` for what is less."""
+    """A rate per second: ``0``, ``0.05``, ``12.3``, ``1,234``; ``<0.01`` if it is smaller."""
     if per_s is None or not _is_finite(per_s):
         return UNKNOWN
     if 0 < per_s < 0.01:
@@ -117,7 +117,7 @@ def _long(ns: int) -> str:
 
 
 def ago(then_s: float | None, now_s: float) -> str:
-    """How long ago a time was, coarsely: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
+    """The time since ``then_s``, roughly: ``now``, ``12 s``, ``5 min``, ``3 h``, ``2 d``."""
     if then_s is None or not _is_finite(then_s):
         return UNKNOWN
     passed = now_s - then_s
@@ -134,12 +134,12 @@ def ago(then_s: float | None, now_s: float) -> str:
 
 def when(at_s: float | None) -> str:
     """A time as ``2026-01-31 12:00:05`` (UTC)."""
-    shown = iso_time(at_s)
-    return shown.replace("T", " ").removesuffix("Z") if shown else UNKNOWN
+    text = iso_time(at_s)
+    return text.replace("T", " ").removesuffix("Z") if text else UNKNOWN
 
 
 def iso_time(at_s: float | None) -> str:
-    """A time for machines, ``2026-01-31T12:00:05Z``; nothing if there is no such time."""
+    """A time in ISO 8601, ``2026-01-31T12:00:05Z``; "" if it is out of range."""
     if at_s is None or not _is_finite(at_s):
         return ""
     try:
@@ -154,7 +154,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _three_digits(size: float) -> float:
-    """``size`` as it will be after rounding, so that 999.6 becomes 1k and not 1000."""
+    """``size`` as rounded by `_short`, so that 999.6 becomes 1k and not 1000."""
     return size if size < 99.95 else round(size)
 
 
@@ -162,8 +162,8 @@ def _short(size: float) -> str:
     """Three digits at most, and no zeros at the end."""
     if size >= 99.95:
         return str(round(size))
-    shown = f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
-    return shown.rstrip("0").rstrip(".")
+    text = f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def _tenths(ns: int, unit_ns: int) -> str:

@@ -1,6 +1,6 @@
-"""What users do by forms: create, pause, unpause; empty, delete and tombstone after a typed name.
+"""The forms: create, pause, unpause; empty, delete and tombstone after a typed confirmation.
 
-Each form is answered by a redirect to the page where the result is seen.
+Each form is answered by a redirect to the page that shows the result.
 """
 
 from __future__ import annotations
@@ -11,40 +11,41 @@ from typing import Final
 
 from quart import Response
 
-from admin.access.csrf import form
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.operations import Verb
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.protocol import HttpError
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["Forms", "Stake", "stake"]
+__all__ = ["FormHandlers", "Stake", "stake"]
 
 _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
-    # verb, and whether of a channel: the button, what happens, what becomes of the messages
+    # By verb and whether it is a channel's: the button, the effect, the fate of the messages.
     ("empty", False): (
         "Empty queue",
-        "What waits at the topic is thrown away on every node. Its channels keep what they have.",
+        "All messages waiting at the topic are discarded on every node. "
+        "Messages at its channels stay.",
         "will be lost.",
     ),
     ("empty", True): (
         "Empty queue",
-        "What waits, is in flight or deferred at the channel is thrown away on every node.",
+        "All waiting, in-flight and deferred messages are discarded on every node.",
         "will be lost.",
     ),
     ("delete", False): (
         "Delete topic",
-        "The topic and all of its channels are removed from every node, with their messages. "
-        "Clients are disconnected. Who publishes again creates it anew.",
+        "The topic and all of its channels are deleted on every node, with their messages. "
+        "Clients are disconnected. Publishing to the topic creates it again.",
         "will be lost.",
     ),
     ("delete", True): (
         "Delete channel",
-        "The channel is removed from every node, with its messages. Its clients are disconnected.",
+        "The channel is deleted on every node, with its messages. Its clients are disconnected.",
         "will be lost.",
     ),
     ("tombstone", False): (
@@ -58,7 +59,7 @@ _TEXTS: Final[Mapping[tuple[str, bool], tuple[str, str, str]]] = {
 
 @dataclass(slots=True)
 class Stake:
-    """Messages that will be lost; ``parts`` says where they are, ``failed`` who did not answer."""
+    """Messages that will be lost; ``parts`` says where; ``failed`` has the errors of nodes."""
 
     messages: int | None = None
     parts: str = ""
@@ -68,12 +69,12 @@ class Stake:
 def stake(
     answers: Mapping[str, NodeStats | UpstreamError], verb: str, topic: str, channel: str
 ) -> Stake:
-    """What ``verb`` would throw away, as far as nodes have told. Pure."""
+    """The messages that ``verb`` would discard, on the nodes that answered. Pure."""
     failed = [str(answer) for answer in answers.values() if isinstance(answer, UpstreamError)]
-    told = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
-    if not told:
+    statistics = [answer for answer in answers.values() if isinstance(answer, NodeStats)]
+    if not statistics:
         return Stake(None, "", failed)
-    topics = [t for stats in told for t in stats.topics or () if t.topic_name == topic]
+    topics = [t for stats in statistics for t in stats.topics or () if t.topic_name == topic]
     channels = [
         c for t in topics for c in t.channels or () if not channel or c.channel_name == channel
     ]
@@ -100,7 +101,7 @@ def _parts(topics: Iterable[TopicStats], channels: Iterable[ChannelStats], chann
     return f"{at_topic:,} at the topic; at {names:,} channels {', '.join(parts)}"
 
 
-class Forms:
+class FormHandlers:
     """GET /confirm/:verb and POST /do/:verb."""
 
     def __init__(self, site: Site) -> None:
@@ -121,17 +122,17 @@ class Forms:
         ]
 
     async def confirm(self, verb: str) -> Response:
-        """GET /confirm/:verb: how much is at stake, and a field for the name."""
-        given = arguments()
-        topic, channel, node = (given.get(name, "") for name in ("topic", "channel", "node"))
+        """GET /confirm/:verb: the number of messages at stake, and a field for the name."""
+        query = arguments()
+        topic, channel, node = (query.get(name, "") for name in ("topic", "channel", "node"))
         texts = _TEXTS.get((verb, bool(channel)))
         if texts is None or not topic or (verb == "tombstone") != bool(node):
             raise HttpError(404, "NOT_FOUND")
-        return await self._ask(verb, topic, channel, node)
+        return await self._confirm_page(verb, topic, channel, node)
 
-    async def _ask(self, verb: str, topic: str, channel: str, node: str) -> Response:
+    async def _confirm_page(self, verb: str, topic: str, channel: str, node: str) -> Response:
         label, text, lost = _TEXTS[verb, bool(channel)]
-        found = await self._stake(verb, topic, channel, node)
+        at_stake = await self._stake(verb, topic, channel, node)
         what = f"{channel} of {topic}" if channel else topic
         question = {
             "empty": f"Empty {what}?",
@@ -151,28 +152,28 @@ class Forms:
             label=label,
             text=text,
             lost=lost,
-            stake=found.messages,
-            stake_parts=found.parts,
-            warnings=found.failed,
+            stake=at_stake.messages,
+            stake_parts=at_stake.parts,
+            warnings=at_stake.failed,
             error="",
             back=self._page_of(topic, channel),
         )
 
     async def _stake(self, verb: str, topic: str, channel: str, node: str) -> Stake:
-        known = await whereabouts(self._site.dashboard, topic)
+        known = await nodes_of_topic(self._site.dashboard, topic)
         if known.error:
             return Stake(None, "", [known.error])
         producers = [each for each in known.producers if not node or each.node == node]
         if not producers:
-            # A topic that only nsqlookupd knows has no messages.
+            # A topic that is only registered has no messages.
             return Stake(0 if known.nobody else None, "", known.warnings)
         silent = self._site.dashboard.poller.silent_nodes
         answers = await self._cluster.each_stats(
             producers, topic=topic, channel=channel, silent=silent
         )
-        found = stake(answers, verb, topic, channel)
-        found.failed = [*known.warnings, *found.failed]
-        return found
+        at_stake = stake(answers, verb, topic, channel)
+        at_stake.failed = [*known.warnings, *at_stake.failed]
+        return at_stake
 
     async def create(self) -> Response:
         """POST /do/create: fields ``topic`` and maybe ``channel``."""
@@ -181,10 +182,10 @@ class Forms:
         back = self._site.url("lookup", topic=topic[:100]) + "#create"
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
-                return self._site.done(back, [f"That is no valid name of a {kind}."], "bad")
+                return self._site.done(back, [f"Not a valid {kind} name."], "bad")
         warnings = await self._operations.create(topic, channel)
         what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
-        return self._told(back, f"Created {what}.", warnings)
+        return self._report_result(back, f"Created {what}.", warnings)
 
     async def pause(self) -> Response:
         """POST /do/pause: fields ``topic`` and maybe ``channel``."""
@@ -209,7 +210,7 @@ class Forms:
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was deleted: {failure}"], "bad")
         back = self._site.url("topics", topic) if channel else self._site.url("topics")
-        return self._told(back, f"Deleted {_named(topic, channel)}.", warnings)
+        return self._report_result(back, f"Deleted {_named(topic, channel)}.", warnings)
 
     async def tombstone(self) -> Response:
         """POST /do/tombstone: fields ``topic``, ``node`` and ``typed``, the topic's name."""
@@ -225,33 +226,33 @@ class Forms:
             warnings = await self._operations.tombstone(node, topic)
         except AllFailed as failure:
             return self._site.done(path, [str(failure)], "bad")
-        return self._told(path, f"Tombstoned {topic} on {node}.", warnings)
+        return self._report_result(path, f"Tombstoned {topic} on {node}.", warnings)
 
     async def _apply(self, verb: Verb, text: str, *, typed: bool = False) -> Response:
-        topic, channel, given = await _names()
+        topic, channel, name = await _names()
         path = self._page_of(topic, channel)
-        if typed and given != (channel or topic):
+        if typed and name != (channel or topic):
             return self._mistyped(path)
         try:
             reached = await self._operations.apply(verb, topic, channel, self._known(topic))
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
         if not reached.nodes:
-            lines = ["Nothing was done: no node has it.", *reached.warnings]
+            lines = ["Nothing was done: no node has the topic or channel.", *reached.warnings]
             return self._site.done(path, lines, "bad")
-        return self._told(path, text.format(_named(topic, channel)), reached.warnings)
+        return self._report_result(path, text.format(_named(topic, channel)), reached.warnings)
 
     def _known(self, topic: str) -> list[str]:
-        """The nodes that had the topic when they were last polled."""
+        """The nodes that had the topic at the last poll."""
         return [producer.node for producer in self._site.dashboard.poller.producers(topic)]
 
-    def _told(self, path: str, text: str, warnings: list[str]) -> Response:
+    def _report_result(self, path: str, text: str, warnings: list[str]) -> Response:
         if not warnings:
             return self._site.done(path, [text])
-        return self._site.done(path, [text, "Not everywhere, though:", *warnings], "warn")
+        return self._site.done(path, [text, "Some nodes failed:", *warnings], "warn")
 
     def _mistyped(self, path: str) -> Response:
-        return self._site.done(path, ["Nothing was done: the name was not typed right."], "bad")
+        return self._site.done(path, ["Nothing was done: the typed name does not match."], "bad")
 
     def _page_of(self, topic: str, channel: str) -> str:
         return self._site.url(*(part for part in ("topics", topic, channel) if part))
@@ -262,7 +263,7 @@ def _named(topic: str, channel: str) -> str:
 
 
 async def _names() -> tuple[str, str, str]:
-    """Topic, channel and what was typed. Raises HttpError: there is no topic."""
+    """Topic, channel and the typed name. Raises HttpError: no topic."""
     fields = await form()
     topic = fields.get("topic", "")
     if not topic:

@@ -1,7 +1,7 @@
-"""What the nodes say of one topic or channel, put side by side and summed up. Pure.
+"""A topic or channel on each node and in total. Pure.
 
-Spec: nsqadmin, section 3 (shapes): sums over nodes, paused if it is anywhere, latencies averaged
-by count.
+Sums over nodes, paused if it is paused on any node, latencies averaged by count. Spec: nsqadmin,
+section 3 (shapes).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from markupsafe import Markup
 from admin.cluster.shapes import ChannelStats, ClientStats, Latency, NodeStats, Producer
 from admin.upstream import UpstreamError
 
-__all__ = ["Figures", "View", "channel_view", "topic_view"]
+__all__ = ["ClusterView", "QueueMetrics", "channel_view", "topic_view"]
 
-_QUANTILES_MAX: Final = 10
+_MAX_QUANTILES: Final = 10
 
 
 @dataclass(slots=True)
-class Figures:
-    """A topic or channel on one node, or a channel on all of them.
+class QueueMetrics:
+    """A topic or channel on one node, or a channel on all nodes.
 
-    ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it told nothing.
-    Then ``last_seen_s`` is when it last answered (seconds since 1970), and ``last_held`` how many
-    messages it held; None if that is not known.
-    ``latencies`` in nanoseconds, one for each of `View.quantiles`.
+    ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it did not answer.
+    Then ``last_seen_s`` is its last answer (seconds since 1970), and ``last_held`` the number of
+    messages at that time; None if unknown. ``latencies`` are in nanoseconds, one for each of
+    `ClusterView.quantiles`.
     """
 
     name: str = ""
@@ -58,51 +58,51 @@ class Figures:
 
 
 @dataclass(slots=True)
-class View(Figures):
+class ClusterView(QueueMetrics):
     """A topic or channel on all nodes that answered.
 
-    Of a topic ``depth`` is its own; what waits at its channels is ``channels_depth``, and in
-    flight and deferred are theirs.
+    Of a topic, ``depth`` is its own queue; ``channels_depth`` is that of its channels, and in
+    flight and deferred are theirs, too.
     """
 
-    nodes: list[Figures] = field(default_factory=list)
-    channels_list: list[Figures] = field(default_factory=list)
+    nodes: list[QueueMetrics] = field(default_factory=list)
+    channels_list: list[QueueMetrics] = field(default_factory=list)
     channels_depth: int = 0
     quantiles: list[float] = field(default_factory=list)
-    clients_list: list[tuple[Figures, ClientStats]] = field(default_factory=list)
+    clients_list: list[tuple[QueueMetrics, ClientStats]] = field(default_factory=list)
 
     @property
-    def silent(self) -> list[Figures]:
-        """The nodes that have not answered: the sums lack what they have."""
+    def silent(self) -> list[QueueMetrics]:
+        """The nodes that did not answer and are not in the sums."""
         return [node for node in self.nodes if node.error]
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no node has answered, so that a sum of 0 says nothing."""
+        """Whether no node answered, so that the sums are unknown."""
         return bool(self.nodes) and len(self.silent) == len(self.nodes)
 
 
 Answers = Mapping[str, NodeStats | UpstreamError]
 
 
-def topic_view(topic: str, producers: Iterable[Producer], answers: Answers) -> View:
+def topic_view(topic: str, producers: Iterable[Producer], answers: Answers) -> ClusterView:
     """A topic; its ``channels_list`` is sorted by name, its ``nodes`` as ``producers``."""
-    view = View(name=topic)
-    latencies: list[tuple[Figures, list[Latency]]] = []
+    view = ClusterView(name=topic)
+    latencies: list[tuple[QueueMetrics, list[Latency]]] = []
     all_latencies: list[Latency] = []
     by_name: dict[str, list[ChannelStats]] = {}
     for node, stats in _nodes(producers, answers, view):
-        for found in stats.topics or ():
-            if found.topic_name != topic:
+        for topic_stats in stats.topics or ():
+            if topic_stats.topic_name != topic:
                 continue
-            node.depth, node.backend_depth = found.depth, found.backend_depth
-            node.messages, node.paused = found.message_count, found.paused
-            node.channels = len(found.channels or ())
+            node.depth, node.backend_depth = topic_stats.depth, topic_stats.backend_depth
+            node.messages, node.paused = topic_stats.message_count, topic_stats.paused
+            node.channels = len(topic_stats.channels or ())
             _add(view, node)
-            if found.e2e_processing_latency is not None:
-                latencies.append((node, [found.e2e_processing_latency]))
-                all_latencies.append(found.e2e_processing_latency)
-            for channel in found.channels or ():
+            if topic_stats.e2e_processing_latency is not None:
+                latencies.append((node, [topic_stats.e2e_processing_latency]))
+                all_latencies.append(topic_stats.e2e_processing_latency)
+            for channel in topic_stats.channels or ():
                 by_name.setdefault(channel.channel_name, []).append(channel)
     for name, entries in sorted(by_name.items()):
         summed = _summed(name, entries)
@@ -115,12 +115,14 @@ def topic_view(topic: str, producers: Iterable[Producer], answers: Answers) -> V
     return view
 
 
-def channel_view(topic: str, channel: str, producers: Iterable[Producer], answers: Answers) -> View:
+def channel_view(
+    topic: str, channel: str, producers: Iterable[Producer], answers: Answers
+) -> ClusterView:
     """A channel; nodes without it are left out."""
-    view = View(name=channel)
-    latencies: list[tuple[Figures, list[Latency]]] = []
+    view = ClusterView(name=channel)
+    latencies: list[tuple[QueueMetrics, list[Latency]]] = []
     entries: list[ChannelStats] = []
-    found_on: list[Figures] = []
+    found_on: list[QueueMetrics] = []
     for node, stats in _nodes(producers, answers, view):
         for entry in _channels(stats, topic, channel):
             summed = _summed(channel, [entry])
@@ -138,19 +140,19 @@ def channel_view(topic: str, channel: str, producers: Iterable[Producer], answer
 
 
 def _channels(stats: NodeStats, topic: str, channel: str) -> Iterable[ChannelStats]:
-    for found in stats.topics or ():
-        if found.topic_name == topic:
-            for entry in found.channels or ():
+    for topic_stats in stats.topics or ():
+        if topic_stats.topic_name == topic:
+            for entry in topic_stats.channels or ():
                 if entry.channel_name == channel:
                     yield entry
 
 
 def _nodes(
-    producers: Iterable[Producer], answers: Answers, view: View
-) -> Iterable[tuple[Figures, NodeStats]]:
+    producers: Iterable[Producer], answers: Answers, view: ClusterView
+) -> Iterable[tuple[QueueMetrics, NodeStats]]:
     for producer in producers:
         answer = answers.get(producer.node)
-        node = Figures(node=producer.node, hostname=producer.hostname)
+        node = QueueMetrics(node=producer.node, hostname=producer.hostname)
         view.nodes.append(node)
         if isinstance(answer, NodeStats):
             yield node, answer
@@ -170,16 +172,16 @@ _SUMMED: Final = (
 )
 
 
-def _add(to: Figures, figures: Figures) -> None:
+def _add(to: QueueMetrics, figures: QueueMetrics) -> None:
     for name in _SUMMED:
         setattr(to, name, getattr(to, name) + getattr(figures, name))
     to.paused = to.paused or figures.paused
 
 
-def _summed(name: str, entries: Iterable[ChannelStats]) -> Figures:
-    figures = Figures(name=name)
+def _summed(name: str, entries: Iterable[ChannelStats]) -> QueueMetrics:
+    figures = QueueMetrics(name=name)
     for entry in entries:
-        one = Figures(
+        one = QueueMetrics(
             depth=entry.depth,
             backend_depth=entry.backend_depth,
             in_flight=entry.in_flight_count,
@@ -198,19 +200,21 @@ def _latencies(entries: Iterable[ChannelStats]) -> list[Latency]:
     return [e.e2e_processing_latency for e in entries if e.e2e_processing_latency is not None]
 
 
-def _set_latencies(view: View, given: Sequence[tuple[Figures, list[Latency]]]) -> None:
+def _set_latencies(
+    view: ClusterView, sources: Sequence[tuple[QueueMetrics, list[Latency]]]
+) -> None:
     quantiles = {
         percentile["quantile"]
-        for _, latencies in given
+        for _, latencies in sources
         for latency in latencies
         for percentile in latency.percentiles or ()
         if math.isfinite(percentile.get("quantile", math.nan))
     }
-    view.quantiles = sorted(quantiles, reverse=True)[:_QUANTILES_MAX]
+    view.quantiles = sorted(quantiles, reverse=True)[:_MAX_QUANTILES]
     everyone = [*view.nodes, *view.channels_list, view]
     for figures in everyone:
         figures.latencies = [None] * len(view.quantiles)
-    for figures, latencies in given:
+    for figures, latencies in sources:
         figures.latencies = [_average(latencies, quantile) for quantile in view.quantiles]
 
 

@@ -1,4 +1,4 @@
-"""The list of nodes, and one of them. Spec: nsqadmin, section 6."""
+"""The pages of all nodes and of one node. Spec: nsqadmin, section 6."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any, Final
 import msgspec
 from quart import Response
 
-from admin.cluster.queries import AllFailed, Found
+from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
+from admin.cluster.turns import compute, count_rows
+from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, listed
+from admin.pages.listing import Column, Listing, clients_listing, make_listing
+from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import waits
-from admin.turns import computed, rows_in
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
 from admin.watch.snapshot import NodeRow
 from trionsq.web.app import Endpoint
 
-__all__ = ["Nodes"]
+__all__ = ["NodePages"]
 
-_SEARCHED_MAX: Final = 5000
-_LAST_TOPICS_MAX: Final = 200
+_MAX_SEARCHED: Final = 5000
+_MAX_LAST_TOPICS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """A node in the list: what nsqlookupds know of it, and what the poller does."""
+class _NodeRow:
+    """A row of the list: a node as nsqlookupds and as the poller know it."""
 
     producer: Producer
     row: NodeRow | None
@@ -67,11 +66,11 @@ class _Shown:
 
     @property
     def topics(self) -> Sequence[tuple[str, bool]]:
-        """The first names, and whether they are tombstoned."""
+        """The first topics, and whether each is tombstoned."""
         hidden = self.producer.tombstones or []
         names = self.producer.topics or []
         return [
-            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_SEARCHED_MAX])
+            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_MAX_SEARCHED])
         ]
 
     @property
@@ -80,7 +79,7 @@ class _Shown:
 
     @property
     def last_seen(self) -> str:
-        """What a node that does not answer had when it last did; "" if it does or never did."""
+        """The last state of a silent node; "" if it answers or never did."""
         row = self.row
         if row is None or row.up or row.answered_s is None:
             return ""
@@ -96,7 +95,7 @@ class _Shown:
     @property
     def state(self) -> str:
         if self.row is None:
-            return "not asked yet"
+            return "not polled yet"
         if not self.row.up:
             return "does not answer"
         return "answers" if self.row.health == "OK" else "not healthy"
@@ -124,7 +123,7 @@ class _Shown:
         return self.row.rate_out if self.row and self.row.up else None
 
 
-_COLUMNS: Final[Sequence[Column[_Shown]]] = (
+_COLUMNS: Final[Sequence[Column[_NodeRow]]] = (
     Column("node", "Node", lambda row: row.node, is_number=False),
     Column("state", "State", lambda row: (row.kind != "bad", row.state), is_number=False),
     Column("ports", "TCP, HTTP", lambda row: (row.tcp_port, row.http_port)),
@@ -166,8 +165,8 @@ _CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
 
 
 @dataclass(slots=True)
-class _Looked:
-    """What was found of one node."""
+class _NodeResult:
+    """The answers about one node."""
 
     producer: Producer | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -176,7 +175,7 @@ class _Looked:
     is_silent: bool = False
 
 
-class Nodes:
+class NodePages:
     """GET /nodes and /nodes/:node."""
 
     def __init__(self, site: Site) -> None:
@@ -190,19 +189,19 @@ class Nodes:
 
     async def nodes(self) -> Response:
         """GET /nodes."""
-        found: Found[list[Producer]] = Found([], [])
+        result: QueryResult[list[Producer]] = QueryResult([], [])
         error = ""
         try:
-            found = await self._nodes()
+            result = await self._nodes()
         except AllFailed as failure:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        shown = [_Shown(node, rows.pop(node.node, None)) for node in found.value]
-        # Those that no nsqlookupd tells of, or tells of now.
-        shown += [_Shown(self._producer_of(row), row) for row in rows.values()]
-        listing = listed(
-            shown,
+        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in result.value]
+        # Nodes that no nsqlookupd lists now.
+        node_rows += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
+        listing = make_listing(
+            node_rows,
             _COLUMNS,
             arguments(),
             path=self._site.url("nodes"),
@@ -216,7 +215,7 @@ class Nodes:
             live=True,
             listing=listing,
             lookupd_count=len(self._cluster.lookupd_addresses),
-            warnings=found.warnings,
+            warnings=result.warnings,
             error=error,
         )
 
@@ -226,12 +225,12 @@ class Nodes:
         show = query.get("show", "")
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
-        looked = await self._site.recent.get(key, lambda: self._look(node, show == "clients"))
+        result = await self._site.recent.get(key, lambda: self._query_node(node, show == "clients"))
         snapshot = self._poller.snapshot
         row = snapshot.nodes.get(node) if snapshot else None
-        topics = looked.stats.topics or []
-        rows = rows_in([looked.stats])
-        drawing = Drawing(self._poller.history, node_key(node))
+        topics = result.stats.topics or []
+        rows = count_rows([result.stats])
+        drawing = SeriesCharts(self._poller.history, node_key(node))
         return self._site.page(
             "node.html",
             node,
@@ -239,42 +238,42 @@ class Nodes:
             live=True,
             node=node,
             show=show,
-            producer=looked.producer,
+            producer=result.producer,
             row=row,
-            told=not looked.error,
-            is_silent=looked.is_silent,
-            last_seen=last_seen(row) if looked.is_silent and row and row.answered_s else "",
-            last_topics=self._last_topics(node) if looked.is_silent else [],
+            told=not result.error,
+            is_silent=result.is_silent,
+            last_seen=last_seen(row) if result.is_silent and row and row.answered_s else "",
+            last_topics=self._last_topics(node) if result.is_silent else [],
             chips=self._chips(node, show),
-            counts=await computed(rows, lambda: _counts(topics)),
+            counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
-            tombstoned=_tombstoned(looked.producer),
+            tombstoned=_tombstoned(result.producer),
             sparks=drawing.sparks,
-            listing=await computed(rows, lambda: self._listing(node, show, looked, query)),
-            warnings=looked.warnings,
-            error=looked.error,
+            listing=await compute(rows, lambda: self._listing(node, show, result, query)),
+            warnings=result.warnings,
+            error=result.error,
         )
 
-    async def _nodes(self) -> Found[list[Producer]]:
-        wait = waits(known=self._poller.knows_nodes)
+    async def _nodes(self) -> QueryResult[list[Producer]]:
+        wait = lookup_waits(known=self._poller.knows_nodes)
         return await self._site.recent.get("nodes", lambda: self._cluster.nodes(**wait))
 
-    async def _look(self, node: str, clients: bool) -> _Looked:
+    async def _query_node(self, node: str, clients: bool) -> _NodeResult:
         try:
-            found = await self._nodes()
+            result = await self._nodes()
         except AllFailed as failure:
             if self._poller.producer(node) is None:
-                return _Looked(error=str(failure))
-            found = Found([], list(map(str, failure.errors)))
-        producer = next((each for each in found.value if each.node == node), None)
+                return _NodeResult(error=str(failure))
+            result = QueryResult([], list(map(str, failure.errors)))
+        producer = next((each for each in result.value if each.node == node), None)
         producer = producer or self._poller.producer(node)
         if producer is None:
-            return _Looked(warnings=found.warnings, error=f"There is no node {node}.")
+            return _NodeResult(warnings=result.warnings, error=f"There is no node {node}.")
         silent = self._poller.silent_nodes
         stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
-            return _Looked(producer, warnings=found.warnings, error=str(stats), is_silent=True)
-        return _Looked(producer, stats, found.warnings)
+            return _NodeResult(producer, warnings=result.warnings, error=str(stats), is_silent=True)
+        return _NodeResult(producer, stats, result.warnings)
 
     def _chips(self, node: str, show: str) -> list[dict[str, object]]:
         return [
@@ -287,18 +286,18 @@ class Nodes:
         ]
 
     def _listing(
-        self, node: str, show: str, looked: _Looked, query: Mapping[str, str]
+        self, node: str, show: str, result: _NodeResult, query: Mapping[str, str]
     ) -> Listing[Any]:
         path = self._site.url("nodes", node)
-        topics = looked.stats.topics or []
+        topics = result.stats.topics or []
         if show == "topics":
-            return listed(
+            return make_listing(
                 topics, _TOPICS, query, path=path, text=lambda row: row.topic_name, sort="name"
             )
         extra = {"show": show}
         if show == "channels":
             channels = [_OneChannel(t.topic_name, c) for t in topics for c in t.channels or ()]
-            return listed(
+            return make_listing(
                 channels,
                 _CHANNELS,
                 query,
@@ -316,7 +315,7 @@ class Nodes:
         return clients_listing(clients, query, path, of_node=True, extra=extra)
 
     def _producer_of(self, row: NodeRow) -> Producer:
-        """A node that no nsqlookupd tells of now: what the poller knows of it."""
+        """A node that no nsqlookupd lists now, as the poller knows it."""
         names = list(self._poller.topics_at(row.node))
         known = self._poller.producer(row.node) or Producer()
         return msgspec.structs.replace(
@@ -324,16 +323,16 @@ class Nodes:
         )
 
     def _last_topics(self, node: str) -> list[tuple[str, int]]:
-        """The first topics that a node had when it last answered, with their messages."""
-        found = []
-        for topic in islice(self._poller.topics_at(node), _LAST_TOPICS_MAX):
-            seen = self._poller.last_seen(node, topic)
-            found.append((topic, sum(seen[1].values()) if seen else 0))
-        return sorted(found)
+        """The first topics of a node at its last answer, with their messages."""
+        topics = []
+        for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
+            last = self._poller.last_seen(node, topic)
+            topics.append((topic, sum(last[1].values()) if last else 0))
+        return sorted(topics)
 
 
 def last_seen(row: NodeRow) -> str:
-    """What a node that does not answer had when it last did."""
+    """A sentence on the last state of a silent node."""
     figures = ((row.topics, "topic"), (row.channels, "channel"), (row.clients, "client"))
     had = [f"{number(count)} {name}{'' if count == 1 else 's'}" for count, name in figures]
     return (
@@ -343,17 +342,17 @@ def last_seen(row: NodeRow) -> str:
 
 
 def _held(topic: TopicStats) -> int:
-    """What waits at its channels."""
+    """The depth of its channels."""
     return sum(channel.depth for channel in topic.channels or ())
 
 
-def _text(row: _Shown) -> str:
-    names = [name for name, _ in row.topics[:_SEARCHED_MAX]]
+def _text(row: _NodeRow) -> str:
+    names = [name for name, _ in row.topics[:_MAX_SEARCHED]]
     return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
 
 
 def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:
-    """Of one node. What waits: at topics and channels, as in the poller's rows."""
+    """The totals of a node. The depth is of topics and channels, as in the poller's rows."""
     counts = dict.fromkeys(
         ("topics", "channels", "messages", "depth", "backend_depth", "clients"), 0
     )

@@ -10,27 +10,25 @@ from typing import Final
 from markupsafe import Markup
 from quart import Response
 
+from admin.cluster.turns import compute
 from admin.pages import format as shown
-from admin.pages.charts import bar
-from admin.pages.drawing import Drawing
+from admin.pages.charts import SeriesCharts, bar
 from admin.pages.site import Site, arguments
-from admin.turns import computed
-from admin.watch.health import Problem
 from admin.watch.history import WHOLE
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot
 from trionsq.web.app import Endpoint
 
-__all__ = ["Overview", "verdict"]
+__all__ = ["OverviewPages", "verdict"]
 
 _PROBLEMS_SHOWN: Final = 8
-_PROBLEMS_MAX: Final = 500
+_MAX_PROBLEMS: Final = 500
 _RANKED: Final = 6
 _NODES_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to the question, ``kind`` is ``good``, ``warn`` or ``bad``."""
+    """The answer to the question; ``kind`` is ``good``, ``warn`` or ``bad``."""
 
     kind: str
     title: str
@@ -47,7 +45,7 @@ class _Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """The worst channels by one figure."""
+    """The worst channels by one value."""
 
     title: str
     none: str
@@ -56,7 +54,7 @@ class _Rank:
 
 
 def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
-    """One line on all problems."""
+    """One line about all problems."""
     counts = {"critical": 0, "warning": 0, "notice": 0}
     all_told = True
     for problem in problems:
@@ -64,21 +62,23 @@ def verdict(problems: Iterable[Problem], nodes: int, nodes_up: int) -> Verdict:
         all_told = all_told and problem.kind != "lookup"
     if not nodes:
         why = (
-            "No nsqd has registered so far." if all_told else "Nobody tells which nodes there are."
+            "No nsqd is registered yet."
+            if all_told
+            else "No nsqlookupd answers, so the nodes are unknown."
         )
-        return Verdict("warn", "No node is known", why)
+        return Verdict("warn", "No nodes known", why)
     if not all_told:
         answer = f"{nodes_up} of {nodes} known nodes answer; there may be more"
     elif nodes_up == nodes:
         answer = "Every node answers"
     else:
         answer = f"{nodes_up} of {nodes} nodes answer"
-    said = [_counted(count, name) for name, count in counts.items() if count]
-    text = f"{answer}. {', '.join(said).capitalize()}." if said else f"{answer}."
+    parts = [_counted(count, name) for name, count in counts.items() if count]
+    text = f"{answer}. {', '.join(parts).capitalize()}." if parts else f"{answer}."
     if counts["critical"]:
         return Verdict("bad", "Something is wrong", text)
     if counts["warning"]:
-        return Verdict("warn", "Something needs a look", text)
+        return Verdict("warn", "Something needs attention", text)
     return Verdict("good", "Nothing is wrong", text)
 
 
@@ -88,8 +88,8 @@ def _counted(count: int, name: str) -> str:
     return f"{count:,} {one if count == 1 else plural[name]}"
 
 
-class Overview:
-    """Both pages show the poller's last snapshot."""
+class OverviewPages:
+    """GET / and GET /counter, from the poller's last snapshot."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -106,9 +106,9 @@ class Overview:
             return self._site.page(
                 "overview.html", "Overview", "overview", live=True, snapshot=None, error=""
             )
-        drawing = Drawing(self._poller.history, WHOLE)
+        drawing = SeriesCharts(self._poller.history, WHOLE)
         everything = arguments().get("problems") == "all"
-        most = _PROBLEMS_MAX if everything else _PROBLEMS_SHOWN
+        most = _MAX_PROBLEMS if everything else _PROBLEMS_SHOWN
         more = len(snapshot.problems) - _PROBLEMS_SHOWN
         up = sum(node.up for node in snapshot.nodes.values())
         return self._site.page(
@@ -125,7 +125,7 @@ class Overview:
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
-            ranks=await computed(len(snapshot.channels), lambda: self._ranks(snapshot)),
+            ranks=await compute(len(snapshot.channels), lambda: self._ranks(snapshot)),
             nodes=_node_chips(snapshot.nodes.values()),
             counts={
                 "topics": len(snapshot.topics),
@@ -139,7 +139,7 @@ class Overview:
         """GET /counter."""
         snapshot = await self._poller.current()
         channels: Collection[ChannelRow] = snapshot.channels.values() if snapshot else ()
-        messages, rate_in, rows = await computed(
+        messages, rate_in, rows = await compute(
             len(channels),
             lambda: (
                 sum(row.messages for row in channels),
@@ -147,14 +147,14 @@ class Overview:
                 _ranked(channels, lambda row: float(row.messages), shown.number),
             ),
         )
-        drawing = Drawing(self._poller.history, WHOLE)
+        drawing = SeriesCharts(self._poller.history, WHOLE)
         return self._site.page(
             "counter.html",
             "Counter",
             "counter",
             live=True,
             warnings=snapshot.warnings if snapshot else [],
-            error="" if snapshot else "No node has answered so far.",
+            error="" if snapshot else "No node has answered yet.",
             messages=messages,
             counted_rate=round(rate_in, 3),
             chart=drawing.rate_chart(),
@@ -167,7 +167,7 @@ class Overview:
             return _Rank(title, none, link, rows)
 
         rows = snapshot.channels.values()
-        ages = "No message waits, or no node tells for how long."
+        ages = "No message waits, or no node reports ages."
         return [
             rank(
                 "Most messages waiting",
@@ -183,13 +183,13 @@ class Overview:
             ),
             rank(
                 "Most timeouts",
-                "Nothing times out.",
+                "No messages time out.",
                 "timeouts",
                 _ranked(rows, lambda row: row.rate_timeout, _per_second),
             ),
             rank(
                 "Most requeues",
-                "Nothing is requeued.",
+                "No messages are requeued.",
                 "requeues",
                 _ranked(rows, lambda row: row.rate_requeue, _per_second),
             ),
@@ -219,7 +219,7 @@ def _first(pair: tuple[float, ChannelRow]) -> float:
 
 
 def _node_chips(nodes: Iterable[NodeRow]) -> Sequence[Mapping[str, str]]:
-    """The nodes, those with trouble first, as far as there is room."""
+    """The first nodes, those with problems in front."""
     chips = []
     for node in nodes:
         kind, state = "", "answers"

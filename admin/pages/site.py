@@ -1,6 +1,6 @@
-"""What all pages share: templates, links, who is looking, and the line after something was done.
+"""The frame of all pages: templates, links, the user, the message after an action; error pages.
 
-A page is rendered whole, or only its live part if htmx asks for it (``HX-Request``).
+A page is rendered whole, or only its live part if htmx requests it (``HX-Request``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -18,39 +18,38 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from quart import Response, request
 
-from admin.access.csrf import FIELD
-from admin.answers import html
+from admin.access.cross_site import FIELD
 from admin.dashboard import Dashboard, Role
+from admin.graphite import COOKIE as GRAPHS_COOKIE
+from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
-from admin.pages.graphite import COOKIE as GRAPHS_COOKIE
-from admin.pages.graphite import INTERVALS, Graphs
 from admin.pages.listing import SIZES
-from admin.pages.recent import Recent
+from admin.pages.shared_queries import RecentResults
 from trionsq import NSQ_VERSION
 
-__all__ = ["Site", "arguments"]
+__all__ = ["Site", "arguments", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
-_FLASH_LINES_MAX: Final = 8
-_FLASH_LINE_MAX: Final = 200
+_MAX_FLASH_LINES: Final = 8
+_MAX_FLASH_LINE: Final = 200
 _FLASH_S: Final = 60
 _YEAR_S: Final = 365 * 86_400
-_VALUE_MAX: Final = 500
+_MAX_VALUE: Final = 500
 
 
 class Site:
     """The frame of all pages of a dashboard.
 
     Attributes:
-        recent: what was found a moment ago, for all who look at the same.
-        graphs: links to Graphite; None if there is none.
+        recent: recent results, shared by all viewers.
+        graphs: links to Graphite; None without --graphite-url.
     """
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
-        self.recent = Recent()
-        self.graphs = Graphs(dashboard.options) if dashboard.options.graphite_url else None
+        self.recent = RecentResults()
+        self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
         self._templates = Environment(
             loader=PackageLoader("admin.pages"),
             autoescape=True,
@@ -74,19 +73,19 @@ class Site:
         )
 
     async def compile_templates(self) -> None:
-        """Compile all templates in a thread: a large one takes 50 ms, and a page asks for several.
+        """Compile all templates in a thread: a large one takes 50 ms, and a page needs several.
 
-        A page that is asked for before compiles its own.
+        A page that is requested earlier compiles its own.
         """
         for name in await trio.to_thread.run_sync(self._templates.list_templates):
             if name.endswith(".html"):
                 await trio.to_thread.run_sync(self._templates.get_template, name)
 
     def url(self, *parts: str, **query: str) -> str:
-        """The path of a page, each part of it quoted, below the base path."""
+        """The path of a page below the base path, with quoted parts."""
         path = "/".join(quote(part, safe="") for part in parts)
-        told = {name: value for name, value in query.items() if value}
-        return self.dashboard.path(f"/{path}") + (f"?{urlencode(told)}" if told else "")
+        parameters = {name: value for name, value in query.items() if value}
+        return self.dashboard.path(f"/{path}") + (f"?{urlencode(parameters)}" if parameters else "")
 
     def page(
         self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
@@ -96,9 +95,9 @@ class Site:
         Args:
             template: its file.
             title: of the window.
-            here: the place in the navigation that is marked.
-            live: its live part is fetched again at each poll.
-            more: what the template needs.
+            here: the current entry of the navigation.
+            live: whether its live part is fetched again after each poll.
+            more: values for the template.
         """
         fragment = "HX-Request" in request.headers
         lines = None if fragment else _flash()
@@ -111,32 +110,32 @@ class Site:
             **({} if fragment else self._frame(lines)),
             **more,
         }
-        response = html(self._templates.get_template(template).render(values))
+        response = _html_response(self._templates.get_template(template).render(values))
         response.headers["Cache-Control"] = "no-store"
-        if self.graphs is not None and (chosen := request.args.get("t")) in INTERVALS:
+        if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(
-                GRAPHS_COOKIE, chosen, max_age=_YEAR_S, httponly=True, samesite="Lax"
+                GRAPHS_COOKIE, interval, max_age=_YEAR_S, httponly=True, samesite="Lax"
             )
         if lines is not None:
             response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")
         return response
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
-        """A page without the frame, for those who are not let in or are lost."""
+        """A page without the frame: sign-in and errors."""
         page = self._templates.get_template(template).render({"title": title, **more})
-        response = html(page, status)
+        response = _html_response(page, status)
         response.headers["Cache-Control"] = "no-store"
         return response
 
     def done(self, path: str, lines: Iterable[str], kind: str = "good") -> Response:
-        """After a form: to the page at ``path``, which will show ``lines`` once.
+        """The redirect after a form, to the page at ``path``, which shows ``lines`` once.
 
         ``kind`` is ``good``, ``warn`` or ``bad``.
         """
         self.recent.clear()
         response = Response(b"", 303)
         response.headers["Location"] = path
-        cut = [line[:_FLASH_LINE_MAX] for line in lines][:_FLASH_LINES_MAX]
+        cut = [line[:_MAX_FLASH_LINE] for line in lines][:_MAX_FLASH_LINES]
         value = base64.urlsafe_b64encode(json.dumps([kind, *cut]).encode()).decode()
         response.set_cookie(
             _FLASH,
@@ -174,7 +173,7 @@ class Site:
         return places
 
     def may(self, role: Role) -> bool:
-        """Whether who is looking has that role."""
+        """Whether the user has that role."""
         return self.dashboard.access.allows(role)
 
     def _csrf(self) -> Markup:
@@ -182,30 +181,37 @@ class Site:
         return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
 
 
+def _html_response(page: str, status: int = 200) -> Response:
+    """A page. Its Content-Type has no charset, as the original's; the page declares it."""
+    response = Response(page.encode(errors="replace"), status)
+    response.headers["Content-Type"] = "text/html"
+    return response
+
+
 def arguments() -> dict[str, str]:
-    """The query parameters of the request, the first of each name, cut where nobody is serious."""
-    return {name: value[:_VALUE_MAX] for name, value in request.args.items()}
+    """The query parameters of the request, the first of each name, truncated to 500 characters."""
+    return {name: value[:_MAX_VALUE] for name, value in request.args.items()}
 
 
 def _own_path() -> str:
     raw = request.scope.get("raw_path")
     path = bytes(raw).decode("latin-1") if raw else quote(request.path)
-    given = request.query_string.decode("latin-1")
-    return f"{path}?{given}" if given else path
+    query = request.query_string.decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _flash() -> dict[str, object] | None:
-    """What a form has left to be shown. A cookie can hold anything."""
-    given = request.cookies.get(_FLASH)
-    if given is None:
+    """The message of the last form, from a cookie, which may hold anything."""
+    cookie = request.cookies.get(_FLASH)
+    if cookie is None:
         return None
     try:
-        kind, *lines = json.loads(base64.urlsafe_b64decode(given[:4096]))
+        kind, *lines = json.loads(base64.urlsafe_b64decode(cookie[:4096]))
     except (ValueError, TypeError, binascii.Error, RecursionError):
         return None
     if kind not in ("good", "warn", "bad") or not all(isinstance(line, str) for line in lines):
         return None
-    return {"kind": kind, "lines": lines[:_FLASH_LINES_MAX]}
+    return {"kind": kind, "lines": lines[:_MAX_FLASH_LINES]}
 
 
 def _latency(value_ns: float | None) -> str:
@@ -226,3 +232,48 @@ _FILTERS: Final = {
     "when": shown.when,
     "iso": shown.iso_time,
 }
+
+
+_BY_CODE: Final[Mapping[str, tuple[str, str]]] = {
+    "CROSS_SITE_REQUEST": (
+        "Refused",
+        "The request came from another site. If you sent it, open the page here and try again.",
+    ),
+    "INVALID_CSRF_TOKEN": (
+        "The form is out of date",
+        "Nothing was done: you have signed in or out since the form was loaded. Go back, reload "
+        "the page and send the form again.",
+    ),
+}
+_BY_STATUS: Final[Mapping[int, tuple[str, str]]] = {
+    403: ("Not allowed", "Your role does not allow this."),
+    404: ("Not found", "This page does not exist."),
+    405: ("Not found", "This page does not exist."),
+}
+_OTHER: Final = ("Something went wrong", "The request was invalid, or it failed.")
+_PROGRAMS: Final = ("/api/", "/config/", "/debug/", "/events", "/metrics", "/render", "/static/")
+
+
+def refusal_pages(dashboard: Dashboard) -> Callable[[Response], Awaitable[Response]]:
+    """A hook that turns JSON errors of pages into pages, if the request accepts HTML."""
+    site = Site(dashboard)
+
+    async def shown(response: Response) -> Response:
+        path = request.path.removeprefix(dashboard.base_path)
+        if (
+            response.status_code < 400
+            or response.mimetype != "application/json"
+            or "text/html" not in request.headers.get("Accept", "")
+            or "HX-Request" in request.headers
+            or path.startswith(_PROGRAMS)
+        ):
+            return response
+        code = json.loads(await response.get_data()).get("message", "")
+        title, text = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, _OTHER)
+        page = site.lone("error.html", title, response.status_code, text=text)
+        for name in ("Allow", "Retry-After", "WWW-Authenticate"):
+            if name in response.headers:
+                page.headers[name] = response.headers[name]
+        return page
+
+    return shown

@@ -1,4 +1,4 @@
-"""The pages of one topic and of one channel: what each node says of them, asked now."""
+"""The pages of one topic and of one channel, from the nodes' current answers."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ import trio
 from quart import Response
 
 from admin.cluster.shapes import NodeStats
-from admin.pages.clients import clients_listing
-from admin.pages.drawing import Drawing
-from admin.pages.listing import Column, listed
-from admin.pages.merging import Figures, View, channel_view, topic_view
-from admin.pages.peekers import Peekers
+from admin.cluster.turns import compute, count_rows
+from admin.pages.charts import SeriesCharts
+from admin.pages.listing import Column, clients_listing, make_listing
+from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
+from admin.pages.messages import PeekSupport
+from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import whereabouts
-from admin.turns import computed, rows_in
 from admin.watch.history import channel_key, topic_key
 from trionsq.web.app import Endpoint
 
-__all__ = ["OneTopic"]
+__all__ = ["TopicPages"]
 
 
-_CHANNELS: Final = (Column[Figures]("name", "Channel", lambda row: row.name, is_number=False),)
+_CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name, is_number=False),)
 
 
 @dataclass(slots=True)
-class _Looked:
-    """What was found; ``error``: why nothing was; ``nobody``: certainly no node has it."""
+class _TopicResult:
+    """The answers; ``error``: why there are none; ``nobody``: certainly no node has it."""
 
-    view: View
+    view: ClusterView
     warnings: list[str] = field(default_factory=list)
     error: str = ""
     nodes: list[str] = field(default_factory=list)
     nobody: bool = False
 
 
-class OneTopic:
+class TopicPages:
     """GET /topics/:topic and /topics/:topic/:channel."""
 
-    def __init__(self, site: Site, peekers: Peekers) -> None:
+    def __init__(self, site: Site, peekers: PeekSupport) -> None:
         self._site = site
         self._peekers = peekers
         self._poller = site.dashboard.poller
@@ -56,21 +55,21 @@ class OneTopic:
 
     async def topic(self, topic: str) -> Response:
         """GET /topics/:topic."""
-        looked = await self._site.recent.get(("topic", topic), lambda: self._look(topic))
+        result = await self._site.recent.get(("topic", topic), lambda: self._query_topic(topic))
         history, snapshot = self._poller.history, self._poller.snapshot
-        drawing = Drawing(history, topic_key(topic))
-        every = looked.view.channels_list
+        drawing = SeriesCharts(history, topic_key(topic))
+        every = result.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
-        channels = await computed(
+        channels = await compute(
             len(every),
-            lambda: listed(
+            lambda: make_listing(
                 every, _CHANNELS, query, path=path, text=lambda row: row.name, sort="name"
             ),
         )
         for channel in channels.rows:
             await trio.lowlevel.checkpoint()
             key = channel_key(topic, channel.name)
-            channel.spark = Drawing(history, key).depth_spark()
+            channel.spark = SeriesCharts(history, key).depth_spark()
             row = snapshot.channels.get((topic, channel.name)) if snapshot else None
             channel.rate_out = row.rate_out if row else None
         return self._site.page(
@@ -79,28 +78,28 @@ class OneTopic:
             "topics",
             live=True,
             topic=topic,
-            view=looked.view,
+            view=result.view,
             channels=channels,
-            nobody=looked.nobody,
+            nobody=result.nobody,
             row=snapshot.topics.get(topic) if snapshot else None,
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
             window=drawing.window(),
-            warnings=looked.warnings,
-            error=looked.error,
-            peek_why=await self._peek_why(looked),
+            warnings=result.warnings,
+            error=result.error,
+            peek_why=await self._peek_why(result),
         )
 
     async def channel(self, topic: str, channel: str) -> Response:
         """GET /topics/:topic/:channel."""
         key = ("channel", topic, channel)
-        looked = await self._site.recent.get(key, lambda: self._look(topic, channel))
+        result = await self._site.recent.get(key, lambda: self._query_topic(topic, channel))
         snapshot = self._poller.snapshot
-        drawing = Drawing(self._poller.history, channel_key(topic, channel))
+        drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
         clients = (
             (node.node, node.hostname, topic, channel, client)
-            for node, client in looked.view.clients_list
+            for node, client in result.view.clients_list
         )
         path = self._site.url("topics", topic, channel)
         return self._site.page(
@@ -110,24 +109,24 @@ class OneTopic:
             live=True,
             topic=topic,
             channel=channel,
-            view=looked.view,
-            nobody=looked.nobody,
-            missing=not any(not node.error for node in looked.view.nodes),
+            view=result.view,
+            nobody=result.nobody,
+            missing=not any(not node.error for node in result.view.nodes),
             row=snapshot.channels.get((topic, channel)) if snapshot else None,
             sparks=drawing.sparks,
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
             listing=clients_listing(clients, arguments(), path),
-            warnings=looked.warnings,
-            error=looked.error,
-            peek_why=await self._peek_why(looked),
+            warnings=result.warnings,
+            error=result.error,
+            peek_why=await self._peek_why(result),
         )
 
-    async def _look(self, topic: str, channel: str = "") -> _Looked:
-        found = await whereabouts(self._site.dashboard, topic)
-        if found.error:
-            return _Looked(View(name=channel or topic), error=found.error)
-        producers = found.producers
+    async def _query_topic(self, topic: str, channel: str = "") -> _TopicResult:
+        nodes_result = await nodes_of_topic(self._site.dashboard, topic)
+        if nodes_result.error:
+            return _TopicResult(ClusterView(name=channel or topic), error=nodes_result.error)
+        producers = nodes_result.producers
         answers = await self._cluster.each_stats(
             producers,
             topic=topic,
@@ -135,9 +134,9 @@ class OneTopic:
             clients=bool(channel),
             silent=self._poller.silent_nodes,
         )
-        told = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
-        view = await computed(
-            rows_in(told),
+        statistics = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
+        view = await compute(
+            count_rows(statistics),
             lambda: (
                 channel_view(topic, channel, producers, answers)
                 if channel
@@ -145,19 +144,19 @@ class OneTopic:
             ),
         )
         for node in view.silent:
-            if (seen := self._poller.last_seen(node.node, topic)) is not None:
-                node.last_seen_s, held = seen
+            if (last := self._poller.last_seen(node.node, topic)) is not None:
+                node.last_seen_s, held = last
                 node.last_held = held.get(channel, 0) if channel else sum(held.values())
-        # What single nodes did not answer stands in their rows.
+        # Errors of single nodes are in their rows.
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.
-        nobody = not (view.nodes or found.warnings)
-        return _Looked(view, found.warnings, nodes=nodes, nobody=nobody)
+        nobody = not (view.nodes or nodes_result.warnings)
+        return _TopicResult(view, nodes_result.warnings, nodes=nodes, nobody=nobody)
 
-    async def _peek_why(self, looked: _Looked) -> str:
-        """Why there is no peeking; "" if there is, or nobody asks."""
+    async def _peek_why(self, result: _TopicResult) -> str:
+        """Why peeking is not possible; "" if it is, or the user may not peek."""
         if not self._site.may("operator"):
             return ""
-        if not looked.nodes:
+        if not result.nodes:
             return "No node has it."
-        return await self._peekers.why_not(looked.nodes)
+        return await self._peekers.why_not(result.nodes)

@@ -1,4 +1,4 @@
-"""The list of topics or channels: searched, filtered, sorted, page by page."""
+"""The list of topics or channels, and the page about nsqlookupds, with the form to create."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import trio
 from markupsafe import Markup
 from quart import Response
 
-from admin.cluster.queries import AllFailed
-from admin.pages.drawing import Drawing
-from admin.pages.listing import Column, Listing, listed
+from admin.cluster.queries import AllFailed, QueryResult
+from admin.cluster.turns import compute
+from admin.pages.charts import SeriesCharts
+from admin.pages.format import number, when
+from admin.pages.listing import Column, Listing, make_listing
+from admin.pages.shared_queries import answering_node_has, lookup_waits
 from admin.pages.site import Site, arguments
-from admin.pages.whereabouts import is_seen, waits
-from admin.turns import computed
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 from trionsq.web.app import Endpoint
 
-__all__ = ["Topics"]
+__all__ = ["LookupPage", "TopicListPages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _waiting(row: Row) -> int:
     return row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
 
 
-class Topics:
+class TopicListPages:
     """GET /topics."""
 
     def __init__(self, site: Site) -> None:
@@ -87,10 +88,10 @@ class Topics:
             return await self._inactive(query)
         show = "channels" if show == "channels" else "topics"
         snapshot = await self._poller.current()
-        chosen = query.get("filter", "")
-        chosen = chosen if chosen in _FILTERS else ""
+        filter_name = query.get("filter", "")
+        filter_name = filter_name if filter_name in _FILTERS else ""
         rows = len(snapshot.topics) + len(snapshot.channels) if snapshot else 0
-        listing = await computed(rows, lambda: self._listing(snapshot, show, chosen, query))
+        listing = await compute(rows, lambda: self._listing(snapshot, show, filter_name, query))
         sparks = dict[int, Markup]()
         for row in listing.rows:
             await trio.lowlevel.checkpoint()
@@ -101,17 +102,17 @@ class Topics:
             "topics",
             live=True,
             show=show,
-            flt=chosen,
+            flt=filter_name,
             listing=listing,
-            chips=self._chips(snapshot, show, chosen),
+            chips=self._chips(snapshot, show, filter_name),
             spark=lambda row: sparks[id(row)],
-            window=Drawing(self._poller.history, ("whole",)).window(),
+            window=SeriesCharts(self._poller.history, ("whole",)).window(),
             warnings=snapshot.warnings if snapshot else [],
-            error="" if snapshot else "The nodes have not answered so far.",
+            error="" if snapshot else "No node has answered yet.",
         )
 
     def _listing(
-        self, snapshot: Snapshot | None, show: str, chosen: str, query: Mapping[str, str]
+        self, snapshot: Snapshot | None, show: str, filter_name: str, query: Mapping[str, str]
     ) -> Listing[Any]:
         rows: list[Any] = []
         text: Callable[[Any], str] = _topic_name
@@ -122,33 +123,22 @@ class Topics:
         elif snapshot is not None:
             rows = list(snapshot.channels.values())
             text = _channel_name
-        if chosen:
-            rows = [row for row in rows if _FILTERS[chosen][1](row)]
-        return listed(
+        if filter_name:
+            rows = [row for row in rows if _FILTERS[filter_name][1](row)]
+        return make_listing(
             rows,
             _CHANNELS if show == "channels" else _TOPICS,
             query,
             path=self._site.url("topics"),
             text=text,
             sort="name",
-            extra={"show": "" if show == "topics" else show, "filter": chosen},
+            extra={"show": "" if show == "topics" else show, "filter": filter_name},
         )
 
     async def _inactive(self, query: Mapping[str, str]) -> Response:
-        cluster = self._site.dashboard.cluster
-        rows, warnings, error = list[_Inactive](), list[str](), ""
-        try:
-            wait = waits(known=self._poller.knows_nodes)
-            found = await self._site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
-            rows = [
-                _Inactive(topic, channels)
-                for topic, channels in found.value.items()
-                if not is_seen(self._poller, topic)
-            ]
-            warnings = found.warnings
-        except AllFailed as failure:
-            error = str(failure)
-        listing = listed(
+        inactive, error = await _inactive_topics(self._site)
+        rows = [_Inactive(topic, channels) for topic, channels in inactive.value.items()]
+        listing = make_listing(
             rows,
             _INACTIVE,
             query,
@@ -167,11 +157,13 @@ class Topics:
             chips=self._chips(self._poller.snapshot, "inactive", ""),
             spark=self._spark,
             window="",
-            warnings=warnings,
+            warnings=inactive.warnings,
             error=error,
         )
 
-    def _chips(self, snapshot: Snapshot | None, show: str, chosen: str) -> list[dict[str, Any]]:
+    def _chips(
+        self, snapshot: Snapshot | None, show: str, filter_name: str
+    ) -> list[dict[str, Any]]:
         url = self._site.url
         topics = len(snapshot.topics) if snapshot else None
         channels = len(snapshot.channels) if snapshot else None
@@ -179,20 +171,20 @@ class Topics:
             {
                 "name": "Topics",
                 "link": url("topics"),
-                "on": show == "topics" and not chosen,
+                "on": show == "topics" and not filter_name,
                 "count": topics,
             },
             {
                 "name": "Channels",
                 "link": url("topics", show="channels"),
-                "on": show == "channels" and not chosen,
+                "on": show == "channels" and not filter_name,
                 "count": channels,
             },
         ]
         kind = "channels" if show == "channels" else ""
         for name, (title, _) in _FILTERS.items():
             link = url("topics", show=kind, filter=name)
-            chips.append({"name": title, "link": link, "on": chosen == name, "count": None})
+            chips.append({"name": title, "link": link, "on": filter_name == name, "count": None})
         if not self._site.dashboard.cluster.is_direct:
             link = url("topics", show="inactive")
             chips.append(
@@ -206,7 +198,7 @@ class Topics:
         else:
             assert isinstance(row, TopicRow)
             key = topic_key(row.topic)
-        return Drawing(self._poller.history, key).depth_spark()
+        return SeriesCharts(self._poller.history, key).depth_spark()
 
 
 def _topic_name(row: Any) -> str:
@@ -218,8 +210,70 @@ def _channel_name(row: Any) -> str:
 
 
 def _with_channels(snapshot: Snapshot) -> Callable[[Any], str]:
-    """A topic is found by the names of its channels too."""
+    """The search text of a topic includes the names of its channels."""
     names: dict[str, list[str]] = {}
     for topic, channel in snapshot.channels:
         names.setdefault(topic, []).append(channel)
     return lambda row: " ".join([row.topic, *names.get(row.topic, ())])
+
+
+_MAX_INACTIVE: Final = 100
+
+
+class LookupPage:
+    """GET /lookup."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._cluster = site.dashboard.cluster
+        self._poller = site.dashboard.poller
+
+    def endpoints(self) -> Iterable[Endpoint]:
+        """The paths."""
+        return [("GET", "/lookup", self.lookup)]
+
+    async def lookup(self) -> Response:
+        """GET /lookup; ``topic`` fills the form."""
+        inactive, error = await _inactive_topics(self._site)
+        rows = list(inactive.value.items())[:_MAX_INACTIVE]
+        return self._site.page(
+            "lookup.html",
+            "Lookup",
+            "lookup",
+            lookupds=self._cluster.lookupd_addresses,
+            inactive=rows,
+            inactive_count=len(inactive.value),
+            silent={topic: self._silent(topic) for topic, _ in rows},
+            topic=arguments().get("topic", ""),
+            warnings=inactive.warnings,
+            error=error,
+        )
+
+    def _silent(self, topic: str) -> list[str]:
+        """A sentence for each node that had the topic and does not answer."""
+        sentences = []
+        for producer in self._poller.producers(topic):
+            if (last := self._poller.last_seen(producer.node, topic)) is not None:
+                count = sum(last[1].values())
+                messages = f"{number(count)} message{'' if count == 1 else 's'}"
+                sentences.append(
+                    f"{producer.node} had this topic with {messages} when it was last seen, at"
+                    f" {when(last[0])} UTC. The node does not answer now."
+                )
+        return sentences
+
+
+async def _inactive_topics(site: Site) -> tuple[QueryResult[dict[str, list[str]]], str]:
+    """Topics without a producer, with their channels; and the error if nobody answered."""
+    cluster, poller = site.dashboard.cluster, site.dashboard.poller
+    wait = lookup_waits(known=poller.knows_nodes)
+    try:
+        result = await site.recent.get("inactive", lambda: cluster.inactive_topics(**wait))
+    except AllFailed as failure:
+        return QueryResult({}, []), str(failure)
+    inactive = {
+        topic: channels
+        for topic, channels in result.value.items()
+        if not answering_node_has(poller, topic)
+    }
+    return QueryResult(inactive, result.warnings), ""

@@ -1,6 +1,11 @@
-"""What goes on in the cluster, seen by one poller for all who look.
+"""The state of the cluster over time, found by one poller for all viewers.
 
-Reading order: snapshot (what a poll found), counters (rates), gathering (a poll's answers become
-rows), ages (how long messages wait), history (the last hour), health (is anything wrong?), poller
-(when to ask whom), events (browsers are told).
+In reading order:
+
+- `snapshot`: the rows and problems that a poll found
+- `requests`: what the poller requests from a node; `node`: what it remembers of one, with rates
+- `gathering`: the answers of a poll become its snapshot
+- `history`: the last hour; `health`: what is wrong
+- `poller`: when to request what from which node
+- `events`: browsers learn of each poll
 """

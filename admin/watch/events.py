@@ -1,10 +1,10 @@
 """GET /events: server-sent events, one stream for each browser.
 
-An event ``tick`` comes after each poll, with its sequence as id and the totals as JSON. Pages take
-it as the sign to fetch their live part again. ``?after=N`` (or Last-Event-ID, when a browser
-connects again) leaves out what the page has already. Streams end at shutdown, with the
-session that they were asked for in, and after `LIFE_S`; a reader that is slow gets fewer ticks, and
-one that takes nothing is closed as any connection is.
+After each poll a stream sends an event ``tick`` with the sequence of the poll as id and the totals
+as JSON. Pages then fetch their live part again. ``?after=N`` (or Last-Event-ID, when a browser
+reconnects) leaves out the polls that the page has seen. A stream ends at shutdown, with the session
+of its request, and after `LIFE_S`. A slow reader gets fewer ticks; a reader that stalls is
+disconnected, as on any connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import trio
 from quart import Response, request
@@ -22,20 +22,17 @@ from quart.wrappers.response import ResponseBody
 
 from admin.watch.poller import Poller, WatchEndedError
 from admin.watch.snapshot import Snapshot
-from trionsq.web.answers import error
 from trionsq.web.app import Endpoint
+from trionsq.web.responses import error
 
-if TYPE_CHECKING:
-    from admin.dashboard import Dashboard
+__all__ = ["KEEP_ALIVE_S", "LIFE_S", "MAX_STREAMS", "Events", "TickStream", "endpoints", "tick"]
 
-__all__ = ["KEEP_ALIVE_S", "LIFE_S", "STREAMS_MAX", "Events", "TickStream", "endpoints", "tick"]
-
-STREAMS_MAX: Final = 256
-"""Streams at once; who comes then is told 503, and the page does without."""
+MAX_STREAMS: Final = 256
+"""Maximum event streams. Further requests get 503; their pages are not live, and try again."""
 KEEP_ALIVE_S: Final = 15.0
-"""After so long without an event a comment is sent, so that proxies keep the connection."""
+"""Interval without an event after which a comment is sent, so that proxies stay connected."""
 LIFE_S: Final = 900.0
-"""A stream ends after so long; browsers connect again by themselves."""
+"""Lifetime of a stream; browsers reconnect by themselves."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -44,9 +41,9 @@ _HEADERS: Final = {
 _COMMENT: Final = b":\n\n"
 
 
-def endpoints(dashboard: Dashboard) -> list[Endpoint]:
-    """What is served of a dashboard."""
-    events = Events(dashboard.poller, standing=dashboard.access.standing)
+def endpoints(poller: Poller, standing: Callable[[], Callable[[], bool]]) -> list[Endpoint]:
+    """GET /events of ``poller``; ``standing`` as in `Events`."""
+    events = Events(poller, standing=standing)
     return [("GET", "/events", events.stream)]
 
 
@@ -61,10 +58,10 @@ class Events:
         self,
         poller: Poller,
         *,
-        streams_max: int = STREAMS_MAX,
+        streams_max: int = MAX_STREAMS,
         standing: Callable[[], Callable[[], bool]] = _anybody,
     ) -> None:
-        """``standing`` gives, within a request, what tells whether its sender may still look."""
+        """``standing`` returns, for a request, a function: whether its sender may stay."""
         self.poller = poller
         self.standing = standing
         self.streams_max = streams_max
@@ -77,23 +74,25 @@ class Events:
             refused = error(503, "TOO_MANY_STREAMS")
             refused.headers["Retry-After"] = "30"
             return refused
-        given = request.headers.get("Last-Event-ID") or request.args.get("after", "")
-        after = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else 0
+        last_id = request.headers.get("Last-Event-ID") or request.args.get("after", "")
+        after = (
+            int(last_id) if last_id.isascii() and last_id.isdecimal() and len(last_id) < 16 else 0
+        )
         response = Response(TickStream(self, after, self.standing()), 200, headers=_HEADERS)
         response.content_type = "text/event-stream; charset=utf-8"
         return response
 
     def tick(self, snapshot: Snapshot) -> bytes:
-        """The event of a snapshot, made once for all streams."""
+        """The event for a snapshot, built once for all streams."""
         if self._tick[0] != snapshot.sequence:
             self._tick = snapshot.sequence, tick(snapshot)
         return self._tick[1]
 
 
 def tick(snapshot: Snapshot) -> bytes:
-    """The event that tells of ``snapshot``."""
+    """The event ``tick`` for ``snapshot``, as bytes of the stream."""
     total = snapshot.total
-    found = Counter(problem.severity for problem in snapshot.problems)
+    counts = Counter(problem.severity for problem in snapshot.problems)
     document = {
         "sequence": snapshot.sequence,
         "taken": round(snapshot.taken_s, 3),
@@ -109,7 +108,7 @@ def tick(snapshot: Snapshot) -> bytes:
         "nodes_up": total.nodes,
         "topics": len(snapshot.topics),
         "channels": len(snapshot.channels),
-        "problems": {name: found[name] for name in ("critical", "warning", "notice")},
+        "problems": {name: counts[name] for name in ("critical", "warning", "notice")},
     }
     text = json.dumps(document, separators=(",", ":"))
     return f"event: tick\nid: {snapshot.sequence}\ndata: {text}\n\n".encode()
@@ -141,7 +140,7 @@ class TickStream(ResponseBody):
             self._ends_s = trio.current_time() + LIFE_S
         snapshot = self._poller.snapshot
         if snapshot is None or self._after > snapshot.sequence:
-            # A number of an nsqadmin that was here before.
+            # The sequence of an earlier nsqadmin at this address.
             self._after = 0
         return self
 
@@ -160,7 +159,7 @@ class TickStream(ResponseBody):
         if trio.current_time() >= self._ends_s or not self._may_stay():
             raise StopAsyncIteration
         if not self._greeted:
-            # The headers go out with the first byte, and only then a browser says "connected".
+            # Sends the headers: a browser is "connected" only after the first byte.
             self._greeted = True
             return _COMMENT
         with trio.move_on_after(KEEP_ALIVE_S):

@@ -1,34 +1,30 @@
-"""The answers of one poll become its snapshot, node by node, a millisecond at a time."""
+"""The answers of one poll become its snapshot, node by node, in turns of a millisecond."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import trio
 
-from admin.watch.answers import ChannelFigures, NodeFigures, TopicFigures
-from admin.watch.counters import Counters, Rates
+from admin.watch.node import Ages, Counters, Rates
+from admin.watch.requests import ChannelMetrics, NodeMetrics, TopicMetrics
 from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
 
-__all__ = ["Ages", "Gathering"]
+__all__ = ["Gathering"]
 
-Ages = Mapping[tuple[str, str], float]
-"""Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
-
-# Topics and channels that are added before other tasks get their turn: half a millisecond.
-_ADDED_MAX: Final = 100
+# Topics and channels added per turn of the event loop: half a millisecond.
+_ROWS_PER_TURN: Final = 100
 
 
 class Gathering:
-    """A snapshot in the making."""
+    """Builds a snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._added = 0
 
     async def add_silent(self, row: NodeRow, counters: Counters) -> None:
-        """A node that did not answer: what it had when it last did is missing in the sums."""
+        """Add a node that did not answer; its topics and channels count as missing."""
         snapshot = self.snapshot
         snapshot.nodes[row.node] = row
         snapshot.total.missing_nodes += 1
@@ -45,43 +41,43 @@ class Gathering:
                     channel_row.missing_messages += held
             await self._give_turn()
 
-    async def add(
-        self, row: NodeRow, stats: NodeFigures, counters: Counters, now_s: float, ages: Ages | None
+    async def add_answer(
+        self, row: NodeRow, stats: NodeMetrics, counters: Counters, now_s: float, ages: Ages | None
     ) -> None:
-        """Add what a node answered at ``now_s`` (of the clock of ``counters``).
+        """Add the answer of a node, received at ``now_s`` (by the clock of ``counters``).
 
-        ``ages`` is None if the node does not tell them.
+        ``ages`` is None if the node does not report ages.
         """
         snapshot = self.snapshot
         snapshot.nodes[row.node] = row
         row.up, row.health, row.start_time = True, stats.health, stats.start_time
         row.version = stats.version or row.version
         row.nodes = 1
-        counters.begin(now_s, stats.start_time)
+        counters.begin_answer(now_s, stats.start_time)
         for topic in stats.topics or ():
             topic_row = self._add_topic(row, topic, counters, ages)
             for channel in topic.channels or ():
                 self._add_channel(row, topic_row, channel, counters, ages)
                 await self._give_turn()
             await self._give_turn()
-        counters.end()
+        counters.end_answer()
         if row.rate_in is None and counters.known:
             row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = 0.0
         _add_sums(snapshot.total, row)
         snapshot.total.nodes += 1
 
     async def finish(self) -> Snapshot:
-        """All nodes were added: what is known only then."""
+        """Complete the snapshot when all nodes were added."""
         for rows in (self.snapshot.nodes, self.snapshot.topics, self.snapshot.channels):
             for number, row in enumerate(rows.values()):
                 _settle_age(row)
-                if number % _ADDED_MAX == 0:
+                if number % _ROWS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         _settle_age(self.snapshot.total)
         return self.snapshot
 
     async def _give_turn(self) -> None:
-        if self._added >= _ADDED_MAX:
+        if self._added >= _ROWS_PER_TURN:
             self._added = 0
             await trio.lowlevel.checkpoint()
 
@@ -100,28 +96,28 @@ class Gathering:
         return row
 
     def _add_topic(
-        self, node: NodeRow, found: TopicFigures, counters: Counters, ages: Ages | None
+        self, node: NodeRow, metrics: TopicMetrics, counters: Counters, ages: Ages | None
     ) -> TopicRow:
-        name = found.topic_name
+        name = metrics.topic_name
         row = self._topic_row(name)
         row.nodes += 1
-        row.depth += found.depth
-        row.backend_depth += found.backend_depth
-        row.messages += found.message_count
-        row.nbytes += found.message_bytes
-        row.paused = row.paused or found.paused
-        age = _age_s(found.depth, ages, (name, ""))
+        row.depth += metrics.depth
+        row.backend_depth += metrics.backend_depth
+        row.messages += metrics.message_count
+        row.nbytes += metrics.message_bytes
+        row.paused = row.paused or metrics.paused
+        age = _age_s(metrics.depth, ages, (name, ""))
         _add_age(row, age)
         _add_age(node, age)
         node.topics += 1
-        node.depth += found.depth
-        node.backend_depth += found.backend_depth
-        node.messages += found.message_count
-        rates = counters.rates((name, ""), found.message_count, found.depth)
+        node.depth += metrics.depth
+        node.backend_depth += metrics.backend_depth
+        node.messages += metrics.message_count
+        rates = counters.rates((name, ""), metrics.message_count, metrics.depth)
         if rates is not None:
             row.rate_in = (row.rate_in or 0.0) + rates[0]
             node.rate_in = (node.rate_in or 0.0) + rates[0]
-            # What leaves them is counted at their channels.
+            # Outgoing messages are counted at the channels.
             _add_rates(row, _NOTHING)
             _add_rates(node, _NOTHING)
         self._added += 1
@@ -131,34 +127,34 @@ class Gathering:
         self,
         node: NodeRow,
         topic: TopicRow,
-        found: ChannelFigures,
+        metrics: ChannelMetrics,
         counters: Counters,
         ages: Ages | None,
     ) -> None:
-        key = (topic.topic, found.channel_name)
-        row = self._channel_row(topic, found.channel_name)
+        key = (topic.topic, metrics.channel_name)
+        row = self._channel_row(topic, metrics.channel_name)
         row.nodes += 1
-        row.depth += found.depth
-        row.backend_depth += found.backend_depth
-        row.messages += found.message_count
-        row.paused = row.paused or found.paused
-        age = _age_s(found.depth, ages, key)
-        topic.channels_depth += found.depth
+        row.depth += metrics.depth
+        row.backend_depth += metrics.backend_depth
+        row.messages += metrics.message_count
+        row.paused = row.paused or metrics.paused
+        age = _age_s(metrics.depth, ages, key)
+        topic.channels_depth += metrics.depth
         node.channels += 1
-        node.depth += found.depth
-        node.backend_depth += found.backend_depth
-        held = found.depth + found.in_flight_count + found.deferred_count
+        node.depth += metrics.depth
+        node.backend_depth += metrics.backend_depth
+        held = metrics.depth + metrics.in_flight_count + metrics.deferred_count
         rates = counters.rates(
-            key, found.message_count, held, found.requeue_count, found.timeout_count
+            key, metrics.message_count, held, metrics.requeue_count, metrics.timeout_count
         )
         if rates is not None:
             row.rate_in = (row.rate_in or 0.0) + rates[0]
         for each in (row, topic, node):
-            each.in_flight += found.in_flight_count
-            each.deferred += found.deferred_count
-            each.requeues += found.requeue_count
-            each.timeouts += found.timeout_count
-            each.clients += found.client_count
+            each.in_flight += metrics.in_flight_count
+            each.deferred += metrics.deferred_count
+            each.requeues += metrics.requeue_count
+            each.timeouts += metrics.timeout_count
+            each.clients += metrics.client_count
             if age:
                 _add_age(each, age)
             if rates is not None:
@@ -170,14 +166,14 @@ _NOTHING: Final[Rates] = (0.0, 0.0, 0.0, 0.0)
 
 
 def _add_rates(row: Row, rates: Rates) -> None:
-    """All but the rate in."""
+    """Add all rates but the rate in."""
     row.rate_out = (row.rate_out or 0.0) + rates[1]
     row.rate_requeue = (row.rate_requeue or 0.0) + rates[2]
     row.rate_timeout = (row.rate_timeout or 0.0) + rates[3]
 
 
 def _age_s(depth: int, ages: Ages | None, key: tuple[str, str]) -> float | None:
-    """None: something waits, and nobody tells for how long."""
+    """The age for a queue; None: messages wait, and their age is not known."""
     if not depth:
         return 0.0
     return None if ages is None else ages.get(key)
@@ -189,7 +185,7 @@ def _add_age(row: Row, age_s: float | None) -> None:
 
 
 def _settle_age(row: Row) -> None:
-    """A zero that came from nodes where nothing waits tells nothing of those where it does."""
+    """A zero is true only if no message waits on any node; otherwise the age is unknown."""
     waiting = row.depth + (row.channels_depth if isinstance(row, TopicRow) else 0)
     if not row.oldest_age_s:
         row.oldest_age_s = None if waiting or row.missing_nodes else 0.0

@@ -1,21 +1,20 @@
-"""Is anything wrong? What a snapshot shows that somebody should look at.
+"""The problems of a snapshot: what an operator should check.
 
-The limits are here, and docs/watching.md tells them. They are meant to be quiet: what is usual in
-a healthy cluster (a backlog that shrinks, one timeout now and then) is no problem.
+The limits are in this file; docs/watching.md explains them. They are quiet on purpose: a shrinking
+backlog or an occasional timeout is usual in a healthy cluster, and no problem.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 import trio
 
 from admin.watch.history import History, channel_key
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Severity, Snapshot, TopicRow
 
 __all__ = [
     "AGE_CRITICAL_S",
@@ -28,82 +27,56 @@ __all__ = [
     "REQUEUE_SHARE",
     "TIMEOUT_RATE_MIN",
     "TIMEOUT_SHARE",
-    "Problem",
-    "Severity",
     "problems",
 ]
 
-Severity = Literal["critical", "warning", "notice"]
-
 GROWING_S: Final = 300.0
-"""A backlog grows if each third of so many seconds had more of it than the third before."""
+"""A backlog grows if each third of this period had more messages than the third before,"""
 GROWING_MIN: Final = 100
-"""... and it has become larger by so many messages at least,"""
+"""... and it grew by at least this many messages,"""
 GROWING_SHARE: Final = 0.1
-"""... and by so much of what it was."""
+"""... and by at least this share of its size at the start."""
 AGE_WARNING_S: Final = 300.0
-"""The oldest message of a channel waits so long."""
+"""Age of a channel's oldest message."""
 AGE_CRITICAL_S: Final = 3600.0
 LEFT_S: Final = 600.0
-"""A node that held no message, is registered nowhere and has not answered for so long is a warning
-only: it was probably taken out of service."""
+"""A silent node without messages and registration is only a warning after this time: it was
+probably taken out of service."""
 TIMEOUT_RATE_MIN: Final = 0.1
-"""Timeouts per second of a channel that are no accident,"""
+"""Timeouts per second of a channel that are a problem,"""
 TIMEOUT_SHARE: Final = 0.01
-"""... if they are more than so much of the messages that leave it."""
+"""... if they exceed this share of the messages that leave the channel."""
 REQUEUE_RATE_MIN: Final = 0.5
 """The same for requeues."""
 REQUEUE_SHARE: Final = 0.1
 
 _RANK: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "notice": 2}
-# Topics or channels that are looked at in one turn: one or two milliseconds.
-_LOOKED_AT_MAX: Final = 100
-# Of the points of GROWING_S, the share that must be known.
+# Topics or channels checked per turn of the event loop: one or two milliseconds.
+_ROWS_PER_TURN: Final = 100
+# Share of the points of GROWING_S that must be known.
 _KNOWN_SHARE: Final = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong.
-
-    Attributes:
-        severity: critical: messages are lost, refused or stuck, or will be soon; warning: somebody
-            should look today; notice: good to know.
-        what: one sentence.
-        where: the node, the topic, or ``topic / channel``; "" for the cluster.
-        link: path of the page that shows it, below the base path.
-        kind: the rule that found it.
-        weight: messages at stake; among equals the larger comes first.
-    """
-
-    severity: Severity
-    what: str
-    where: str
-    link: str
-    kind: str
-    weight: float = 0.0
-
-
 async def problems(snapshot: Snapshot, history: History) -> list[Problem]:
-    """What is wrong, the worst first. Other tasks get their turn in between."""
-    found = [
+    """The problems, the worst first. Other tasks get their turn in between."""
+    result = [
         Problem("warning", f"{warning[:300]}.", "", "/nodes", "lookup")
         for warning in snapshot.warnings
     ]
     for node in snapshot.nodes.values():
-        found += _of_node(node, snapshot.taken_s)
+        result += _of_node(node, snapshot.taken_s)
     for number, topic in enumerate(snapshot.topics.values()):
         if topic.depth:
-            found += _of_topic(topic)
-        if number % _LOOKED_AT_MAX == 0:
+            result += _of_topic(topic)
+        if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
     for number, channel in enumerate(snapshot.channels.values()):
         if channel.depth or channel.rate_timeout or channel.rate_requeue:
-            found += _of_channel(channel, history)
-        if number % _LOOKED_AT_MAX == 0:
+            result += _of_channel(channel, history)
+        if number % _ROWS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
-    found.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
-    return found
+    result.sort(key=lambda each: (_RANK[each.severity], -each.weight, each.where))
+    return result
 
 
 def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
@@ -112,13 +85,13 @@ def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
         since = (
             f" for {_span(now_s - row.answered_s)}"
             if row.answered_s is not None
-            else " since nsqadmin looks"
+            else " since nsqadmin started"
         )
         held = row.depth + row.in_flight + row.deferred
         what = f"{row.node} has not answered{since}: {row.error}."
         if held:
             what += f" It held {_messages(held, '')} when it last answered."
-        # A node that was emptied, stopped and taken away looks just like this.
+        # A node that was emptied, stopped and removed looks the same.
         left = row.answered_s is not None and now_s - row.answered_s > LEFT_S
         if left and not row.registered and not held:
             yield Problem("warning", what, row.node, link, "node-gone")
@@ -126,23 +99,23 @@ def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:
             yield Problem("critical", what, row.node, link, "node-silent", math.inf)
         return
     if row.health != "OK":
-        what = f"{row.node} says that it is not healthy: {row.health[:300] or 'no reason given'}."
+        what = f"{row.node} reports a problem: {row.health[:300] or 'no reason given'}."
         yield Problem("critical", what, row.node, link, "node-unhealthy", math.inf)
     if not row.registered:
-        what = f"{row.node} answers, but no nsqlookupd tells of it: consumers won't find it."
+        what = f"{row.node} answers but no nsqlookupd lists it: consumers can't find it."
         yield Problem("warning", what, row.node, link, "node-unregistered")
     if row.out_of_date:
-        what = f"{row.node} runs version {row.version}, others a newer one."
+        what = f"{row.node} runs version {row.version}; other nodes run a newer one."
         yield Problem("notice", what, row.node, link, "node-old")
 
 
 def _of_topic(row: TopicRow) -> Iterator[Problem]:
     link = f"/topics/{quote(row.topic, safe='')}"
     if row.paused:
-        what = f"{_messages(row.depth)} held back, for the topic is paused."
+        what = f"{_messages(row.depth)} waiting: the topic is paused."
         yield Problem("notice", what, row.topic, link, "topic-paused", row.depth)
     elif not row.channels:
-        what = f"{_messages(row.depth)} waiting, and there is no channel that takes them."
+        what = f"{_messages(row.depth)} waiting: the topic has no channel."
         yield Problem("notice", what, row.topic, link, "topic-without-channel", row.depth)
 
 
@@ -154,10 +127,10 @@ def _of_channel(row: ChannelRow, history: History) -> Iterator[Problem]:
         return Problem(severity, what, where, link, kind, row.depth)
 
     if row.depth and row.paused:
-        what = f"{_messages(row.depth)} held back, for the channel is paused."
+        what = f"{_messages(row.depth)} waiting: the channel is paused."
         yield problem("notice", what, "channel-paused")
     elif row.depth and not row.clients:
-        what = f"{_messages(row.depth)} waiting, and nobody consumes."
+        what = f"{_messages(row.depth)} waiting: no consumers."
         yield problem("warning", what, "channel-without-consumer")
     elif row.depth:
         if (grown := _growth(row, history)) is not None:
@@ -181,7 +154,7 @@ def _of_channel(row: ChannelRow, history: History) -> Iterator[Problem]:
 
 
 def _growth(row: ChannelRow, history: History) -> int | None:
-    """By how many messages the backlog grew in GROWING_S; None if that is no trend."""
+    """The growth of the backlog in GROWING_S, in messages; None if there is no trend."""
     if row.depth < GROWING_MIN:
         return None
     depths = history.last_depths(channel_key(row.topic, row.channel), GROWING_S)
@@ -197,7 +170,7 @@ def _growth(row: ChannelRow, history: History) -> int | None:
 
 
 def _messages(count: int, are: str | None = None) -> str:
-    """``1 message is`` or ``1,234 messages are``; ``are`` in its place."""
+    """``1 message is`` or ``1,234 messages are``; ``are`` replaces the verb."""
     verb = (" is" if count == 1 else " are") if are is None else are
     return f"{count:,} message{'' if count == 1 else 's'}{verb}"
 

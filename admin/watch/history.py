@@ -1,9 +1,9 @@
-"""The last hour (--history) of depths and rates, in a bounded amount of memory.
+"""Depths and rates of the last hour (--history), in a bounded amount of memory.
 
-Time is cut into `POINTS` slots. A series has for each slot the highest depth and the mean rates
-that polls found. Polls are rarer while nobody looks, so a poll also fills the empty slots of the
-time between two of those. A longer time without an answer stays empty, never zero. There is
-one series for all, and one for each node, topic and channel, up to `SERIES_MAX`; beyond that one
+Time is divided into `POINTS` slots. A series has the highest depth and the mean rates of each slot.
+Polls are less frequent while no page is open, so a poll also fills empty slots up to the previous
+such poll. A longer time without an answer stays empty, never zero. There is one series for the
+cluster, and one for each node, topic and channel, up to `MAX_SERIES`; beyond that one
 with messages takes the place of the one that had none for longest. A series takes 3 kB.
 """
 
@@ -18,20 +18,15 @@ from typing import Final, TypeAlias
 
 import trio
 
-from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
+from admin.watch.snapshot import Row, Snapshot
 
 __all__ = [
+    "MAX_SERIES",
     "POINTS",
-    "SERIES_MAX",
     "WHOLE",
-    "ChannelRow",
     "History",
     "Key",
-    "NodeRow",
-    "Row",
     "Series",
-    "Snapshot",
-    "TopicRow",
     "channel_key",
     "node_key",
     "topic_key",
@@ -41,14 +36,14 @@ Key: TypeAlias = tuple[str, ...]
 WHOLE: Final[Key] = ("whole",)
 
 POINTS: Final = 240
-"""Slots, at most: a chart has hardly more pixels."""
-SERIES_MAX: Final = 10_000
+"""Maximum slots: a chart has hardly more pixels."""
+MAX_SERIES: Final = 10_000
 """30 MB."""
 
 _NAN: Final = math.nan
 _COLUMNS: Final = 3
-# Series that are written before other tasks get their turn: half a millisecond.
-_WRITTEN_MAX: Final = 200
+# Series written per turn of the event loop: half a millisecond.
+_SERIES_PER_TURN: Final = 200
 
 
 def node_key(node: str) -> Key:
@@ -90,7 +85,7 @@ class _Ring:
     def __init__(self, points: int) -> None:
         self.data = array("f", [_NAN]) * (points * _COLUMNS)
         self.slot = -1
-        # How many were written into the newest slot.
+        # Polls written into the newest slot.
         self.polls = 0
 
     def write(
@@ -98,7 +93,7 @@ class _Ring:
     ) -> None:
         """Write a poll into ``slot``, and into up to ``filled`` empty ones before it."""
         if 0 < slot - self.slot - 1 <= filled and self.slot >= 0:
-            # The rates of a poll are the means of the time since the last one.
+            # The rates of a poll are means since the previous poll.
             for empty in range(self.slot + 1, slot):
                 self.write(empty, depth, rate_in, rate_out)
         data = self.data
@@ -115,7 +110,7 @@ class _Ring:
         data[at + 2] = _mean(data[at + 2], rate_out, self.polls)
 
     def _skip(self, slot: int) -> None:
-        """What lies between has nothing in it, and no longer what it had a round ago."""
+        """Clear the slots in between, which hold values of the previous round."""
         data = self.data
         points = len(data) // _COLUMNS
         missed = min(slot - self.slot - 1, points - 1)
@@ -144,7 +139,7 @@ class History:
         interval_s: float,
         *,
         idle_interval_s: float = 0.0,
-        series_max: int = SERIES_MAX,
+        series_max: int = MAX_SERIES,
     ) -> None:
         """Remember ``window_s`` of polls that come every ``interval_s``.
 
@@ -154,7 +149,7 @@ class History:
         self.slot_s = max(interval_s, window_s / self.points)
         self._filled = min(math.ceil(idle_interval_s / self.slot_s), self.points // 2)
         self._series_max = series_max
-        # The one that had messages last comes last.
+        # In the order of their last message, the latest last.
         self._rings: OrderedDict[Key, _Ring] = OrderedDict()
         self._slot = -1
         self._taken_s = 0.0
@@ -167,8 +162,8 @@ class History:
         """Of all points."""
         return len(self._rings) * self.points * _COLUMNS * 4
 
-    async def add(self, snapshot: Snapshot) -> None:
-        """Add what a poll found. A poll of an earlier time than the last is passed over."""
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Add a poll. A poll with an earlier time than the last one is ignored."""
         slot = int(snapshot.taken_s // self.slot_s)
         if slot < self._slot or snapshot.taken_s < self._taken_s:
             self._begin_anew_if_far_back(snapshot.taken_s)
@@ -178,11 +173,11 @@ class History:
         self._slot, self._taken_s = slot, snapshot.taken_s
         for number, (key, depth, row) in enumerate(_rows(snapshot)):
             self._write(slot, key, depth, row)
-            if number % _WRITTEN_MAX == _WRITTEN_MAX - 1:
+            if number % _SERIES_PER_TURN == _SERIES_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
 
     def series(self, key: Key) -> Series | None:
-        """The points of ``key`` up to the last poll; None if nothing is known of it."""
+        """The points of ``key`` up to the last poll; None if there are none."""
         ring = self._rings.get(key)
         if ring is None or ring.slot <= self._slot - self.points:
             return None
@@ -190,7 +185,7 @@ class History:
         columns = list[float](), list[float](), list[float]()
         for slot in range(self._slot - self.points + 1, self._slot + 1):
             times.append((slot + 0.5) * self.slot_s)
-            # What the ring has there may be a round old.
+            # The value in the ring may be from the previous round.
             known = ring.slot - self.points < slot <= ring.slot
             at = slot % self.points * _COLUMNS
             for number, column in enumerate(columns):
@@ -231,7 +226,7 @@ class History:
         )
 
     def _make_room(self, slot: int) -> bool:
-        """Give up the series that had no messages for longest, unless all had some just now."""
+        """Drop the series that had no messages for longest; False if all had some recently."""
         key, ring = next(iter(self._rings.items()))
         at = ring.slot % self.points * _COLUMNS
         busy = ring.slot >= slot - 1 and any(value > 0 for value in ring.data[at : at + _COLUMNS])
@@ -251,7 +246,7 @@ class History:
             del self._rings[key]
 
     def _begin_anew_if_far_back(self, taken_s: float) -> None:
-        """The wall clock was set back, by more than is worth waiting for."""
+        """Start again if the wall clock was set back by more than two slots."""
         if taken_s < self._taken_s - 2 * self.slot_s:
             self._rings.clear()
             self._slot, self._taken_s = -1, 0.0
@@ -274,5 +269,5 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[Key, int, Row]]:
 
 
 def _is_unknown(row: Row) -> bool:
-    """Nobody answered who has it: that is no zero."""
+    """Whether no node that has it answered, so that its values are unknown, not zero."""
     return not row.nodes and row.missing_nodes > 0

@@ -1,11 +1,11 @@
-"""One poll of the cluster for all who look, every --poll-interval; while nobody does, a slow one.
+"""The poller: statistics of all nodes, every --poll-interval while a page is open, else less often.
 
-A poll asks each nsqd at once, `Poller.requests_max` at a time, and is over when all have answered
-or after `ANSWER_WAIT_S`: who answers later is part of the next poll and is not asked twice
-meanwhile. Nodes that did not answer last time are hardly waited for and have places of their own
-in the queue, so that they hold up neither the others nor a viewer. They stay in the list for
-`GONE_S` after nsqlookupds have forgotten them, for that is how a node that died looks. Polls go on
-while nobody looks, every `IDLE_EVERY_S`: a node that dies at night is missed in the morning.
+A poll requests /stats from every nsqd, `Poller.requests_max` at a time. It ends when all have
+answered, or after `ANSWER_WAIT_S`; a later answer is part of the next poll, and the node gets no
+second request meanwhile. Nodes that did not answer the last time are waited for only briefly and
+have a request limit of their own, so that they hold up neither other nodes nor a viewer. A node
+stays in the list for `GONE_S` after nsqlookupds have forgotten it: it may have died. Without
+viewers the cluster is polled every `IDLE_EVERY_S`, so that a death at night shows in the morning.
 """
 
 from __future__ import annotations
@@ -15,49 +15,56 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import trio
 
 from admin.cluster.queries import AllFailed, Cluster
 from admin.cluster.shapes import Producer
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError
-from admin.watch.answers import NodeFigures, ask_ages, ask_figures
-from admin.watch.counters import Counters
-from admin.watch.gathering import Ages, Gathering
+from admin.watch.gathering import Gathering
 from admin.watch.health import problems
 from admin.watch.history import History
-from admin.watch.snapshot import NodeRow, Snapshot
+from admin.watch.node import WatchedNode
+from admin.watch.requests import request_ages, request_stats
+from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
-__all__ = ["AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "NODES_EVERY_S", "NODES_MAX",
-           "SILENT_WAIT_S", "Poller", "WatchEndedError"]  # fmt: skip
+__all__ = [
+    "AGES_EVERY_S",
+    "ANSWER_WAIT_S",
+    "GONE_S",
+    "IDLE_EVERY_S",
+    "MAX_NODES",
+    "NODES_EVERY_S",
+    "SILENT_WAIT_S",
+    "Poller",
+    "WatchEndedError",
+]  # fmt: skip
 
 log = logging.getLogger("trionsq")
 
 ANSWER_WAIT_S: Final = 2.0
-"""A poll does not wait longer for nodes, in seconds."""
+"""Maximum wait of a poll for nodes, in seconds."""
 SILENT_WAIT_S: Final = 0.25
-"""The same if only those are missing that did not answer the last time either."""
+"""The same if all missing nodes did not answer the last poll either."""
 NODES_EVERY_S: Final = 15.0
-"""So often nsqlookupds are asked for nodes; at each poll if one did not answer or none is known."""
+"""Interval of requests to nsqlookupds for nodes; each poll if one failed or no node is known."""
 IDLE_EVERY_S: Final = 30.0
-"""So often the cluster is polled while nobody looks; less often if --poll-interval is longer."""
+"""Interval of polls without viewers; longer if --poll-interval is."""
 GONE_S: Final = 86_400.0
-"""So long a node is remembered, and asked, after nsqlookupds have forgotten it."""
+"""Time for which a node is polled after nsqlookupds have forgotten it."""
 AGES_EVERY_S: Final = 60.0
-"""So often a node is asked how long its messages wait."""
-NODES_MAX: Final = 1_000
-"""Nodes that are asked; nsqlookupds may tell of any number."""
+"""Interval of requests to a node for the ages of its messages."""
+MAX_NODES: Final = 1_000
+"""Maximum nodes that are polled; nsqlookupds may list any number."""
 
-# Nodes that are asked for ages in one poll, at least.
+# Minimum number of nodes per poll that are asked for ages.
 _AGES_MIN: Final = 4
-# Of an interval, the rest between two polls however long a poll takes.
+# Share of an interval that is left between two polls, however long a poll takes.
 _REST_SHARE: Final = 0.2
-# Of what --http-client-max-requests allows: the rest is for pages.
+# Shares of --http-client-max-requests; the rest is for pages.
 _POLL_SHARE: Final = 0.5
 _SILENT_SHARE: Final = 0.25
 
@@ -66,56 +73,14 @@ class WatchEndedError(Exception):
     """The poller has ended; there will be no more snapshots."""
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """What is remembered of a node from poll to poll. Times are of trio's clock."""
-
-    producer: Producer
-    listed_s: float
-    registered: bool = True
-    counters: Counters = field(default_factory=Counters)
-    answer: tuple[NodeFigures, float] | UpstreamError | None = None
-    asked_s: float | None = None
-    silent: bool = False
-    error: str = ""
-    answered_wall_s: float | None = None
-    start_time: int = 0
-    answered: NodeRow | None = None
-    ages: Ages | None = None
-    ages_due_s: float = -math.inf
-    asks_ages: bool = False
-
-    def row(self) -> NodeRow:
-        return NodeRow(
-            node=self.producer.node,
-            hostname=self.producer.hostname,
-            tcp_port=self.producer.tcp_port,
-            version=self.producer.version,
-            out_of_date=self.producer.out_of_date,
-            registered=self.registered,
-            answered_s=self.answered_wall_s,
-        )
-
-    def silent_row(self, error: str) -> NodeRow:
-        """The figures of the last answer, if there was one, and why there is none now."""
-        row = self.row()
-        if self.answered is not None:
-            row = msgspec.structs.replace(
-                self.answered, registered=self.registered, out_of_date=row.out_of_date
-            )
-            row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = None
-        row.up, row.nodes, row.error = False, 0, error
-        return row
-
-
 class Poller:
-    """Snapshots of a cluster: often while there are viewers, seldom while there are none.
+    """Takes snapshots of a cluster: often while there are viewers, otherwise less often.
 
     Attributes:
         interval_s: between the beginnings of two polls.
-        history: what polls found in the last hour (--history).
-        snapshot: what the last poll found, None before the first.
-        requests_max: requests of the poller that are under way at once.
+        history: the polls of the last hour (--history).
+        snapshot: of the last poll, None before the first.
+        requests_max: maximum concurrent requests of the poller.
     """
 
     def __init__(
@@ -140,10 +105,10 @@ class Poller:
         self._limit = trio.CapacityLimiter(max(1, int(most * _POLL_SHARE)))
         self._silent_limit = trio.CapacityLimiter(max(1, int(most * _SILENT_SHARE)))
         self.requests_max = int(self._limit.total_tokens + self._silent_limit.total_tokens)
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, WatchedNode] = {}
         self._warnings: list[str] = []
         self._nodes_due_s = -math.inf
-        self._learning = False
+        self._updating = False
         self._news = trio.Event()
         self._viewers = 0
         self._unwatched_s = -math.inf
@@ -155,35 +120,35 @@ class Poller:
 
     @property
     def viewers(self) -> int:
-        """How many are looking."""
+        """Number of viewers."""
         return self._viewers
 
     @property
     def silent_nodes(self) -> frozenset[str]:
-        """Nodes that did not answer when they were last asked, by name (``host:port``)."""
+        """Nodes that did not answer their last request, by name (``host:port``)."""
         return frozenset(name for name, node in self._nodes.items() if node.silent)
 
     @property
     def knows_nodes(self) -> bool:
-        """Whether it has seen any node."""
+        """Whether any node is known."""
         return bool(self._nodes)
 
     def producer(self, node: str) -> Producer | None:
-        """A node that is watched or was lately, by name; without its topics."""
+        """A node that is or was recently polled, by name; without its topics."""
         known = self._nodes.get(node)
         return None if known is None else known.producer
 
     def producers(self, topic: str) -> list[Producer]:
-        """The nodes that had a topic when they last answered; those that are silent included."""
+        """The nodes that had a topic at their last answer, silent ones included."""
         return [node.producer for node in self._nodes.values() if topic in node.counters.topics]
 
     def topics_at(self, node: str) -> Mapping[str, object]:
-        """The topics that a node had when it last answered."""
+        """The topics of a node at its last answer."""
         known = self._nodes.get(node)
         return {} if known is None else known.counters.topics
 
     def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, int]] | None:
-        """When a node last answered (seconds since 1970), and what its topic held then.
+        """When a node last answered (seconds since 1970), and the messages of a topic there.
 
         Messages by channel; ``""`` is the topic itself. None if it never answered, or did not have
         the topic.
@@ -196,7 +161,7 @@ class Poller:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Somebody looks. Polls stay frequent for two intervals after the last one has gone."""
+        """A viewer, inside the context. Polls stay frequent for two intervals after the last."""
         self._viewers += 1
         self._looked.set()
         try:
@@ -208,10 +173,10 @@ class Poller:
     async def changed(self, after: int) -> Snapshot:
         """The newest snapshot as soon as its sequence is above ``after``.
 
-        To be waited for within `watch`. Who is slow misses some.
+        To be called inside `watch`. A slow caller misses snapshots.
 
         Raises:
-            WatchEndedError: there will be none.
+            WatchEndedError: the poller has ended.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -224,7 +189,7 @@ class Poller:
     async def current(self, wait_s: float = 3.0) -> Snapshot | None:
         """A snapshot for a page: the last one if it is fresh, else the next.
 
-        If that takes longer than ``wait_s``: the last one, however old, None if there is none.
+        After ``wait_s`` without a new one: the last snapshot, however old, or None.
         """
         with self.watch():
             age_s = trio.current_time() - self._published_s
@@ -241,7 +206,7 @@ class Poller:
         """Poll until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_in_time)
+                nursery.start_soon(self._end_in_time, name="nsqadmin end of the poller")
                 began_s = -math.inf
                 while True:
                     await self._until_due(began_s)
@@ -249,15 +214,15 @@ class Poller:
                     try:
                         await self._poll(nursery)
                     except Exception:
-                        # A defect of ours; the next poll may be better.
-                        log.exception("poll failed")
+                        # A bug; the next poll may succeed.
+                        log.exception("poll of the cluster failed")
                     rest_until_s = trio.current_time() + _REST_SHARE * self.interval_s
                     await trio.sleep_until(max(began_s + self.interval_s, rest_until_s))
         finally:
             self._end()
 
     async def _end_in_time(self) -> None:
-        """Viewers go before the connections that they are on are closed."""
+        """End streams at shutdown, before their connections are closed."""
         await self._stopping.wait()
         self._end()
 
@@ -266,7 +231,7 @@ class Poller:
         self._published.set()
 
     async def _until_due(self, began_s: float) -> None:
-        """Wait for a viewer, or until the poll is due that is made without one."""
+        """Wait for a viewer, or until the next poll without viewers is due."""
         idle_until_s = began_s + self._idle_interval_s
         while not self._viewers and (
             self._unwatched_s + 2 * self.interval_s <= trio.current_time() < idle_until_s
@@ -277,22 +242,23 @@ class Poller:
 
     async def _poll(self, nursery: trio.Nursery) -> None:
         began_s = trio.current_time()
-        await self._learn_nodes(nursery)
+        await self._update_nodes(nursery)
         for node in self._nodes.values():
             if node.asked_s is None:
                 node.asked_s = trio.current_time()
-                nursery.start_soon(self._ask, node)
+                name = f"nsqadmin poll of {node.producer.node}"
+                nursery.start_soon(self._request_stats, node, name=name)
         self._choose_for_ages(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
         snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
-        # In an order that does not depend on who answers first.
+        # In an order that does not depend on the order of the answers.
         snapshot.nodes = {name: node.row() for name, node in self._nodes.items()}
         gathering = Gathering(snapshot)
         await self._gather(gathering)
         await gathering.finish()
         snapshot.taken_s = self._wall()
         snapshot.poll_s = trio.current_time() - began_s
-        await self.history.add(snapshot)
+        await self.history.add_snapshot(snapshot)
         snapshot.problems = await problems(snapshot, self.history)
         self.snapshot = snapshot
         self._published_s = trio.current_time()
@@ -300,7 +266,7 @@ class Poller:
         self._published = trio.Event()
 
     async def _gather(self, gathering: Gathering) -> None:
-        """Add answers as they come, and at the end those nodes that gave none."""
+        """Add answers as they arrive, and at the end the nodes without an answer."""
         began_s = trio.current_time()
         missing = dict(self._nodes)
         while True:
@@ -319,31 +285,31 @@ class Poller:
             error = node.error if node.silent else f"no answer within {ANSWER_WAIT_S:g} s"
             await gathering.add_silent(node.silent_row(error), node.counters)
 
-    async def _add(self, gathering: Gathering, node: _Node) -> None:
+    async def _add(self, gathering: Gathering, node: WatchedNode) -> None:
         answer, node.answer = node.answer, None
         if isinstance(answer, tuple):
             row = node.row()
-            figures, answered_s = answer
-            if figures.start_time != node.start_time:
-                node.start_time, node.ages, node.ages_due_s = figures.start_time, None, -math.inf
+            metrics, answered_s = answer
+            if metrics.start_time != node.start_time:
+                node.start_time, node.ages, node.ages_due_s = metrics.start_time, None, -math.inf
             node.answered_wall_s = row.answered_s = self._wall()
-            await gathering.add(row, figures, node.counters, answered_s, node.ages)
+            await gathering.add_answer(row, metrics, node.counters, answered_s, node.ages)
             node.answered = row
         else:
             await gathering.add_silent(node.silent_row(str(answer)), node.counters)
 
-    async def _ask(self, node: _Node) -> None:
-        """One request for the figures of a node. Whatever comes of it is its ``answer``."""
+    async def _request_stats(self, node: WatchedNode) -> None:
+        """Request /stats from a node; the result or error becomes its ``answer``."""
         name = node.producer.node
         limit = self._silent_limit if node.silent else self._limit
         try:
             async with limit:
-                figures = await ask_figures(self._cluster.upstream, name, self._timeout_s)
-            node.answer = figures, trio.current_time()
+                metrics = await request_stats(self._cluster.upstream, name, self._timeout_s)
+            node.answer = metrics, trio.current_time()
         except UpstreamError as error:
             node.answer = error
         except Exception as error:
-            # A defect of ours, which costs this node's row only.
+            # A bug; it costs this node's row only.
             log.exception("poll of %s failed", name)
             node.answer = UpstreamError(name, f"{type(error).__name__}: {error}")
         silent = isinstance(node.answer, UpstreamError)
@@ -355,82 +321,83 @@ class Poller:
         self._news.set()
 
     def _choose_for_ages(self, nursery: trio.Nursery) -> None:
-        """Spread over the polls, for such an answer is long."""
+        """Start requests for ages; a few per poll, because such an answer is long."""
         now_s = trio.current_time()
         count = max(_AGES_MIN, math.ceil(len(self._nodes) * self.interval_s / AGES_EVERY_S))
         due = [
             node
             for node in self._nodes.values()
-            if node.ages_due_s <= now_s and not node.silent and not node.asks_ages
+            if node.ages_due_s <= now_s and not node.silent and not node.requests_ages
         ]
         due.sort(key=lambda node: node.ages_due_s)
         for node in due[:count]:
-            node.asks_ages = True
-            nursery.start_soon(self._ask_ages, node)
+            node.requests_ages = True
+            name = f"nsqadmin poll of ages of {node.producer.node}"
+            nursery.start_soon(self._request_ages, node, name=name)
 
-    async def _ask_ages(self, node: _Node) -> None:
-        """One request for ages; without an answer they are not known."""
+    async def _request_ages(self, node: WatchedNode) -> None:
+        """Request the ages from a node; without an answer they are unknown."""
         node.ages_due_s = trio.current_time() + AGES_EVERY_S
         try:
             async with self._limit:
                 name = node.producer.node
-                node.ages = await ask_ages(self._cluster.upstream, name, self._timeout_s)
+                node.ages = await request_ages(self._cluster.upstream, name, self._timeout_s)
         except UpstreamError as error:
             node.ages = None
             if error.status == 404:
-                # The original's; ask again when it was started anew.
+                # An original nsqd; ask again after its restart.
                 node.ages_due_s = math.inf
         except Exception:
-            # A defect of ours.
+            # A bug.
             node.ages = None
-            log.exception("question for the ages of %s failed", node.producer.node)
+            log.exception("request to %s for message ages failed", node.producer.node)
         finally:
-            node.asks_ages = False
+            node.requests_ages = False
 
-    async def _learn_nodes(self, nursery: trio.Nursery) -> None:
-        """See to it that nodes are known; wait for it only if there are none."""
+    async def _update_nodes(self, nursery: trio.Nursery) -> None:
+        """Request the list of nodes if it is due; wait for it only if no node is known."""
         now_s = trio.current_time()
         due = now_s >= self._nodes_due_s or bool(self._warnings) or not self._nodes
-        if due and not self._learning:
-            self._learning = True
+        if due and not self._updating:
+            self._updating = True
             self._nodes_due_s = now_s + NODES_EVERY_S
-            nursery.start_soon(self._ask_for_nodes)
-        while self._learning and not self._nodes:
+            nursery.start_soon(self._request_nodes, name="nsqadmin poll for nodes")
+        while self._updating and not self._nodes:
             self._news = trio.Event()
             await self._news.wait()
 
-    async def _ask_for_nodes(self) -> None:
-        """One question for nodes. Without an answer those that are known stay."""
+    async def _request_nodes(self) -> None:
+        """Request the list of nodes; without an answer the known nodes stay."""
         try:
-            found = await self._cluster.nodes()
-            self._note_nodes(found.value, found.warnings)
+            result = await self._cluster.nodes()
+            self._note_nodes(result.value, result.warnings)
         except AllFailed as error:
             self._warnings = [str(error)]
         except Exception as error:
-            # A defect of ours.
-            log.exception("question for nodes failed")
+            # A bug.
+            log.exception("request for the list of nodes failed")
             self._warnings = [f"{type(error).__name__}: {error}"]
         finally:
-            self._learning = False
+            self._updating = False
             self._news.set()
 
     def _note_nodes(self, producers: list[Producer], warnings: list[str]) -> None:
         now_s = trio.current_time()
         self._warnings = list(warnings)
-        if len(producers) > NODES_MAX:
-            self._warnings.append(f"{len(producers)} nodes, the first {NODES_MAX} are watched")
-        listed = {producer.node: producer for producer in producers[:NODES_MAX]}
+        if len(producers) > MAX_NODES:
+            self._warnings.append(f"{len(producers)} nodes; only the first {MAX_NODES} are polled")
+        listed = {producer.node: producer for producer in producers[:MAX_NODES]}
         for name, producer in listed.items():
-            # A topic list of each is not needed here.
+            # The topics of a node are not needed here.
             producer.topics = producer.tombstones = None
             node = self._nodes.get(name)
             if node is None:
-                node = self._nodes[name] = _Node(producer, now_s)
+                node = self._nodes[name] = WatchedNode(producer, now_s)
             node.producer, node.listed_s, node.registered = producer, now_s, True
         for name, node in list(self._nodes.items()):
             if name in listed or self._cluster.is_direct:
                 continue
-            # Who does not answer may have been the one who knew it.
+            # An nsqlookupd that did not answer may know the node.
             node.registered = node.registered and bool(warnings)
-            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * NODES_MAX:
+            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * MAX_NODES:
                 del self._nodes[name]

@@ -1,40 +1,39 @@
-"""What one poll of the cluster found: a row for each node, topic and channel, and one of all.
+"""The result of one poll: a row for each node, topic and channel, a total, and the problems.
 
-A row of a topic or a channel has the sums over the nodes that answered. Rates are messages per
-second; None where they are not known, which is before the second poll. ``rate_out`` is what left
-a channel: finished, emptied or dropped; that of a topic, of a node and of all is the sum of its
-channels'. Once published, nothing of a snapshot changes any more.
+A row of a topic or channel has the sums over the nodes that answered. Rates are messages per
+second; None if they are not known, as before the second poll. ``rate_out`` counts the messages that
+left a channel: finished, emptied or dropped; for a topic, a node and the total it is the sum of the
+channels. A published snapshot never changes.
 
-Rows hold no other objects, so the garbage collector need not look at them: in a large cluster it
-would hold the event loop for 70 ms.
+Rows refer to no other objects, so the garbage collector skips them: in a large cluster it would
+hold up the event loop for 70 ms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from admin.watch.health import Problem
+__all__ = ["ChannelRow", "NodeRow", "Problem", "Row", "Severity", "Snapshot", "TopicRow"]
 
-__all__ = ["ChannelRow", "NodeRow", "Row", "Snapshot", "TopicRow"]
+Severity = Literal["critical", "warning", "notice"]
 
 
 class Row(Struct, eq=False, gc=False):
-    """What all rows have.
+    """The fields of all rows.
 
     Attributes:
-        depth: messages waiting, those of ``backend_depth`` on disk. Of a topic: for its channels;
-            of a node and of all: at topics and channels together.
+        depth: messages waiting, ``backend_depth`` of them on disk. Of a topic: its own queue; of a
+            node and in total: at topics and channels together.
         messages: published (a channel: taken from the topic) since each node's start.
-        oldest_age_s: of the oldest message waiting, in seconds; 0 if none waits; None: not known.
+        oldest_age_s: age of the oldest waiting message, in seconds; 0 if none waits; None: unknown.
         paused: on one node at least.
-        nodes: how many nodes the row is the sum of.
-        missing_nodes: nodes that had it at their last answer, and do not answer now. What they
-            have is not in the row.
-        missing_messages: what they held then: waiting, in flight and deferred.
+        nodes: number of nodes in the sums.
+        missing_nodes: nodes that had it at their last answer and do not answer now. They are not
+            in the sums.
+        missing_messages: their messages at that answer: waiting, in flight and deferred.
     """
 
     depth: int = 0
@@ -72,9 +71,9 @@ class TopicRow(Row, eq=False, gc=False):
     """A topic. In flight, deferred, requeues, timeouts and clients are its channels' sums.
 
     Attributes:
-        channels: how many there are, by name.
-        channels_depth: what waits at its channels, in addition to ``depth``.
-        nbytes: of bodies published since each node's start.
+        channels: number of channel names.
+        channels_depth: messages waiting at its channels, in addition to ``depth``.
+        nbytes: bytes of bodies published since each node's start.
     """
 
     topic: str = ""
@@ -88,14 +87,14 @@ class NodeRow(Row, eq=False, gc=False):
 
     Attributes:
         node: ``broadcast_address:http_port``.
-        up: it answered this poll. If not, ``error`` says why, and the figures are those of its
-            last answer, at ``answered_s``.
-        tcp_port: where clients connect, 0 if it is not known.
-        health: what it says of itself, as ``OK`` or ``NOK - ...``.
+        up: whether it answered this poll. If not, ``error`` says why, and the values are those of
+            its last answer, at ``answered_s``.
+        tcp_port: where clients connect, 0 if unknown.
+        health: as the node reports it: ``OK`` or ``NOK - ...``.
         start_time: in seconds since 1970.
         answered_s: when it last answered, in seconds since 1970; None: never.
-        registered: nsqlookupd (or the options) still tells of it.
-        out_of_date: a node with a newer version is there.
+        registered: whether nsqlookupd (or the options) still lists it.
+        out_of_date: whether another node has a newer version.
     """
 
     node: str = ""
@@ -113,18 +112,40 @@ class NodeRow(Row, eq=False, gc=False):
     channels: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem of the cluster.
+
+    Attributes:
+        severity: critical: messages are lost, refused or stuck, or will be soon; warning: check it
+            today; notice: good to know.
+        what: one sentence.
+        where: the node, the topic, or ``topic / channel``; "" for the cluster.
+        link: path of the page that shows it, below the base path.
+        kind: the rule that found it.
+        weight: messages at stake; orders problems of equal severity.
+    """
+
+    severity: Severity
+    what: str
+    where: str
+    link: str
+    kind: str
+    weight: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """What a poll found.
+    """The result of a poll.
 
     Attributes:
         sequence: counts the polls, from 1.
         taken_s: when it was complete, in seconds since 1970.
         poll_s: how long it took, in seconds.
-        total: of all nodes that answered; its ``nodes`` says how many, ``missing_nodes`` how many
-            did not.
-        warnings: what nsqlookupds (or listed nsqds) did not answer when asked for nodes.
-        problems: what is wrong, the worst first.
+        total: sums over the nodes that answered; ``nodes`` is their number, ``missing_nodes`` the
+            number of the others.
+        warnings: errors of nsqlookupds (or listed nsqds) that were asked for nodes.
+        problems: the worst first.
     """
 
     sequence: int

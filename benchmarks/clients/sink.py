@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pipelines.sink.options import SinkOptions
-from pipelines.sink.staged import NsqStagedWriter
-from pipelines.sink.writer import NsqWriter
+from pipelines.sink.writers import NsqStagedWriter, NsqWriter
 
 # Spark's own batches.
 BATCH = 10_000

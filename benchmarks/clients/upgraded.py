@@ -16,10 +16,8 @@ import trio
 
 from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally
 from trionsq.client import Config, Consumer
-from trionsq.client.dial import dial_tcp
-from trionsq.client.handshake import Handshake
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.transport import Transport
+from trionsq.client.handshake import Handshake, dial_tcp
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ColumnDecoder
 
@@ -55,7 +53,7 @@ async def publish(order: Order, layer: str) -> None:
     handshake = Handshake(order.address, plain, LAYERS[layer], ColumnDecoder())
     await handshake.run()
     over = handshake.transport
-    assert isinstance(over, UpgradedTransport)
+    assert isinstance(over, LayeredTransport)
     mpubs = [
         commands.publish_many(order.topic, bodies(number))
         for number in range(order.messages // BATCH)

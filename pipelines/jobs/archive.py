@@ -1,19 +1,20 @@
-"""archive: topics to Parquet, by date and topic, in files of a good size."""
+"""archive: topics to Parquet, by date and topic, compacted to files of the target size."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pipelines.errors import FolderError
 from pipelines.jobs import compact
-from pipelines.jobs.arguments import add_session, add_source, duration
-from pipelines.jobs.files import FolderError, local_folder
-from pipelines.jobs.running import Job, run_query, tell
+from pipelines.jobs.arguments import add_session, add_source, duration, local_folder, source_options
+from pipelines.jobs.job import Job, read_messages, run_query
+from pipelines.jobs.table import Table
+from pipelines.jobs.terminal import print_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
 NAME: Final = "archive"
@@ -36,47 +37,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         type=duration(),
         default="10m",
-        help="0: never; with --once at the end (default: %(default)s)",
+        help="time between compactions, 0: none; with --once after the last batch "
+        "(default: %(default)s)",
     )
     add_session(parser)
 
 
 def with_date(frame: DataFrame) -> DataFrame:
-    """The messages and their date of publishing, in UTC."""
+    """Add the date of publishing, in UTC."""
     from pyspark.sql import functions as f
 
     return frame.withColumn("date", f.to_date("timestamp"))
 
 
 def run(job: Job) -> None:
-    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
+    """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
     arguments = job.arguments
     output = local_folder(arguments.output, "--output")
-    compaction = _Compaction(job, output)
-    from pipelines.jobs.frames import messages, source_options
-    from pipelines.jobs.table import Table
-
+    compaction = _PeriodicCompaction(job, output)
     options = source_options(arguments, job.checkpoint())
     spark = job.spark()
     table = Table(output, partition_by=PARTITION_BY)
     tasks = spark.sparkContext.defaultParallelism
 
     def write(frame: DataFrame, batch: int) -> None:
-        # As many files as cores, for each date and topic; not as many as segments.
+        # For each date and topic at most one file for each core, rather than for each segment.
         table.write(with_date(frame.coalesce(tasks)), batch)
 
     run_query(
         job,
-        messages(spark, options).writeStream.foreachBatch(write),
+        read_messages(spark, options).writeStream.foreachBatch(write),
         table=table,
-        each=compaction.run_if_due,
+        on_poll=compaction.run_if_due,
     )
     if arguments.once and arguments.compact_every and not job.stopping.is_set():
         compaction.run_if_due(force=True)
 
 
-class _Compaction:
-    """Joins files between two looks at the query: archiving goes on meanwhile."""
+class _PeriodicCompaction:
+    """Joins files between two polls of the query, which keeps running."""
 
     def __init__(self, job: Job, output: Path) -> None:
         self._job = job
@@ -84,13 +83,13 @@ class _Compaction:
         self._last_s = time.monotonic()
 
     def run_if_due(self, *, force: bool = False) -> None:
-        """What fails is told, and tried again in its time: the archive itself goes on."""
+        """Compact when it is time. A failure is printed, and retried at the next time."""
         every_s = self._job.arguments.compact_every
         is_due = every_s and time.monotonic() - self._last_s >= every_s
         if self._job.stopping.is_set() or not (is_due or force):
             return
         try:
-            compact.join_files(self._job, self._output)
+            compact.compact_job_table(self._job, self._output)
         except FolderError as error:
-            tell(self._job.name, str(error))
+            print_line(self._job.name, str(error))
         self._last_s = time.monotonic()

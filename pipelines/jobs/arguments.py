@@ -1,26 +1,32 @@
-"""The flags that jobs share. Names are those of the tools, where these have them."""
+"""The flags that jobs share, and the options of format nsq that they become.
+
+A flag has the name that the command line tools use for the same thing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from pipelines.options import duration_s, folder
-from pipelines.options import nbytes as _nbytes
+from pipelines.errors import FolderError, OptionsError, UsageError
+from pipelines.options import byte_size, duration_s, folder
 
 __all__ = [
-    "UsageError",
     "add_addresses",
     "add_destination",
     "add_producer",
     "add_session",
     "add_source",
     "duration",
-    "only_one",
+    "local_folder",
     "pairs",
+    "require_one_kind",
+    "sink_options",
     "size",
+    "source_options",
     "split",
     "window",
 ]
@@ -30,21 +36,17 @@ _WINDOW = re.compile(r"([0-9]+)\s*(ms|s|m|h|d)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-class UsageError(Exception):
-    """Flags that do not go together. Ends a job with the usage and exit code 2."""
-
-
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """Spark's own: --master, --conf."""
+    """Spark's own flags: --master, --conf."""
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", metavar="URL", help="default: spark-submit's, else local[*]")
     group.add_argument(
-        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark's"
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a Spark setting"
     )
 
 
 def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> None:
-    """What a stream is read from, where it keeps its state, and how it runs."""
+    """The topics to read, the folders for the job's state, and the trigger."""
     group = parser.add_argument_group("source")
     group.add_argument(
         "--topic",
@@ -74,28 +76,28 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
         "--checkpoint",
         metavar="DIR",
         required=True,
-        help="where to go on after a restart; one folder for each running job",
+        help="state for the next start; one folder for each running job",
     )
     group.add_argument(
         "--wal",
         metavar="DIR",
-        type=_read(folder),
-        help="the log of received messages; in --checkpoint",
+        type=_argument(folder),
+        help="the log of received messages (default: in --checkpoint)",
     )
     group.add_argument(
         "--trigger",
         metavar="TIME",
         type=duration(),
         default=trigger,
-        help="between batches, 0: none (default: %(default)s)",
+        help="time between microbatches, 0: none (default: %(default)s)",
     )
-    group.add_argument("--once", action="store_true", help="take what there is, then end")
+    group.add_argument("--once", action="store_true", help="read what is available, then exit")
 
 
 def add_destination(
     parser: argparse.ArgumentParser, *, topic_help: str, addresses_help: str
 ) -> None:
-    """Where messages are published, under the names of nsq_to_nsq."""
+    """The topic and the cluster to publish to, under nsq_to_nsq's names."""
     group = parser.add_argument_group("destination")
     group.add_argument("--destination-topic", metavar="TOPIC", help=topic_help)
     add_addresses(group, "destination-", addresses_help)
@@ -120,80 +122,165 @@ def add_producer(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_addresses(group: argparse._ArgumentGroup, prefix: str, more: str = "") -> None:
-    """--nsqd-tcp-address and --lookupd-http-address, with a prefix."""
-    for name, what in (("nsqd-tcp-address", "nsqd"), ("lookupd-http-address", "nsqlookupd")):
+def add_addresses(group: argparse._ArgumentGroup, prefix: str, suffix: str = "") -> None:
+    """--nsqd-tcp-address and --lookupd-http-address, with a prefix to the name."""
+    for name, daemon in (("nsqd-tcp-address", "nsqd"), ("lookupd-http-address", "nsqlookupd")):
         group.add_argument(
             f"--{prefix}{name}",
             metavar="HOST:PORT",
             action="append",
             default=[],
-            help=f"of an {what}{more}; may be given several times",
+            help=f"address of an {daemon}{suffix}; may be repeated",
         )
 
 
-def only_one(first: Sequence[str], second: Sequence[str], prefix: str = "") -> None:
-    """Raise UsageError unless exactly one kind of address is given."""
+def require_one_kind(nsqds: Sequence[str], lookupds: Sequence[str], prefix: str = "") -> None:
+    """Raise UsageError unless there are addresses of exactly one kind."""
     flags = f"--{prefix}nsqd-tcp-address", f"--{prefix}lookupd-http-address"
-    if not first and not second:
+    if not nsqds and not lookupds:
         raise UsageError(f"{flags[0]} or {flags[1]} is required")
-    if first and second:
+    if nsqds and lookupds:
         raise UsageError(f"use {flags[0]} or {flags[1]}, not both")
 
 
-def split(given: Sequence[str]) -> str:
+def split(values: Sequence[str]) -> str:
     """Repeated flags, with or without commas, as one text with commas."""
-    return ",".join(part.strip() for one in given for part in one.split(","))
+    return ",".join(part.strip() for value in values for part in value.split(","))
 
 
-def pairs(flag: str, given: Sequence[str], separator: str = "=") -> dict[str, str]:
-    """``NAME=VALUE`` each. With ``,`` a lone name means true. Raises UsageError."""
-    found = {}
-    for one in given:
-        name, sign, value = one.partition(separator)
+def pairs(flag: str, values: Sequence[str], separator: str = "=") -> dict[str, str]:
+    """Each ``NAME=VALUE`` as an item. With ``,`` a name alone means true. Raises UsageError."""
+    items = {}
+    for text in values:
+        name, sign, value = text.partition(separator)
         if not name or (not sign and separator == "="):
-            raise UsageError(f"{flag}: {one!r} is not NAME{separator}VALUE")
-        found[name] = value if sign else "true"
-    return found
+            raise UsageError(f"{flag}: {text!r} is not NAME{separator}VALUE")
+        items[name] = value if sign else "true"
+    return items
 
 
 # Types of values
 
 
-def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    def read(told: str) -> T:
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse`` with its ValueError as the error that argparse shows."""
+
+    def parse_argument(text: str) -> T:
         try:
-            return parse(told)
+            return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
-    return read
+    return parse_argument
 
 
 def duration() -> Callable[[str], float]:
-    """Seconds of ``1m30s``, ``250ms``."""
-    return _read(duration_s)
+    """``1m30s`` or ``250ms``, in seconds."""
+    return _argument(duration_s)
 
 
-def size(least: int) -> Callable[[str], int]:
-    """Bytes of ``512m``, ``4g``; at least so many."""
+def size(minimum: int) -> Callable[[str], int]:
+    """``512m`` or ``4g``, in bytes; at least ``minimum``."""
 
-    def parse(told: str) -> int:
-        found = _nbytes(told)
-        if found < least:
-            raise ValueError(f"must be at least {least} bytes, not {found}")
-        return found
+    def parse(text: str) -> int:
+        value = byte_size(text)
+        if value < minimum:
+            raise ValueError(f"must be at least {minimum} bytes, not {value}")
+        return value
 
-    return _read(parse)
+    return _argument(parse)
 
 
 def window() -> Callable[[str], str]:
-    """``10s`` in Spark's words: ``10 seconds``."""
+    """``10s``, as Spark writes it: ``10 seconds``."""
 
-    def parse(told: str) -> str:
-        found = _WINDOW.fullmatch(told.strip())
-        if found is None or not int(found[1]):
-            raise ValueError(f"{told!r} is no time such as 10s or 5m")
-        return f"{found[1]} {_UNITS[found[2]]}"
+    def parse(text: str) -> str:
+        match = _WINDOW.fullmatch(text.strip())
+        if match is None or not int(match[1]):
+            raise ValueError(f"{text!r} is not a time such as 10s or 5m")
+        return f"{match[1]} {_UNITS[match[2]]}"
 
-    return _read(parse)
+    return _argument(parse)
+
+
+def local_folder(text: str, flag: str) -> Path:
+    """The folder that a flag names; it is made if necessary.
+
+    Raises:
+        FolderError: it can't be made, or the URL names an object store, which has no rename.
+    """
+    text = text.removeprefix("file://")
+    if "://" in text:
+        raise FolderError(f"{flag}: {text} is a URL; a mounted folder is needed")
+    path = Path(text).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderError(f"{flag}: {path} can't be made: {error.strerror}") from error
+    return path
+
+
+# Options of format nsq
+
+
+def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, str]:
+    """Options of the stream. Raises UsageError."""
+    from pipelines.source.options import StreamOptions
+
+    require_one_kind(arguments.nsqd_tcp_address, arguments.lookupd_http_address)
+    options = {
+        "topic": ",".join(arguments.topic),
+        "channel": arguments.channel,
+        "walPath": arguments.wal or str(checkpoint / "wal"),
+        **_address_options(arguments.nsqd_tcp_address, arguments.lookupd_http_address),
+        **_client_options("--consumer-opt", arguments.consumer_opt),
+        **pairs("--source-option", arguments.source_option),
+    }
+    _check(lambda: StreamOptions.read(options))
+    return options
+
+
+def sink_options(arguments: argparse.Namespace, topic: str | None) -> dict[str, str]:
+    """Options of the sink at the destination, which is the source's cluster by default.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    from pipelines.sink.options import SinkOptions
+
+    nsqds = arguments.destination_nsqd_tcp_address
+    lookupds = arguments.destination_lookupd_http_address
+    if nsqds or lookupds:
+        require_one_kind(nsqds, lookupds, "destination-")
+        client = _client_options("--producer-opt", arguments.producer_opt)
+    else:
+        nsqds, lookupds = arguments.nsqd_tcp_address, arguments.lookupd_http_address
+        values = arguments.producer_opt or getattr(arguments, "consumer_opt", [])
+        client = _client_options("--producer-opt", values)
+    options = {
+        **({} if topic is None else {"topic": topic}),
+        **_address_options(nsqds, lookupds),
+        **client,
+        **pairs("--sink-option", arguments.sink_option),
+    }
+    _check(lambda: SinkOptions.read(options))
+    return options
+
+
+def _address_options(nsqds: list[str], lookupds: list[str]) -> dict[str, str]:
+    if nsqds:
+        return {"nsqd.tcp.addresses": split(nsqds)}
+    return {"lookupd.http.addresses": split(lookupds)}
+
+
+def _client_options(flag: str, values: list[str]) -> dict[str, str]:
+    return {f"client.{name}": value for name, value in pairs(flag, values, ",").items()}
+
+
+def _check(read: Callable[[], object]) -> None:
+    """Raise UsageError with the problems of an OptionsError in one line."""
+    try:
+        read()
+    except OptionsError as error:
+        lines = str(error).partition("\nvalid options:")[0].splitlines()
+        raise UsageError("; ".join(line.strip() for line in lines[1:])) from error

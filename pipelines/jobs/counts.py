@@ -1,4 +1,4 @@
-"""counts: rates and sizes of messages in windows of time, by topic."""
+"""counts: rates and sizes of messages in time windows, by topic."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from pipelines.jobs.arguments import UsageError, add_destination, add_session, add_source, window
-from pipelines.jobs.files import local_folder
-from pipelines.jobs.running import Job, run_query
+from pipelines.errors import UsageError
+from pipelines.jobs.arguments import (
+    add_destination,
+    add_session,
+    add_source,
+    local_folder,
+    sink_options,
+    source_options,
+    window,
+)
+from pipelines.jobs.job import Job, read_messages, run_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,8 +28,8 @@ EXAMPLE: Final = """\
 python -m pipelines counts --topic=orders --nsqd-tcp-address=127.0.0.1:4150 \\
     --checkpoint=run/counts/state --window=10s --once
 """
-# Of one batch; a first run over a long backlog has many windows.
-_LINES_MAX: Final = 1000
+# For each microbatch; the first one of a long backlog has many windows.
+_MAX_LINES: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,19 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         type=window(),
         default="10s",
-        help="by the time of publishing (default: %(default)s)",
+        help="length of a window, by the time of publishing (default: %(default)s)",
     )
     group.add_argument(
         "--watermark",
         metavar="TIME",
         type=window(),
         default="30s",
-        help="later messages than this do not count (default: %(default)s)",
+        help="messages that arrive later than this are not counted (default: %(default)s)",
     )
     group.add_argument(
         "--output",
         metavar="DIR",
-        help="Parquet files with complete windows; without it and a topic: the console",
+        help="folder of Parquet files for complete windows; without this and a topic: the console",
     )
     add_destination(
         parser,
@@ -55,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_session(parser)
 
 
-def counted(frame: DataFrame, width: str, watermark: str) -> DataFrame:
-    """A row for each window and topic: ``start``, ``end``, ``topic``, and the figures.
+def count_windows(frame: DataFrame, width: str, watermark: str) -> DataFrame:
+    """A row for each window and topic: ``start``, ``end``, ``topic``, and the metrics.
 
     Args:
         frame: messages.
-        width: of a window, in Spark's words.
-        watermark: how much later than the newest message one may come.
+        width: of a window, as Spark writes durations.
+        watermark: how much later than the newest message a message may arrive.
     """
     from pyspark.sql import functions as f
 
@@ -69,22 +77,20 @@ def counted(frame: DataFrame, width: str, watermark: str) -> DataFrame:
     windows = frame.withWatermark("timestamp", watermark).groupBy(
         f.window("timestamp", width), "topic"
     )
-    figures = windows.agg(
+    metrics = windows.agg(
         f.count("*").alias("messages"),
         f.sum(size).alias("nbytes"),
         f.max(size).alias("nbytes_max"),
         f.count_if(f.col("attempts") > 1).alias("redelivered"),
     )
     names = ("messages", "nbytes", "nbytes_max", "redelivered")
-    return figures.select(
+    return metrics.select(
         f.col("window.start").alias("start"), f.col("window.end").alias("end"), "topic", *names
     )
 
 
 def run(job: Job) -> None:
-    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
-    from pipelines.jobs.frames import messages, sink_options, source_options
-
+    """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
     arguments = job.arguments
     if arguments.output and arguments.destination_topic:
         raise UsageError("either --output or --destination-topic, not both")
@@ -92,7 +98,9 @@ def run(job: Job) -> None:
     sink = None
     if arguments.destination_topic:
         sink = sink_options(arguments, arguments.destination_topic)
-    frame = counted(messages(job.spark(), options), arguments.window, arguments.watermark)
+    frame = count_windows(
+        read_messages(job.spark(), options), arguments.window, arguments.watermark
+    )
     run_query(job, _writer(frame, sink, arguments.output))
 
 
@@ -111,20 +119,20 @@ def _writer(frame: DataFrame, sink: dict[str, str] | None, output: str | None) -
 def _print(frame: DataFrame, _batch: int) -> None:
     from pyspark.sql import functions as f
 
-    # Times as text: in Python they would be of this machine's zone.
+    # Formatted by Spark: Python would convert times to the local time zone.
     start = f.date_format("start", "yyyy-MM-dd HH:mm:ss").alias("start")
     seconds = (f.unix_millis("end") - f.unix_millis("start")) / 1000
     rows = (
         frame.orderBy("start", "topic")
-        .limit(_LINES_MAX)
+        .limit(_MAX_LINES)
         .select(start, seconds.alias("seconds"), *frame.columns[2:])
         .collect()
     )
-    sys.stdout.write("".join(f"{line_of(**row.asDict())}\n" for row in rows))
+    sys.stdout.write("".join(f"{window_line(**row.asDict())}\n" for row in rows))
     sys.stdout.flush()
 
 
-def line_of(
+def window_line(
     start: str,
     seconds: float,
     topic: str,
@@ -133,7 +141,7 @@ def line_of(
     nbytes_max: int,
     redelivered: int,
 ) -> str:
-    """A window on the console."""
+    """The console's line for a window."""
     return (
         f"{start} +{seconds:g}s  {topic:20}  {messages:>10,}  "
         f"{messages / seconds:>10,.1f}/s  {nbytes / seconds:>12,.0f} B/s  "

@@ -1,7 +1,7 @@
 """deadletter: messages with too many attempts, to a table and a topic.
 
-nsqd counts attempts for each channel. So the job takes over the channel whose consumers fail: it
-gets all of its messages, and what it does not keep has to go somewhere.
+nsqd counts attempts for each channel. So the job takes the place of the failing consumers on their
+channel. It receives all messages of the channel, and the others need a topic of their own.
 """
 
 from __future__ import annotations
@@ -9,10 +9,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
+from pipelines.errors import UsageError
 from pipelines.jobs.archive import PARTITION_BY, with_date
-from pipelines.jobs.arguments import UsageError, add_destination, add_session, add_source
-from pipelines.jobs.files import local_folder
-from pipelines.jobs.running import Job, run_query
+from pipelines.jobs.arguments import (
+    add_destination,
+    add_session,
+    add_source,
+    local_folder,
+    sink_options,
+    source_options,
+)
+from pipelines.jobs.job import Job, persisted, publish_rows, read_messages, run_query
+from pipelines.jobs.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,30 +37,27 @@ python -m pipelines deadletter --topic=orders --channel=billing --attempts=5 \\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     add_source(parser, "", "1s")
-    group = parser.add_argument_group("what is dead, and the rest")
+    group = parser.add_argument_group("dead messages, and the others")
     group.add_argument(
         "--attempts",
         type=int,
         default=5,
-        help="more than so many deliveries on the channel (default: %(default)s)",
+        help="a message with more attempts on the channel is dead (default: %(default)s)",
     )
-    group.add_argument("--output", metavar="DIR", help="folder of a Parquet table for the dead")
     group.add_argument(
-        "--rest-topic", metavar="TOPIC", help="the other messages are published here"
+        "--output", metavar="DIR", help="folder of a Parquet table for dead messages"
     )
-    group.add_argument("--drop-rest", action="store_true", help="the other messages are dropped")
+    group.add_argument("--rest-topic", metavar="TOPIC", help="topic for the other messages")
+    group.add_argument("--drop-rest", action="store_true", help="discard the other messages")
     add_destination(
-        parser, topic_help="topic for the dead", addresses_help=" (default: the source's)"
+        parser, topic_help="topic for dead messages", addresses_help=" (default: the source's)"
     )
     add_session(parser)
 
 
 def run(job: Job) -> None:
-    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
+    """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
     from pyspark.sql import functions as f
-
-    from pipelines.jobs.frames import messages, persisted, publish, sink_options, source_options
-    from pipelines.jobs.table import Table
 
     arguments = job.arguments
     _check(arguments)
@@ -72,23 +77,25 @@ def run(job: Job) -> None:
             if table is not None:
                 table.write(with_date(dead), batch)
             if dead_sink is not None:
-                publish(dead.select("body"), dead_sink)
+                publish_rows(dead.select("body"), dead_sink)
             if rest_sink is not None:
-                publish(frame.where(~is_dead).select("body"), rest_sink)
+                publish_rows(frame.where(~is_dead).select("body"), rest_sink)
 
     run_query(
         job,
-        messages(job.spark(), options).writeStream.foreachBatch(write),
+        read_messages(job.spark(), options).writeStream.foreachBatch(write),
         table=table,
     )
 
 
 def _check(arguments: argparse.Namespace) -> None:
     if not arguments.channel:
-        raise UsageError("--channel is required: the one whose consumers fail")
+        raise UsageError("--channel is required: the channel of the failing consumers")
     if arguments.attempts < 1:
         raise UsageError("--attempts must be at least 1")
     if not arguments.output and not arguments.destination_topic:
         raise UsageError("--output or --destination-topic (or both) is required")
     if bool(arguments.rest_topic) == arguments.drop_rest:
-        raise UsageError("either --rest-topic or --drop-rest is required: all messages come here")
+        raise UsageError(
+            "either --rest-topic or --drop-rest is required: the job gets all messages"
+        )

@@ -6,9 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipelines.jobs.arguments import UsageError, add_destination, add_session, add_source, pairs
-from pipelines.jobs.files import FolderError, local_folder
-from pipelines.jobs.running import Job, run_query
+from pipelines.errors import FolderError, UsageError
+from pipelines.jobs.arguments import (
+    add_destination,
+    add_session,
+    add_source,
+    local_folder,
+    pairs,
+    sink_options,
+    source_options,
+)
+from pipelines.jobs.job import Job, persisted, publish_rows, read_messages, run_query
+from pipelines.jobs.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,21 +40,25 @@ _FORMATS: Final = {".csv": "csv", ".json": "json", ".jsonl": "json", ".orc": "or
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     add_source(parser, NAME, "1s")
-    group = parser.add_argument_group("the join")
+    group = parser.add_argument_group("join")
     group.add_argument(
         "--table",
         metavar="PATH",
         required=True,
-        help="a file or folder: .csv (with a header), .json, .orc, else Parquet",
+        help="the static table, a file or folder: .csv (with a header), .json, .orc, else Parquet",
     )
     group.add_argument(
-        "--table-option", metavar="NAME=VALUE", action="append", default=[], help="of its reader"
+        "--table-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a Spark option for it",
     )
     group.add_argument(
         "--sql",
         metavar="QUERY",
         required=True,
-        help="over the views messages and static; rows without a column body are published as JSON",
+        help="query of the views messages and static; rows without a column body become JSON",
     )
     group.add_argument("--output", metavar="DIR", help="folder of a Parquet table for the result")
     add_destination(
@@ -55,10 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(job: Job) -> None:
-    """Run until stopped. Raises UsageError, FolderError, and what Spark raises."""
-    from pipelines.jobs.frames import messages, persisted, publish, sink_options, source_options
-    from pipelines.jobs.table import Table
-
+    """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
     arguments = job.arguments
     if not arguments.output and not arguments.destination_topic:
         raise UsageError("--output or --destination-topic (or both) is required")
@@ -68,15 +78,15 @@ def run(job: Job) -> None:
         sink = sink_options(arguments, arguments.destination_topic)
     table = Table(local_folder(arguments.output, "--output")) if arguments.output else None
     spark = job.spark()
-    _static(spark, arguments).createOrReplaceTempView("static")
-    messages(spark, options).createOrReplaceTempView("messages")
+    _static_table(spark, arguments).createOrReplaceTempView("static")
+    read_messages(spark, options).createOrReplaceTempView("messages")
 
     def write(frame: DataFrame, batch: int) -> None:
         with persisted(frame):
             if table is not None:
                 table.write(frame, batch)
             if sink is not None:
-                publish(as_messages(frame), sink)
+                publish_rows(as_messages(frame), sink)
 
     run_query(
         job,
@@ -86,7 +96,7 @@ def run(job: Job) -> None:
 
 
 def as_messages(frame: DataFrame) -> DataFrame:
-    """Rows with their column body, else as JSON objects; and ``defer_ms``, if it is there."""
+    """The columns ``body`` and ``defer_ms``, if present; else each row as a JSON object."""
     from pyspark.sql import functions as f
 
     if "body" in frame.columns:
@@ -94,12 +104,12 @@ def as_messages(frame: DataFrame) -> DataFrame:
     return frame.select(f.to_json(f.struct("*")).alias("body"))
 
 
-def _static(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
+def _static_table(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
     path = Path(arguments.table)
     if "://" not in arguments.table and not path.exists():
-        raise FolderError(f"--table: there is no {path}")
-    form = _FORMATS.get(path.suffix, "parquet")
-    options = {"header": "true"} if form == "csv" else {}
+        raise FolderError(f"--table: {path} does not exist")
+    format_ = _FORMATS.get(path.suffix, "parquet")
+    options = {"header": "true"} if format_ == "csv" else {}
     options |= pairs("--table-option", arguments.table_option)
-    where = arguments.table if "://" in arguments.table else str(path.absolute())
-    return spark.read.format(form).options(**options).load(where)
+    location = arguments.table if "://" in arguments.table else str(path.absolute())
+    return spark.read.format(format_).options(**options).load(location)

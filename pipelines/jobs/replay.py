@@ -1,8 +1,9 @@
 """replay: an archive back into a topic, in the order of publishing, at a rate.
 
-First Spark writes what is asked for, sorted, below --checkpoint; so there has to be room for it.
-The job's own process publishes that, for one place keeps the rate, and writes after each portion
-how many are confirmed: a restart goes on there. A crash publishes one portion again.
+First Spark writes the selected messages, sorted, below --checkpoint, which needs room for them.
+Then the job's own process publishes them, because one process has to keep the rate. It saves the
+number of confirmed messages after each chunk, and a restart continues there. A crash publishes one
+chunk again.
 """
 
 from __future__ import annotations
@@ -10,23 +11,33 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipelines.jobs.arguments import UsageError, add_addresses, add_producer, add_session, split
-from pipelines.jobs.files import FolderError, replace_file
-from pipelines.jobs.pace import Pace
-from pipelines.jobs.progress import Progress
-from pipelines.jobs.running import Job, tell
+from pipelines.errors import FolderError, UsageError
+from pipelines.jobs.arguments import (
+    add_addresses,
+    add_producer,
+    add_session,
+    require_one_kind,
+    sink_options,
+    split,
+)
+from pipelines.jobs.compact import batches_of, read_lock
+from pipelines.jobs.job import Job
+from pipelines.jobs.table import replace_file
+from pipelines.jobs.terminal import Progress, print_line
+from pipelines.sink.options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from pipelines.sink.options import SinkOptions
+__all__ = ["ORDER", "PacedChunks", "RateLimit", "ReplayPosition"]
 
 NAME: Final = "replay"
 HELP: Final = "an archive back into a topic: a time range, at a rate"
@@ -35,9 +46,10 @@ python -m pipelines replay --input=run/archive/table --topic=orders \\
     --since=2020-01-01 --rate=5000 --destination-topic=orders_again \\
     --nsqd-tcp-address=127.0.0.1:4150 --checkpoint=run/replay/state
 """
-_PORTION_S: Final = 1.0
-_PORTION_MESSAGES: Final = 50_000
-_SORTED_NBYTES: Final = 64 << 20
+# A crash repeats at most a second's messages.
+_CHUNK_S: Final = 1.0
+_CHUNK_MESSAGES: Final = 50_000
+_SORTED_BYTES: Final = 64 << 20
 _SCHEMA: Final = (
     "channel STRING, nsqd STRING, id STRING, timestamp TIMESTAMP, attempts INT, body BINARY, "
     "date DATE, topic STRING"
@@ -52,42 +64,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--input", metavar="DIR", required=True, help="folder of archive's table")
     group.add_argument("--topic", action="append", required=True, help="one or several")
     group.add_argument(
-        "--since", metavar="TIME", type=moment, help="published then or later: 2026-11-21T10:30"
+        "--since",
+        metavar="TIME",
+        type=parse_time,
+        help="first time of publishing, such as 2026-11-21T10:30",
     )
     group.add_argument(
-        "--until", metavar="TIME", type=moment, help="published earlier; UTC without +01:00"
+        "--until",
+        metavar="TIME",
+        type=parse_time,
+        help="messages published before this time; UTC unless +01:00 or the like is added",
     )
     group = parser.add_argument_group("destination")
-    group.add_argument("--destination-topic", metavar="TOPIC", help="default: a message's own")
+    group.add_argument("--destination-topic", metavar="TOPIC", help="default: each message's own")
     add_addresses(group, "")
     add_producer(group)
     group = parser.add_argument_group("running")
     group.add_argument(
-        "--rate", type=int, default=1000, help="messages a second, 0: all (default: %(default)s)"
+        "--rate",
+        type=int,
+        default=1000,
+        help="messages a second, 0: no limit (default: %(default)s)",
     )
     group.add_argument(
         "--checkpoint",
         metavar="DIR",
         required=True,
-        help="where to go on after a restart; one folder for each replay",
+        help="state for the next start; one folder for each replay",
     )
     add_session(parser)
 
 
-def moment(told: str) -> datetime:
-    """A time of ISO 8601, in UTC unless it says otherwise."""
+def parse_time(text: str) -> datetime:
+    """A time as ISO 8601 writes it; without an offset it is UTC."""
     try:
-        found = datetime.fromisoformat(told)
+        time_ = datetime.fromisoformat(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{told!r} is no time such as 2026-11-21T10:30") from error
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time such as 2026-11-21T10:30"
+        ) from error
+    return time_ if time_.tzinfo else time_.replace(tzinfo=UTC)
 
 
 def run(job: Job) -> None:
-    """Publish all, or until stopped. Raises UsageError, FolderError, and what Spark raises."""
-    from pipelines.jobs.compaction import reading
-    from pipelines.sink.options import SinkOptions
+    """Publish all messages, or those before a signal.
 
+    Raises:
+        UsageError, FolderError: flags or a folder can't be used.
+        SinkError: nsqd took no more.
+        Exception: Spark's.
+    """
     arguments = job.arguments
     if arguments.rate < 0:
         raise UsageError("--rate must be at least 0")
@@ -96,30 +122,28 @@ def run(job: Job) -> None:
         raise FolderError(f"--input: there is no folder {table}")
     sink = SinkOptions.read(_sink_options(arguments))
     checkpoint = job.checkpoint()
-    position = Position(checkpoint / _POSITION, _request_of(arguments))
+    position = ReplayPosition(checkpoint / _POSITION, _request_of(arguments))
     if position.is_done:
-        tell(job.name, "this replay is complete: use a new --checkpoint for another one")
+        print_line(job.name, "this replay is complete: use a new --checkpoint for another one")
         return
     ordered = checkpoint / "sorted"
     if not (ordered / "_SUCCESS").exists():
-        with reading(table):
-            write_sorted(chosen(job.spark(), table, arguments), ordered, _nbytes_of(table))
+        with read_lock(table):
+            frame = select_messages(job.spark(), table, arguments)
+            write_sorted(frame, ordered, _parquet_bytes(table))
     job.close()
-    if _publish_all(job, pieces(ordered, position.rows), sink, position):
+    if _publish_all(job, sorted_batches(ordered, position.rows), sink, position):
         shutil.rmtree(ordered)
 
 
 def _sink_options(arguments: argparse.Namespace) -> dict[str, str]:
-    from pipelines.jobs.arguments import only_one
-    from pipelines.jobs.frames import sink_options
-
-    only_one(arguments.nsqd_tcp_address, arguments.lookupd_http_address)
+    require_one_kind(arguments.nsqd_tcp_address, arguments.lookupd_http_address)
     arguments.destination_nsqd_tcp_address = arguments.destination_lookupd_http_address = []
     return sink_options(arguments, arguments.destination_topic)
 
 
 def _request_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What makes two replays the same one."""
+    """The flags that have to be equal for a replay to resume."""
     return {
         "input": str(Path(arguments.input).absolute()),
         "topic": split(arguments.topic),
@@ -129,12 +153,12 @@ def _request_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class Position:
-    """How far a replay has come, in its checkpoint.
+class ReplayPosition:
+    """Progress of a replay, in a file of its checkpoint.
 
     Attributes:
-        rows: of the sorted ones, those that are confirmed.
-        is_done: all were published.
+        rows: how many of the sorted rows are confirmed.
+        is_done: whether all of them are.
     """
 
     def __init__(self, path: Path, request: dict[str, Any]) -> None:
@@ -144,30 +168,33 @@ class Position:
         self.rows = 0
         self.is_done = False
         try:
-            told = json.loads(path.read_bytes())
-            before = told["request"]
-            self.rows, self.is_done = int(told["rows"]), bool(told["is_done"])
+            content = json.loads(path.read_bytes())
+            previous = content["request"]
+            self.rows, self.is_done = int(content["rows"]), bool(content["is_done"])
         except FileNotFoundError:
-            # Before Spark has sorted for it.
+            # Saved before Spark sorts: the sorted rows belong to this request.
             self.save(0)
             return
         except (ValueError, KeyError, TypeError) as error:
             raise FolderError(f"--checkpoint: {path} is damaged: {error}") from error
-        changed = [name for name in request if before.get(name) != request[name]]
+        changed = [name for name in request if previous.get(name) != request[name]]
         if changed:
             raise FolderError(
                 f"--checkpoint is of a replay with another {', '.join(changed)}: use a new one"
             )
 
     def save(self, rows: int, *, is_done: bool = False) -> None:
-        """Durable when it returns. Raises OSError."""
+        """Durable when this returns. Raises OSError."""
         self.rows, self.is_done = rows, is_done
-        told = {"request": self._request, "rows": rows, "is_done": is_done}
-        replace_file(self._path, json.dumps(told).encode())
+        content = {"request": self._request, "rows": rows, "is_done": is_done}
+        replace_file(self._path, json.dumps(content).encode())
 
 
-def chosen(spark: SparkSession, table: Path, arguments: argparse.Namespace) -> DataFrame:
-    """The messages of the topics in the range: the columns of `ORDER`, and ``body``."""
+# Selecting and sorting
+
+
+def select_messages(spark: SparkSession, table: Path, arguments: argparse.Namespace) -> DataFrame:
+    """The messages of the topics and the time range: the columns of `ORDER`, and ``body``."""
     from pyspark.sql import functions as f
 
     frame = spark.read.schema(_SCHEMA).parquet(str(table))
@@ -181,17 +208,17 @@ def chosen(spark: SparkSession, table: Path, arguments: argparse.Namespace) -> D
     return frame.select(*ORDER, "body")
 
 
-def _micros(moment: datetime) -> Column:
+def _micros(time_: datetime) -> Column:
     from pyspark.sql import functions as f
 
-    return f.lit((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))
+    return f.lit((time_ - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))
 
 
-def _date(moment: datetime) -> date:
-    return moment.astimezone(UTC).date()
+def _date(time_: datetime) -> date:
+    return time_.astimezone(UTC).date()
 
 
-def _nbytes_of(table: Path) -> int:
+def _parquet_bytes(table: Path) -> int:
     return sum(path.stat().st_size for path in table.rglob("*.parquet"))
 
 
@@ -199,21 +226,19 @@ def write_sorted(frame: DataFrame, folder: Path, nbytes: int) -> None:
     """Write the rows in `ORDER`: within each file, and from file to file.
 
     Args:
-        frame: see `chosen`.
-        folder: is complete when ``_SUCCESS`` is in it.
-        nbytes: of the Parquet files that are read.
+        frame: made by `select_messages`.
+        folder: complete when it has ``_SUCCESS``.
+        nbytes: size of the Parquet files that are read.
     """
-    # A task sorts about so many in memory; Parquet is smaller than its rows.
-    parts = max(2, 4 * nbytes // _SORTED_NBYTES)
+    # A task sorts about 64 MiB in memory; rows take about four times their Parquet files.
+    parts = max(2, 4 * nbytes // _SORTED_BYTES)
     ordered = frame.repartitionByRange(parts, *ORDER).sortWithinPartitions(*ORDER)
     ordered.select("topic", "body").write.mode("overwrite").parquet(str(folder))
 
 
-def pieces(folder: Path, skip: int) -> Iterator[pa.RecordBatch]:
-    """The sorted rows from one on, not too many bytes at a time."""
+def sorted_batches(folder: Path, skip: int) -> Iterator[pa.RecordBatch]:
+    """The sorted rows after the first ``skip``, in record batches of about 16 MiB."""
     import pyarrow.parquet as pq
-
-    from pipelines.jobs.compaction import batches_of
 
     for path in sorted(folder.glob("*.parquet")):
         rows = pq.read_metadata(path).num_rows
@@ -226,27 +251,101 @@ def pieces(folder: Path, skip: int) -> Iterator[pa.RecordBatch]:
             skip = max(0, skip - len(batch))
 
 
+# Publishing
+
+
 def _publish_all(
-    job: Job, batches: Iterator[pa.RecordBatch], sink: SinkOptions, position: Position
+    job: Job, batches: Iterator[pa.RecordBatch], sink: SinkOptions, position: ReplayPosition
 ) -> bool:
-    """Whether all are published now."""
-    from pipelines.jobs.portions import Portions
-    from pipelines.sink.writer import publish
+    """Publish chunk after chunk; whether all are published now, rather than stopped."""
+    from pipelines.sink.writers import publish
 
     progress = Progress(job.name)
-    pace = Pace(job.arguments.rate, time.monotonic())
-    portions = Portions(batches, pace, job.stopping)
+    limit = RateLimit(job.arguments.rate, time.monotonic())
+    chunks = PacedChunks(batches, limit, job.stopping)
     columns = ["body"] if job.arguments.destination_topic else ["topic", "body"]
-    begun = position.rows
+    first_row = position.rows
     try:
-        while portions.has_more() and not job.stopping.is_set():
-            publish(portions.next(_PORTION_MESSAGES, _PORTION_S, columns), sink)
-            position.save(begun + portions.given)
-            progress.count(portions.given)
+        while chunks.has_more() and not job.stopping.is_set():
+            publish(chunks.next_chunk(_CHUNK_MESSAGES, _CHUNK_S, columns), sink)
+            position.save(first_row + chunks.rows)
+            progress.add_batch(chunks.rows)
             progress.show()
-        is_done = not portions.has_more()
+        is_done = not chunks.has_more()
         if is_done:
-            position.save(begun + portions.given, is_done=True)
+            position.save(first_row + chunks.rows, is_done=True)
         return is_done
     finally:
-        progress.end()
+        progress.finish()
+
+
+class RateLimit:
+    """At most ``rate`` messages a second, in steps of at most a tenth of a second. No clock."""
+
+    def __init__(self, rate: float, now_s: float) -> None:
+        """*rate*: 0 for no limit."""
+        self.rate = rate
+        self._next_s = now_s
+
+    @property
+    def max_step(self) -> int | None:
+        """The most messages to publish at once; None: any number."""
+        return max(1, int(self.rate / 10)) if self.rate else None
+
+    def wait_s(self, messages: int, now_s: float) -> float:
+        """Seconds until ``messages`` may be published; they count as published then.
+
+        Time without messages is not made up for.
+        """
+        if not self.rate:
+            return 0.0
+        self._next_s = max(self._next_s, now_s)
+        wait = self._next_s - now_s
+        self._next_s += messages / self.rate
+        return wait
+
+
+class PacedChunks:
+    """Splits record batches into chunks, each published and confirmed as a whole, at a rate.
+
+    Attributes:
+        rows: messages yielded so far.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        limit: RateLimit,
+        stopping: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*stopping*: ends a chunk early once it is set."""
+        self.rows = 0
+        self._batches = batches
+        self._limit = limit
+        self._stopping = stopping
+        self._clock = clock
+        self._rest: pa.RecordBatch | None = None
+
+    def has_more(self) -> bool:
+        """Whether there are rows left; reads the next batch if necessary."""
+        while self._rest is None or not self._rest.num_rows:
+            self._rest = next(self._batches, None)
+            if self._rest is None:
+                return False
+        return True
+
+    def next_chunk(
+        self, messages: int, limit_s: float, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Up to ``messages`` messages, or those that the rate allows in ``limit_s`` seconds."""
+        start_s, left = self._clock(), messages
+        while left > 0 and self._clock() - start_s < limit_s and self.has_more():
+            assert self._rest is not None
+            count = min(left, self._limit.max_step or left, self._rest.num_rows)
+            if self._stopping.wait(self._limit.wait_s(count, self._clock())):
+                return
+            part, self._rest = self._rest.slice(0, count), self._rest.slice(count)
+            yield part.select(columns)
+            self.rows += count
+            left -= count

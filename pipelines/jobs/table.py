@@ -1,16 +1,17 @@
-"""A folder of Parquet files in which each batch of a query appears once, whatever crashes.
+"""A folder of Parquet files in which each microbatch of a query appears once, whatever crashes.
 
-Spark writes a batch below ``_staging``, which readers pass over; when it is complete its files are
-renamed into place, under names made of the query and the batch. A batch that comes again after a
-crash goes on where it was: it is written anew, or its renaming is finished, or nothing is left to
-do. So any reader of Parquet sees whole files, and each row once: no log of Spark's is needed to
-tell which files count.
+Spark writes a microbatch below ``_staging``, which readers skip. When it is complete its files are
+renamed into place, with the query's id and the microbatch's number in their names. A microbatch
+that is repeated after a crash resumes: it is written again, or its renames are completed, or there
+is nothing to do. So any reader of Parquet sees whole files and each row once, and needs no log of
+Spark's to know which files count.
 
-Renames need a folder that is mounted (local, NFS): an object store has none.
+Renames need a mounted folder (local, NFS): an object store has none.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -18,19 +19,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipelines.jobs.files import FolderError, replace_file, sync
+from pipelines.errors import FolderError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Table", "publish_batch", "published"]
+__all__ = ["Table", "last_published", "publish_batch", "replace_file", "sync"]
 
 _START_LIMIT_S: Final = 60.0
 _PART: Final = re.compile(r"part-([0-9]+)-.*?(c[0-9]+)\.")
 
 
 class Table:
-    """Where a query's batches go."""
+    """The folder that a query writes its microbatches to."""
 
     def __init__(
         self, path: Path, *, partition_by: Sequence[str] = (), compression: str = "zstd"
@@ -41,20 +42,20 @@ class Table:
         self._compression = compression
         self._query_id: Future[str] = Future()
 
-    def begin(self, query_id: str) -> None:
-        """Whose batches they are: Spark keeps the id in the checkpoint."""
+    def set_query_id(self, query_id: str) -> None:
+        """The query that writes here; Spark keeps its id in the checkpoint."""
         self._query_id.set_result(query_id)
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        """Write a batch, unless it is there already.
+        """Write a microbatch, unless it is published already.
 
         Raises:
             FolderError: the folder can't be written.
         """
-        # The first batch may be here before `begin`.
+        # Spark may call this for the first microbatch before `set_query_id`.
         query_id = self._query_id.result(timeout=_START_LIMIT_S)
         try:
-            if batch <= published(self.path, query_id):
+            if batch <= last_published(self.path, query_id):
                 return
             stage = self.path / "_staging" / query_id / str(batch)
             if not (stage / "_SUCCESS").exists():
@@ -66,8 +67,8 @@ class Table:
             raise FolderError(f"{self.path} can't be written: {error}") from error
 
 
-def published(table: Path, query_id: str) -> int:
-    """The last batch of a query that is wholly there, or -1. Raises OSError."""
+def last_published(table: Path, query_id: str) -> int:
+    """The last microbatch of a query whose files are all in place, or -1. Raises OSError."""
     try:
         return int((table / "_published" / query_id).read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -75,7 +76,7 @@ def published(table: Path, query_id: str) -> int:
 
 
 def publish_batch(table: Path, query_id: str, batch: int) -> None:
-    """Rename the files of a complete batch into place; may be done again. Raises OSError."""
+    """Rename the files of a complete microbatch into place; idempotent. Raises OSError."""
     stage = table / "_staging" / query_id / str(batch)
     files = sorted(stage.rglob("*.parquet"))
     for path in (*files, stage / "_SUCCESS", *{path.parent for path in files}, stage):
@@ -98,6 +99,27 @@ def _between(folder: Path, table: Path) -> list[Path]:
 
 
 def _part_of(name: str) -> str:
-    """Spark's number of the task and the file: equal when a batch is written again."""
-    found = _PART.match(name)
-    return f"{found[1]}-{found[2]}" if found else name.removesuffix(".parquet")
+    """Spark's numbers of the task and the file, the same when a microbatch is written again."""
+    match = _PART.match(name)
+    return f"{match[1]}-{match[2]}" if match else name.removesuffix(".parquet")
+
+
+# Files that survive a power cut: whole, or absent
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file or replace it; durable when this returns. Raises OSError."""
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_bytes(data)
+    sync(draft)
+    draft.replace(path)
+    sync(path.parent)

@@ -1,4 +1,4 @@
-"""What a receiver is told."""
+"""The options of a receiver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipelines.wal.duplicates import IDS_MAX
+from pipelines.wal.duplicates import MAX_IDS
 from trionsq.client import Config
 from trionsq.wire.names import is_valid_name
 
@@ -18,32 +18,33 @@ _MSG_TIMEOUT_MS: Final = 15_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverConfig:
-    """Options of a receiver; checked when the object is made, and picklable.
+    """Options of a receiver, checked when the object is made. Picklable.
 
     Raises:
-        ValueError: a value that it can't have; the text names the attribute.
+        ValueError: an invalid value; the text names the attribute.
 
     Attributes:
-        topics: names; or `topic_pattern`, a regular expression that a topic's whole name matches
-            and that is looked for at the nsqlookupds again and again. One of the two.
+        topics: names; or set `topic_pattern`, a regular expression that matches whole names, for
+            which the nsqlookupds are polled. One of the two.
         channel: name.
         nsqd_tcp_addresses: ``host:port``. lookupd_http_addresses: the same, or URLs.
         max_in_flight: messages received and not yet stored, over all topics and connections; at
             least one for each. nsqd gives a connection at most --max-rdy-count (2500).
-        connections_per_nsqd: for each topic. A connection has at most its share of max_in_flight
-            under way while the disk works, so a single one is slower.
-        msg_timeout_ms: nsqd delivers again what is not stored in so long; it may grant less.
-        client: options of the connections: TLS, compression, AUTH, times. Those that a receiver
-            decides itself (max_in_flight, backoff, max_attempts, ...) have no effect.
-        segment_ms, segment_messages, segment_nbytes: what cuts a segment; half of a connection's
-            RDY waiting does, too.
-        pending_nbytes_max: bodies that wait for the disk; above half of it RDY is 0, above it
-            messages are given back.
-        duplicates_max: ids that are remembered for each topic of an nsqd.
-        connect_timeout_s: if nothing could be connected to in so long from the start, it fails.
-        stop_timeout_s: how long the end may take: storing what waits, giving back the rest.
-        probe_s: a full disk is tried again so often; requeued messages come again after it.
-        topics_max: more topics matching the pattern are an error.
+        connections_per_nsqd: for each topic. While the disk writes, a connection has at most its
+            share of max_in_flight in flight, so a single connection is slower.
+        msg_timeout_ms: nsqd delivers a message again if it is not stored by then; nsqd may grant
+            less.
+        client: options of the connections: TLS, compression, AUTH, times. Options that a receiver
+            sets itself (max_in_flight, backoff, max_attempts, ...) have no effect.
+        segment_ms, segment_messages, segment_bytes: a segment is written at the first of these
+            limits, or when half of a connection's RDY is waiting.
+        max_pending_bytes: bodies that wait for the disk; above half of it RDY is 0, above all of
+            it messages are requeued.
+        max_duplicates: ids remembered for each topic of an nsqd.
+        connect_timeout_s: without any connection by then, the receiver fails.
+        stop_timeout_s: limit of `Receiver.stop`: storing pending messages, requeuing the rest.
+        probe_s: interval at which a full disk is tried again, and delay of requeued messages.
+        max_topics: more topics that match the pattern are an error.
     """
 
     channel: str
@@ -57,13 +58,13 @@ class ReceiverConfig:
     client: Config = field(default_factory=Config)
     segment_ms: int = 50
     segment_messages: int = 20_000
-    segment_nbytes: int = 16 << 20
-    pending_nbytes_max: int = 256 << 20
-    duplicates_max: int = IDS_MAX
+    segment_bytes: int = 16 << 20
+    max_pending_bytes: int = 256 << 20
+    max_duplicates: int = MAX_IDS
     connect_timeout_s: float = 30.0
     stop_timeout_s: float = 15.0
     probe_s: float = 1.0
-    topics_max: int = 1000
+    max_topics: int = 1000
 
     def __post_init__(self) -> None:
         if bool(self.topics) == bool(self.topic_pattern):
@@ -72,7 +73,7 @@ class ReceiverConfig:
             if not is_valid_name(name.encode("utf-8", "surrogatepass")):
                 raise ValueError(f"not a valid name: {name!r}")
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("topics names one twice")
+            raise ValueError("topics has a name twice")
         try:
             re.compile(self.topic_pattern)
         except re.error as error:
@@ -85,14 +86,14 @@ class ReceiverConfig:
             value = getattr(self, option.name)
             if isinstance(value, (int, float)) and not 0 < value < float("inf"):
                 raise ValueError(f"{option.name} must be above 0, not {value}")
-        needed = len(self.topics) * self.connections_per_nsqd
-        if self.max_in_flight < needed:
+        minimum = len(self.topics) * self.connections_per_nsqd
+        if self.max_in_flight < minimum:
             raise ValueError(
-                f"max_in_flight must be at least {needed}: connections_per_nsqd for each topic"
+                f"max_in_flight must be at least {minimum}: connections_per_nsqd for each topic"
             )
 
     def share(self, consumers: int) -> int:
-        """max_in_flight of each of so many consumers."""
+        """The max_in_flight of each consumer, for a number of consumers."""
         return max(1, self.max_in_flight // max(1, consumers))
 
     def client_config(self) -> Config:

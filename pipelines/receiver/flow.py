@@ -1,18 +1,21 @@
-"""How much is taken from nsqds: max_in_flight shared by all consumers, or nothing for a time."""
+"""RDY of a receiver's consumers (max_in_flight shared by all, or 0), and its counters."""
 
 from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
 
 from pipelines.receiver.config import ReceiverConfig
 from trionsq.client import Consumer
 
-__all__ = ["Flow"]
+__all__ = ["FlowControl", "ReceiverStatistics"]
 
 
-class Flow:
-    """RDY of all consumers of a receiver. It is 0 as long as there is any reason to hold.
+class FlowControl:
+    """RDY of all consumers of a receiver; 0 while there is any reason to pause.
 
     Attributes:
-        consumers: with a connection or on the way to one; by topic.
+        consumers: the connected and connecting ones, with their topics.
     """
 
     def __init__(self, config: ReceiverConfig) -> None:
@@ -20,44 +23,78 @@ class Flow:
         self._config = config
         self._reasons: set[str] = set()
 
-    def add(self, consumer: Consumer) -> None:
-        """It takes its share from now on."""
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Give the consumer its share of max_in_flight, and the others theirs anew."""
         self.consumers[consumer] = consumer.topic
-        self._tell()
+        self._set_shares()
 
-    def remove(self, consumer: Consumer) -> None:
-        """It takes nothing more."""
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """Share max_in_flight among the others."""
         self.consumers.pop(consumer, None)
-        self._tell()
+        self._set_shares()
 
-    def hold(self, reason: str) -> None:
-        """RDY 0, until `release` with the same reason."""
+    def pause(self, reason: str) -> None:
+        """Set RDY to 0 until `resume` is called with the same reason."""
         if reason not in self._reasons:
             self._reasons.add(reason)
-            self._tell()
+            self._set_shares()
 
-    def release(self, reason: str) -> None:
-        """That reason is gone."""
+    def resume(self, reason: str) -> None:
+        """Remove a reason to pause."""
         if reason in self._reasons:
             self._reasons.remove(reason)
-            self._tell()
+            self._set_shares()
 
     @property
     def connections(self) -> int:
-        """Over all consumers, now."""
-        return sum(len(consumer.flow.subscriptions) for consumer in self.consumers)
+        """The number of open connections of all consumers."""
+        return sum(len(consumer.flow.connections) for consumer in self.consumers)
 
     @staticmethod
-    def is_waited_for(consumer: Consumer) -> bool:
-        """Whether a connection has half of its RDY or more in flight, so that nsqd soon stops."""
+    def is_half_in_flight(consumer: Consumer) -> bool:
+        """Whether half of a connection's RDY or more is in flight, so that nsqd soon stops."""
         return any(
             share.in_flight * 2 >= share.rdy
-            for subscription in consumer.flow.subscriptions
-            if (share := subscription.share).in_flight
+            for connection in consumer.flow.connections
+            if (share := connection.share).in_flight
         )
 
-    def _tell(self) -> None:
+    def _set_shares(self) -> None:
         share = 0 if self._reasons else self._config.share(len(self.consumers))
         for consumer in self.consumers:
             if consumer.max_in_flight != share:
                 consumer.max_in_flight = share
+
+
+@dataclass(slots=True)
+class ReceiverStatistics:
+    """Counters since the start, and some current values. Written in trio's thread, read in any.
+
+    Attributes:
+        received: messages received from nsqds; each delivery counts.
+        stored: messages written to the log.
+        segments: segments written.
+        duplicates_dropped: messages that were in the log already; finished, not stored again.
+        requeued: messages requeued because the log had no room.
+        pauses: how often the log had no room.
+        is_paused: 1 while RDY is 0 because the log has no room.
+        pending: messages received and not stored yet.
+        pending_bytes: size of their bodies.
+        connections, topics: current numbers.
+    """
+
+    received: int = 0
+    stored: int = 0
+    segments: int = 0
+    duplicates_dropped: int = 0
+    requeued: int = 0
+    pauses: int = 0
+    is_paused: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+    connections: int = 0
+    topics: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The names and values."""
+        return dataclasses.asdict(self)

@@ -1,7 +1,7 @@
 """The receiver: a thread with trio, in it the consumers and the writer.
 
-Tasks: the writer; for each topic and connection a consumer (with the client library's tasks below
-it); one that looks for topics if there is a pattern; one that ends all when told to.
+Tasks: the segment writer; for each topic and connection a consumer (with the client library's tasks
+below it); one that discovers topics, if there is a pattern; one that waits for `Receiver.stop`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Final, NoReturn
 
 import trio
 
+from pipelines.discovery import find_topics
+from pipelines.errors import ReceiverError, WalError
 from pipelines.receiver.config import ReceiverConfig
-from pipelines.receiver.errors import ReceiverError
-from pipelines.receiver.flow import Flow
-from pipelines.receiver.statistics import Statistics
-from pipelines.receiver.topics import find_topics
-from pipelines.receiver.writer import Writer
-from pipelines.wal import Wal, WalError
+from pipelines.receiver.flow import FlowControl, ReceiverStatistics
+from pipelines.receiver.writer import SegmentWriter
+from pipelines.wal import Wal
 from trionsq.client import ClientError, ConfigError, Consumer, ProtocolError
+from trionsq.logtext import first_error
 
 __all__ = ["Receiver"]
 
 log = logging.getLogger("pipelines.receiver")
 
-# Their texts say what is wrong; of anything else only its trace does.
+# Their texts explain the failure; other exceptions are logged with a traceback.
 _EXPLAINED: Final = (ReceiverError, WalError, ClientError, ProtocolError)
-_STOPPING: Final = "the end"
+_STOPPING: Final = "stopping"
 _RETRY_S: Final = 1.0
-# Of stop_timeout_s: for giving messages back; and what is added for the thread's own end.
-_GIVE_BACK_PART: Final = 0.4
+# Part of stop_timeout_s for requeuing messages; and further time for the thread to end
+_REQUEUE_PART: Final = 0.4
 _THREAD_S: Final = 2.0
 
 
 class Receiver:
-    """Fills a log from nsqds. `start`, `stop` and the rest may be called from any thread.
+    """Fills a log from nsqds. Its methods may be called from any thread.
 
     It does not close the log.
     """
@@ -44,22 +44,22 @@ class Receiver:
     def __init__(self, config: ReceiverConfig, wal: Wal) -> None:
         self.config = config
         self.wal = wal
-        self._figures = Statistics()
+        self._statistics = ReceiverStatistics()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
         self._stop = trio.Event()
-        self._flow = Flow(config)
+        self._flow = FlowControl(config)
         self._deadline_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Receiver {self.config.channel} {self._figures}>"
+        return f"<Receiver {self.config.channel} {self._statistics}>"
 
     # For other threads
 
     def start(self) -> None:
-        """Start the thread; it connects by itself. Once; raises RuntimeError the second time."""
+        """Start the thread, which connects. Raises RuntimeError at a second call."""
         if self._thread is not None:
             raise RuntimeError("the receiver was started already")
         self._thread = threading.Thread(target=self._run, name="nsq receiver", daemon=True)
@@ -68,32 +68,32 @@ class Receiver:
 
     @property
     def end(self) -> int:
-        """The log's end: what is before it is durable, and finished or about to be."""
+        """The end of the log: messages before it are durable, and finished or about to be."""
         return self.wal.end
 
     def statistics(self) -> dict[str, int]:
-        """Figures by name, see `pipelines.receiver.statistics.Statistics`; and the log's."""
-        log_figures = {
-            "wal_nbytes": self.wal.nbytes,
+        """The counters of `ReceiverStatistics` by name, and those of the log."""
+        log_statistics = {
+            "wal_bytes": self.wal.nbytes,
             "wal_segments": self.wal.segment_count,
             "wal_first": self.wal.first,
             "wal_end": self.wal.end,
             "wal_committed": self.wal.committed,
         }
-        return self._figures.as_dict() | log_figures
+        return self._statistics.as_dict() | log_statistics
 
     def check(self) -> None:
-        """Raise ReceiverError if the thread has failed; its cause is attached."""
+        """Raise ReceiverError if the thread has failed, with the cause attached."""
         if self._failure is not None:
             raise ReceiverError(f"the receiver failed: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """Take no more, store and finish what was received, give back the rest, end the thread.
+        """Set RDY to 0, store and finish received messages, requeue the rest, end the thread.
 
-        A second call does nothing. Takes up to ``stop_timeout_s`` and a little.
+        Takes up to ``stop_timeout_s`` and two seconds. A second call does nothing.
 
         Raises:
-            ReceiverError: it did not end in time (the disk hangs, most likely).
+            ReceiverError: the thread did not end in time; most likely the disk hangs.
         """
         if self._thread is None:
             return
@@ -103,7 +103,7 @@ class Receiver:
         limit_s = self.config.stop_timeout_s + _THREAD_S
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            raise ReceiverError(f"the receiver did not end within {limit_s:g} s")
+            raise ReceiverError(f"the receiver did not stop within {limit_s:g} s")
 
     # The thread
 
@@ -111,54 +111,54 @@ class Receiver:
         try:
             trio.run(self._main)
         except BaseException as error:
-            self._failure = _first(error)
-            trace = None if _is_explained(error) else error
-            log.error("the receiver failed: %s", self._failure, exc_info=trace)
+            self._failure = first_error(error)
+            defect = None if _is_explained(error) else error
+            log.error("the receiver failed: %s", self._failure, exc_info=defect)
         finally:
-            self._figures.connections = 0
+            self._statistics.connections = 0
             self._started.set()
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._deadline_s = trio.current_time() + self.config.connect_timeout_s
         self._started.set()
-        writer = Writer(self.config, self.wal, self._flow, self._figures)
+        writer = SegmentWriter(self.config, self.wal, self._flow, self._statistics)
         async with trio.open_nursery() as outer:
             outer.start_soon(writer.run, name="writer")
             async with trio.open_nursery() as consumers:
                 consumers.start_soon(
-                    self._end_when_told, writer, consumers.cancel_scope, name="end"
+                    self._wait_for_stop, writer, consumers.cancel_scope, name="stop"
                 )
-                consumers.start_soon(self._count, name="figures")
+                consumers.start_soon(self._update_gauges, name="statistics")
                 if self.config.topic_pattern:
-                    consumers.start_soon(self._look_for_topics, consumers, writer, name="topics")
+                    consumers.start_soon(self._discover_topics, consumers, writer, name="topics")
                 else:
                     for topic in self.config.topics:
-                        self._begin(topic, consumers, writer)
+                        self._start_consumers(topic, consumers, writer)
             outer.cancel_scope.cancel()
 
-    async def _end_when_told(self, writer: Writer, scope: trio.CancelScope) -> None:
+    async def _wait_for_stop(self, writer: SegmentWriter, scope: trio.CancelScope) -> None:
         await self._stop.wait()
-        self._flow.hold(_STOPPING)
-        with trio.move_on_after(self.config.stop_timeout_s * (1 - _GIVE_BACK_PART)):
+        self._flow.pause(_STOPPING)
+        with trio.move_on_after(self.config.stop_timeout_s * (1 - _REQUEUE_PART)):
             await writer.drain()
-        # Consumers give back what is unanswered when they are left.
+        # A consumer requeues its unanswered messages when it is closed.
         scope.cancel()
 
-    async def _count(self) -> NoReturn:
+    async def _update_gauges(self) -> NoReturn:
         while True:
-            self._figures.connections = self._flow.connections
-            self._figures.topics = len(set(self._flow.consumers.values()))
+            self._statistics.connections = self._flow.connections
+            self._statistics.topics = len(set(self._flow.consumers.values()))
             await trio.sleep(0.2)
 
     # Consumers
 
-    def _begin(self, topic: str, consumers: trio.Nursery, writer: Writer) -> None:
+    def _start_consumers(self, topic: str, consumers: trio.Nursery, writer: SegmentWriter) -> None:
         for number in range(self.config.connections_per_nsqd):
             name = f"consumer {number + 1} of {topic}"
             consumers.start_soon(self._consume, topic, writer, name=name)
 
-    async def _consume(self, topic: str, writer: Writer) -> None:
+    async def _consume(self, topic: str, writer: SegmentWriter) -> None:
         while True:
             consumer = Consumer(
                 topic,
@@ -166,65 +166,58 @@ class Receiver:
                 nsqd_tcp_addresses=self.config.nsqd_tcp_addresses,
                 lookupd_http_addresses=self.config.lookupd_http_addresses,
                 config=self.config.client_config(),
-                drain_timeout_s=self.config.stop_timeout_s * _GIVE_BACK_PART,
+                drain_timeout_s=self.config.stop_timeout_s * _REQUEUE_PART,
             )
-            # Known before it is connected: it must not begin with more than its share.
-            self._flow.add(consumer)
+            # Added before it connects, so that it starts with its share.
+            self._flow.add_consumer(consumer)
             try:
                 async with consumer:
                     async for batch in consumer.batches():
-                        writer.take(consumer, batch)
+                        writer.add_batch(consumer, batch)
             except ConfigError:
                 raise
             except (ClientError, ProtocolError) as error:
                 self._may_retry(error)
                 log.warning("%s: %s", topic, error)
             finally:
-                self._flow.remove(consumer)
+                self._flow.remove_consumer(consumer)
             await trio.sleep(_RETRY_S)
 
     def _may_retry(self, error: Exception) -> None:
-        """Raise the error once too much time has passed without any success."""
-        if trio.current_time() >= self._deadline_s and not self._figures.received:
+        """Raise the error if connect_timeout_s has passed without a message."""
+        if trio.current_time() >= self._deadline_s and not self._statistics.received:
             raise ReceiverError(
                 f"no connection within {self.config.connect_timeout_s:g} s: {error}"
             ) from error
 
-    async def _look_for_topics(self, consumers: trio.Nursery, writer: Writer) -> NoReturn:
+    async def _discover_topics(self, consumers: trio.Nursery, writer: SegmentWriter) -> NoReturn:
         config = self.config
         known: set[str] = set()
         while True:
             try:
-                found = await find_topics(
+                topics = await find_topics(
                     config.lookupd_http_addresses, config.topic_pattern, config.client
                 )
             except ClientError as error:
-                log.warning("no topics: %s", error)
+                log.warning("topic discovery failed: %s", error)
                 if not known:
                     self._may_retry(error)
                 await trio.sleep(_RETRY_S)
                 continue
-            if len(known | found) > config.topics_max:
+            if len(known | topics) > config.max_topics:
                 raise ReceiverError(
-                    f"{len(known | found)} topics match {config.topic_pattern!r}, more than "
-                    f"topics_max ({config.topics_max})"
+                    f"{len(known | topics)} topics match {config.topic_pattern!r}, more than "
+                    f"max_topics ({config.max_topics})"
                 )
-            for topic in sorted(found - known):
+            for topic in sorted(topics - known):
                 log.info("found topic %s", topic)
-                self._begin(topic, consumers, writer)
-            known |= found
+                self._start_consumers(topic, consumers, writer)
+            known |= topics
             await trio.sleep(config.client.lookupd_poll_interval_s)
 
 
 def _is_explained(error: BaseException) -> bool:
-    """Whether nothing in it is a defect."""
+    """Whether every exception in it explains itself."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_explained, error.exceptions))
     return isinstance(error, _EXPLAINED)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Of a group the first: consumers mostly fail all at once and for one reason."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -1,12 +1,10 @@
 """The Spark sink: ``df.writeStream.format("nsq")`` and ``df.write.format("nsq")``.
 
 - `options`: the options, the same for both
-- `columns`: which columns there may be
-- `parcels`: rows become commands, framed in bulk
-- `nsqds`: who takes them: in turn, with fail-over, bounded retries, confirmed
-- `writer`: at least once: tasks publish
-- `staged`: published once, when the batch is complete; its folder is `stage`, on `arrowfiles`
-- `errors`: what can go wrong
+- `commands`: rows become commands, after a check of their columns
+- `nsqds`: publishes commands: nsqds in rotation, failover, bounded retries
+- `writers`: what Spark calls: direct (at least once) and staged (once a microbatch is complete)
+- `stage`: the folder of staged mode, with `stagedfile` for each task
 
-This needs the ``spark`` extra; nothing else of trionsq imports it.
+It needs the ``spark`` extra; of trionsq only `pipelines.source.datasource` imports it.
 """

@@ -1,18 +1,19 @@
-"""The folder of staged mode: rows wait there as commands until their batch is published, once.
+"""The folder of staged mode: commands wait there until their microbatch is published, once.
 
-- ``<random>.arrow``: the parcels of one task, durable (written as ``.tmp``, fsync, rename, fsync of
-  the folder) before the task succeeds
-- ``batch-<n>.journal``: what batch n is: its files, and a mark for each parcel that nsqd has
-  confirmed; there from the decision to publish until all is published
-- ``PUBLISHED.json``: the last batch that is published, and whose query it is
+- ``<random>.arrow``: the command batches of one task, durable before the task succeeds (written as
+  ``.tmp``, fsync, rename, fsync of the folder)
+- ``batch-<n>.journal``: the files of microbatch n, and a mark for each command batch that nsqd has
+  confirmed; it exists from the decision to publish until everything is published
+- ``PUBLISHED.json``: the last published microbatch, and the id of its query
 - ``LOCK``: held by the one process that publishes
 
-A batch that is repeated finds its journal, and goes on with the files named there, whatever the
-tasks have staged this time; or it finds that all is done. The marks have their place in the file
-from the start, so that a full disk can't come between a confirmation and its mark.
+A microbatch that is repeated finds its journal and continues with the files named there, whatever
+its tasks have staged this time; or it finds that everything is published. The journal has room for
+the marks from the start, so that a full disk can't come between a confirmation and its mark.
 
-What remains: a parcel that was sent, but not marked, when the process or nsqd's connection died. It
-is published again, and may then be there twice. There is one such parcel at a time.
+One case is left: the process or nsqd's connection may end between sending a command batch and
+marking it. That command batch is published again, and nsqd may then have it twice. There is at most
+one such command batch at a time.
 """
 
 from __future__ import annotations
@@ -21,47 +22,36 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
 
-from pipelines.sink.arrowfiles import DiskReader, DiskWriter
-from pipelines.sink.errors import StageError
-from pipelines.sink.parcels import Parcel
-from pipelines.wal.disk import Disk, DiskFile, read_whole, write_durably
+from pipelines.errors import StageError
+from pipelines.sink.commands import CommandBatch
+from pipelines.sink.stagedfile import (
+    StagedFile,
+    open_commands,
+    read_command_batch,
+    write_commands,
+)
+from trionsq.disk import Disk, DiskFile, read_file, replace_file
 
-__all__ = ["PUBLISHED", "Stage", "StagedFile"]
+__all__ = ["PUBLISHED", "Stage"]
 
 PUBLISHED: Final = "PUBLISHED.json"
 _VERSION: Final = 1
 _JOURNAL: Final = re.compile(r"batch-([0-9]{1,19})\.journal")
-_OURS: Final = re.compile(r"[0-9a-f]{32}\.(arrow|tmp)|batch-[0-9]{1,19}\.tmp|PUBLISHED\.tmp")
-_WAITS, _DONE = b"0", b"1"
-
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("rows", pa.int32(), nullable=False),
-        pa.field("commands", pa.list_(pa.large_binary()), nullable=False),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """What a task has staged. ``parcels`` and ``rows`` are numbers."""
-
-    name: str
-    parcels: int
-    rows: int
+_OWN_FILE: Final = re.compile(r"[0-9a-f]{32}\.(arrow|tmp)|batch-[0-9]{1,19}\.tmp|PUBLISHED\.tmp")
+_UNCONFIRMED, _CONFIRMED = b"0", b"1"
+# The journal's key for the number of command batches in a file
+_BATCHES: Final = "parcels"
 
 
 class Stage:
-    """The folder. Tasks `write`; the driver does the rest, one process at a time.
+    """The folder. Tasks call `write`; the driver calls the rest, one process at a time.
 
-    Every call raises StageError when the disk fails, or what is there does not fit.
+    Every method raises StageError when the disk fails or the folder belongs to another query.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -69,20 +59,15 @@ class Stage:
 
     # Tasks
 
-    def write(self, query: str, groups: Iterable[Iterable[Parcel]]) -> StagedFile | None:
-        """Stage parcels, durably; None if there are none. A failure leaves at most a draft."""
-        self._published(query)
+    def write(self, query: str, groups: Iterable[Iterable[CommandBatch]]) -> StagedFile | None:
+        """Stage command batches, durably; None for none. A failure leaves at most a draft."""
+        self._last_published(query)
         name = uuid4().hex
         draft = f"{name}.tmp"
-        parcels = rows = 0
-        with self._failing("staging rows failed"):
+        with self._stage_errors("staging rows failed"):
             file = self._disk.create(draft)
             try:
-                with pa.ipc.new_file(pa.PythonFile(DiskWriter(file), "w"), _SCHEMA) as writer:
-                    for group in groups:
-                        for parcel in group:
-                            writer.write_batch(_batch_of(parcel))
-                            parcels, rows = parcels + 1, rows + parcel.rows
+                batches, rows = write_commands(file, groups)
                 file.sync()
             except BaseException:
                 with suppress(OSError):
@@ -90,12 +75,12 @@ class Stage:
                 raise
             finally:
                 file.close()
-            if not parcels:
+            if not batches:
                 self._disk.unlink(draft)
                 return None
             self._disk.rename(draft, f"{name}.arrow")
             self._disk.sync_folder()
-        return StagedFile(f"{name}.arrow", parcels, rows)
+        return StagedFile(f"{name}.arrow", batches, rows)
 
     # The driver
 
@@ -104,30 +89,30 @@ class Stage:
         query: str,
         batch: int,
         files: Sequence[StagedFile],
-        deliver: Callable[[Parcel], Awaitable[None]],
+        publish: Callable[[CommandBatch], Awaitable[None]],
     ) -> int:
-        """Publish a batch, or what is left of it; how many rows this call has published.
+        """Publish a microbatch, or the rest of it; the number of rows that this call published.
 
         Args:
-            query: whose batch it is; Spark's id, which stays with the checkpoint.
-            batch: its number.
-            files: what its tasks have staged.
-            deliver: returns when nsqd has confirmed the parcel; what it raises comes out.
+            query: Spark's id of the query, which the checkpoint keeps.
+            batch: number of the microbatch.
+            files: staged by its tasks.
+            publish: returns when nsqd has confirmed the command batch; its exceptions pass through.
         """
-        last = self._published(query)
+        last = self._last_published(query)
         journal = self._find_journal(query, batch, last)
         if journal is None and batch > last:
-            journal = self._decide(query, batch, files)
+            journal = self._create_journal(query, batch, files)
         rows = 0
         if journal is not None:
-            rows = await self._publish(journal, deliver)
+            rows = await self._publish(journal, publish)
             self._write_json(PUBLISHED, {"query": query, "batch": batch})
         self.sweep()
         return rows
 
     def sweep(self) -> None:
-        """Remove files that no unfinished batch needs. For a moment without tasks of this query."""
-        with self._failing("clearing the folder failed"):
+        """Remove files that no unfinished microbatch needs, while no task of this query runs."""
+        with self._stage_errors("removing old files failed"):
             last = self._read_published()["batch"]
             needed: set[str] = set()
             for name, batch in self._journals():
@@ -136,29 +121,29 @@ class Stage:
                 else:
                     needed.update(file["name"] for file in self._head_of(name)["files"])
             for name in self._disk.names():
-                if _OURS.fullmatch(name) and name not in needed:
+                if _OWN_FILE.fullmatch(name) and name not in needed:
                     with suppress(FileNotFoundError):
                         self._disk.unlink(name)
 
     def abandon(self, query: str, files: Sequence[StagedFile]) -> None:
-        """Remove what the tasks of a failed batch have staged, but for a batch that is begun.
+        """Remove the files of a failed microbatch, unless its publishing has begun.
 
-        In the folder of another query only these files are touched.
+        In the folder of another query only these files are removed.
         """
         owner = self._owner()
         if owner is None or owner == query:
             self.sweep()
             return
         for file in files:
-            with self._failing("removing a file failed"), suppress(FileNotFoundError):
+            with self._stage_errors("removing a file failed"), suppress(FileNotFoundError):
                 self._disk.unlink(file.name)
 
-    def _decide(self, query: str, batch: int, files: Sequence[StagedFile]) -> str:
-        """Make the journal: from here on these files are the batch."""
-        there = set(self._disk.names())
-        if missing := [file.name for file in files if file.name not in there]:
+    def _create_journal(self, query: str, batch: int, files: Sequence[StagedFile]) -> str:
+        """Write the journal: from now on the microbatch consists of these files."""
+        names = set(self._disk.names())
+        if missing := [file.name for file in files if file.name not in names]:
             raise StageError(
-                f"{self._disk.path} lacks {', '.join(missing)}: all machines have to see the same "
+                f"{self._disk.path} lacks {', '.join(missing)}: all machines must see the same "
                 "folder, and no other query may use it"
             )
         head = {
@@ -166,72 +151,67 @@ class Stage:
             "query": query,
             "batch": batch,
             "files": [
-                {"name": file.name, "parcels": file.parcels, "rows": file.rows} for file in files
+                {"name": file.name, _BATCHES: file.batches, "rows": file.rows} for file in files
             ],
         }
-        marks = _WAITS * sum(file.parcels for file in files)
+        marks = _UNCONFIRMED * sum(file.batches for file in files)
         name = f"batch-{batch}.journal"
-        with self._failing("beginning a batch failed"):
+        with self._stage_errors("writing the journal failed"):
             data = json.dumps(head).encode() + b"\n" + marks
-            write_durably(self._disk, f"batch-{batch}.tmp", name, data)
+            replace_file(self._disk, name, data, draft=f"batch-{batch}.tmp")
         return name
 
-    async def _publish(self, journal: str, deliver: Callable[[Parcel], Awaitable[None]]) -> int:
+    async def _publish(
+        self, journal: str, publish: Callable[[CommandBatch], Awaitable[None]]
+    ) -> int:
         head = self._head_of(journal)
         rows = 0
         with self._opened(journal) as file:
             data = file.read(file.size(), 0)
             start = data.index(b"\n") + 1
             marks = data[start:]
-            if len(marks) != sum(staged["parcels"] for staged in head["files"]):
+            if len(marks) != sum(entry[_BATCHES] for entry in head["files"]):
                 raise self._damaged(journal, "the number of its marks is wrong")
-            at = 0
-            for staged in head["files"]:
-                with self._parcels_of(staged) as parcels:
-                    for parcel in parcels(marks[at : at + staged["parcels"]]):
-                        await deliver(parcel.content)
-                        with self._failing("marking what was published failed"):
-                            file.write(_DONE, start + at + parcel.number)
+            for entry in head["files"]:
+                count = entry[_BATCHES]
+                with self._command_batches(entry) as read_batch:
+                    for index in range(count):
+                        if marks[index : index + 1] == _CONFIRMED:
+                            continue
+                        batch = read_batch(index)
+                        await publish(batch)
+                        with self._stage_errors("marking a command batch failed"):
+                            file.write(_CONFIRMED, start + index)
                             file.sync()
-                        rows += parcel.content.rows
-                at += staged["parcels"]
+                        rows += batch.rows
+                start, marks = start + count, marks[count:]
         return rows
 
     # Files
 
     @contextmanager
-    def _parcels_of(
-        self, staged: dict[str, Any]
-    ) -> Iterator[Callable[[bytes], Iterator[_Numbered]]]:
-        """A function that yields the parcels without a mark, read one by one."""
-        name = staged["name"]
+    def _command_batches(self, entry: dict[str, Any]) -> Iterator[Callable[[int], CommandBatch]]:
+        """A function that reads one command batch of a staged file."""
+        name = entry["name"]
         with self._opened(name) as file:
             try:
-                reader = pa.ipc.open_file(pa.PythonFile(DiskReader(file), "r"))
-                if reader.num_record_batches != staged["parcels"]:
-                    raise self._damaged(name, f"{reader.num_record_batches} parcels")
+                reader = open_commands(file)
+                if reader.num_record_batches != entry[_BATCHES]:
+                    raise self._damaged(name, f"{reader.num_record_batches} command batches")
             except pa.ArrowException as error:
                 raise self._damaged(name, error) from error
 
-            def parcels(marks: bytes) -> Iterator[_Numbered]:
-                for number in range(len(marks)):
-                    if marks[number : number + 1] != _DONE:
-                        yield _Numbered(number, self._parcel_of(reader, number, name))
+            def read_batch(index: int) -> CommandBatch:
+                try:
+                    return read_command_batch(reader, index)
+                except pa.ArrowException as error:
+                    raise self._damaged(name, error) from error
 
-            yield parcels
-
-    def _parcel_of(self, reader: Any, number: int, name: str) -> Parcel:
-        try:
-            batch = reader.get_batch(number)
-            batch.validate(full=True)
-        except pa.ArrowException as error:
-            raise self._damaged(name, error) from error
-        row = batch.to_pylist()[0]
-        return Parcel(row["topic"], row["rows"], row["commands"])
+            yield read_batch
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[DiskFile]:
-        with self._failing(f"{name} can't be read"):
+        with self._stage_errors(f"{name} can't be read"):
             file = self._disk.open(name)
         try:
             yield file
@@ -240,104 +220,89 @@ class Stage:
         finally:
             file.close()
 
-    def _published(self, query: str) -> int:
-        """The last published batch; -1: none."""
-        with self._failing(f"{PUBLISHED} can't be read"):
-            found = self._read_published()
-        self._check_query(found["query"], query)
-        return int(found["batch"])
+    def _last_published(self, query: str) -> int:
+        """The last published microbatch, or -1."""
+        with self._stage_errors(f"{PUBLISHED} can't be read"):
+            content = self._read_published()
+        self._check_query(content["query"], query)
+        return int(content["batch"])
 
     def _read_published(self) -> dict[str, Any]:
         try:
-            data = read_whole(self._disk, PUBLISHED)
+            data = read_file(self._disk, PUBLISHED)
         except FileNotFoundError:
             return {"query": None, "batch": -1}
         return self._parsed(PUBLISHED, data, ("query", "batch"))
 
     def _owner(self) -> str | None:
-        """The query that has published from here, or is about to."""
-        with self._failing("the folder can't be read"):
+        """The id of the query that has published from here, or has begun to."""
+        with self._stage_errors("the folder can't be read"):
             owner: str | None = self._read_published()["query"]
             for name, _ in self._journals() if owner is None else ():
                 owner = self._head_of(name)["query"]
         return owner
 
     def _journals(self) -> list[tuple[str, int]]:
-        """Names and numbers of the batches that were begun. Raises OSError."""
-        found = ((name, _JOURNAL.fullmatch(name)) for name in self._disk.names())
-        return [(name, int(match[1])) for name, match in found if match]
+        """The journals: their names, and the numbers of their microbatches. Raises OSError."""
+        matches = ((name, _JOURNAL.fullmatch(name)) for name in self._disk.names())
+        return [(name, int(match[1])) for name, match in matches if match]
 
     def _find_journal(self, query: str, batch: int, last: int) -> str | None:
-        """The journal of that batch, if it was begun and is not done."""
-        with self._failing("the folder can't be read"):
+        """The journal of a microbatch, if its publishing has begun and is not complete."""
+        with self._stage_errors("the folder can't be read"):
             numbers = [
-                int(found[1]) for name in self._disk.names() if (found := _JOURNAL.match(name))
+                int(match[1]) for name in self._disk.names() if (match := _JOURNAL.match(name))
             ]
-        open_ = [number for number in numbers if number > last]
-        newest = max([last, *open_])
-        if batch < newest or any(number != batch for number in open_):
+        unfinished = [number for number in numbers if number > last]
+        newest = max([last, *unfinished])
+        if batch < newest or any(number != batch for number in unfinished):
             raise StageError(
                 f"{self._disk.path} is at batch {newest}, and the query at batch {batch}: its "
-                "checkpoint was set back or replaced; to publish again, use another stagePath"
+                "checkpoint was reset or replaced; to publish again, use another stagePath"
             )
-        if not open_:
+        if not unfinished:
             return None
         name = f"batch-{batch}.journal"
         self._check_query(self._head_of(name)["query"], query)
         return name
 
-    def _check_query(self, theirs: str | None, mine: str) -> None:
-        if theirs is not None and theirs != mine:
+    def _check_query(self, owner: str | None, query: str) -> None:
+        if owner is not None and owner != query:
             raise StageError(
-                f"{self._disk.path} belongs to query {theirs}, this one is {mine}: use another "
+                f"{self._disk.path} belongs to query {owner}, not to {query}: use another "
                 "stagePath for each checkpoint"
             )
 
     def _head_of(self, journal: str) -> dict[str, Any]:
-        with self._failing(f"{journal} can't be read"):
-            data = read_whole(self._disk, journal)
+        with self._stage_errors(f"{journal} can't be read"):
+            data = read_file(self._disk, journal)
         return self._parsed(journal, data.partition(b"\n")[0], ("query", "batch", "files"))
 
     def _parsed(self, name: str, data: bytes, keys: Sequence[str]) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(data)
-            if found["version"] > _VERSION:
+            content: dict[str, Any] = json.loads(data)
+            if content["version"] > _VERSION:
                 raise StageError(f"{self._disk.path}: {name} was written by a newer trionsq")
             for key in keys:
-                found[key]
+                content[key]
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(name, error) from error
-        return found
+        return content
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         data = json.dumps({"version": _VERSION, **content}).encode()
-        with self._failing(f"{name} can't be written"):
-            write_durably(self._disk, name.replace(".json", ".tmp"), name, data)
+        with self._stage_errors(f"{name} can't be written"):
+            replace_file(self._disk, name, data, draft=name.replace(".json", ".tmp"))
 
     def _damaged(self, name: str, reason: object) -> StageError:
         return StageError(
-            f"{self._disk.path}: {name} is damaged: {reason}. Nothing was changed; without it "
-            "nobody knows what of the batch is published"
+            f"{self._disk.path}: {name} is damaged: {reason}. Nothing was changed. Without it "
+            "the published part of the batch is unknown"
         )
 
     @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
+    def _stage_errors(self, problem: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise StageError(f"{self._disk.path}: {what}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbered:
-    number: int
-    content: Parcel
-
-
-def _batch_of(parcel: Parcel) -> pa.RecordBatch:
-    columns = [
-        pa.array([parcel.topic], pa.string()),
-        pa.array([parcel.rows], pa.int32()),
-        pa.array([parcel.commands], pa.list_(pa.large_binary())),
-    ]
-    return pa.record_batch(columns, schema=_SCHEMA)
+            raise StageError(f"{self._disk.path}: {problem}: {error}") from error

@@ -1,69 +1,153 @@
-"""The batch read of a log: all that it retains, also while a query is writing it."""
+"""Partitions of a range of the log, how a task reads one, and the batch read of a whole log.
+
+The batch read may run while a query writes the log.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pipelines.source.offsets import DataLossError, initial_position
+from pipelines.errors import DataLossError, WalError, WalRangeError
+from pipelines.source.offsets import initial_position
 from pipelines.source.options import BatchOptions
-from pipelines.source.partitions import partitions_of, read_partition
-from pipelines.wal import SegmentRef, WalError
-from pipelines.wal.disk import RealDisk
-from pipelines.wal.meta import read_committed, read_meta
+from pipelines.wal import SegmentRef, read_segment
+from pipelines.wal.meta import open_disk, read_committed, read_meta
 from pipelines.wal.segments import positions_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = [
+    "LogPartition",
+    "LogSnapshot",
+    "NsqBatchReader",
+    "SegmentSlice",
+    "partitions_of",
+    "read_partition",
+    "snapshot",
+]
 
-__all__ = ["NsqBatchReader", "Snapshot", "snapshot"]
+# Starting a task costs about as much as reading this many small messages.
+MESSAGES_PER_TASK: Final = 50_000
+_MAX_BATCH_BYTES: Final = 32 << 20
 
 
-class Snapshot(NamedTuple):
-    """A log as it was at a moment: its segments in order, and what was committed."""
+class SegmentSlice(NamedTuple):
+    """A part of a segment: the positions from ``start`` to before ``end``."""
+
+    ref: SegmentRef
+    start: int
+    end: int
+
+
+class LogPartition(InputPartition):
+    """The part of the log that one task reads. ``may_lack``: removed files are skipped."""
+
+    def __init__(self, slices: Sequence[SegmentSlice], *, may_lack: bool = False) -> None:
+        super().__init__(None)
+        self.slices = tuple(slices)
+        self.may_lack = may_lack
+
+
+def partitions_of(
+    refs: Sequence[SegmentRef], start: int, end: int, minimum: int, *, may_lack: bool = False
+) -> list[LogPartition]:
+    """Split the positions from ``start`` to before ``end`` into even partitions, in order.
+
+    Args:
+        refs: the segments with these positions, without gaps.
+        start, end: positions.
+        minimum: of partitions; there are fewer if there are fewer messages.
+        may_lack: see `LogPartition`.
+    """
+    count = end - start
+    number = min(count, max(minimum, -(-count // MESSAGES_PER_TASK)))
+    partitions = []
+    for index in range(number):
+        low, high = start + count * index // number, start + count * (index + 1) // number
+        slices = [
+            SegmentSlice(ref, max(low, ref.first), min(high, ref.end))
+            for ref in refs
+            if ref.first < high and ref.end > low
+        ]
+        partitions.append(LogPartition(slices, may_lack=may_lack))
+    return partitions
+
+
+def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The messages, in record batches of at most about 32 MiB.
+
+    Raises:
+        WalRangeError: a file was removed, and ``may_lack`` is false.
+        WalDamagedError, WalError: a file is damaged, or can't be read.
+    """
+    # Spark passes an empty partition of its own where a batch read has none.
+    if not isinstance(partition, LogPartition):
+        return
+    for segment_slice in partition.slices:
+        try:
+            for batch in read_segment(*segment_slice):
+                yield from _split(batch)
+        except WalRangeError:
+            if not partition.may_lack:
+                raise
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of at most `_MAX_BATCH_BYTES`, if messages are of about the same size."""
+    parts = -(-batch.nbytes // _MAX_BATCH_BYTES)
+    rows = max(1, batch.num_rows // max(1, parts))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
+
+
+# The batch read
+
+
+class LogSnapshot(NamedTuple):
+    """A log at one moment: its segments in order, and the committed position."""
 
     refs: list[SegmentRef]
     committed: int
 
 
-def snapshot(path: str) -> Snapshot:
-    """Look at a log without locking it.
+def snapshot(path: str) -> LogSnapshot:
+    """List the segments of a log without locking it.
 
     Raises:
-        WalDamagedError, WalError: there is none, or it is damaged or of a newer version.
+        WalDamagedError, WalError: there is no log, or it is damaged or of a newer version.
     """
-    disk = RealDisk(path)
+    disk = open_disk(path)
     try:
         read_meta(disk)
         committed = read_committed(disk) or 0
-        found = sorted(filter(None, map(positions_of, disk.names())))
+        ranges = sorted(filter(None, map(positions_of, disk.names())))
     except OSError as error:
         raise WalError(f"{disk.path} has no log that can be read: {error}") from error
     refs = [
         SegmentRef(os.path.join(disk.path, f"{first:020}-{end:020}.arrow"), first, end)
-        for first, end in found
+        for first, end in ranges
     ]
-    return Snapshot(refs, committed)
+    return LogSnapshot(refs, committed)
 
 
 class NsqBatchReader(DataSourceReader):
-    """Reads a range of a log, as it is when the query is planned."""
+    """Reads a range of a log, as the log is when the query is planned."""
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. Raises DataLossError, WalError."""
+        """A partition for each task. Raises DataLossError, WalError."""
         options = self._options
         refs, committed = snapshot(options.wal_path)
         if not refs:
             return []
         first, last = refs[0].first, refs[-1].end
-        if any(one.end != other.first for one, other in pairwise(refs)):
+        if any(ref.end != following.first for ref, following in pairwise(refs)):
             raise DataLossError(f"{options.wal_path}: segments between {first} and {last} are gone")
         start = initial_position(options.starting_offsets, first, committed, last)
         end = initial_position(options.ending_offsets, first, committed, last)
@@ -71,5 +155,5 @@ class NsqBatchReader(DataSourceReader):
         return [*partitions_of(refs, start, end, options.min_partitions, may_lack=may_lack)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What a task does, on an executor. Raises WalError."""
+        """Called by a task, on an executor. Raises WalError."""
         return read_partition(partition)

@@ -1,4 +1,4 @@
-"""``format("nsq")``."""
+"""``format("nsq")``: the readers and writers of Spark's data source."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from pipelines.schema import COLUMNS, SPARK_SCHEMA
-from pipelines.sink.columns import check_schema
+from pipelines.sink.commands import check_schema
 from pipelines.sink.options import SinkOptions
-from pipelines.sink.staged import NsqStagedWriter
-from pipelines.sink.writer import NsqStreamWriter, NsqWriter
+from pipelines.sink.writers import NsqStagedWriter, NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
 from pipelines.source.stream import NsqStreamReader
@@ -18,7 +17,7 @@ __all__ = ["NsqDataSource"]
 
 
 class NsqDataSource(DataSource):
-    """NSQ topics as a stream, and the stream's log as a table. See `pipelines.source`."""
+    """NSQ topics as a stream and as a sink, and a stream's log as a table."""
 
     @classmethod
     def name(cls) -> str:
@@ -26,37 +25,37 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> str:
-        """The columns of a message. Raises OptionsError: one that there is not, told at load()."""
+        """The columns of a message. Raises OptionsError, so that load() reports unknown options."""
         check_names(self.options)
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
-        """For ``readStream``. Raises OptionsError, or ValueError for other columns."""
+        """The reader of ``readStream``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
         return NsqStreamReader(StreamOptions.read(self.options))
 
     def reader(self, schema: StructType) -> NsqBatchReader:
-        """For ``read``. Raises OptionsError, or ValueError for other columns."""
+        """The reader of ``read``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
         return NsqBatchReader(BatchOptions.read(self.options))
 
     def streamWriter(
         self, schema: StructType, overwrite: bool
     ) -> NsqStreamWriter | NsqStagedWriter:
-        """For ``writeStream``; complete mode publishes every row anew each time.
+        """The writer of ``writeStream``. Complete mode publishes every row in each microbatch.
 
-        Raises OptionsError, or ColumnsError.
+        Raises OptionsError, ColumnsError.
         """
         options = self._sink_options(schema)
         return NsqStreamWriter(options) if options.stage_path is None else NsqStagedWriter(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        """For ``write``. Raises OptionsError, ColumnsError, or ValueError: overwrite, staged."""
+        """The writer of ``write``. Raises OptionsError, ColumnsError; ValueError: overwrite."""
         if overwrite:
             raise ValueError('a topic can\'t be overwritten: write with mode("append")')
         options = self._sink_options(schema)
         if options.stage_path is not None:
-            raise ValueError("mode=staged is for writeStream: a batch write has no batch to repeat")
+            raise ValueError("mode=staged is for writeStream: a batch write is never repeated")
         return NsqWriter(options)
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
@@ -67,4 +66,4 @@ class NsqDataSource(DataSource):
 
 def _check_columns(schema: StructType) -> None:
     if tuple(schema.fieldNames()) != COLUMNS:
-        raise ValueError(f"the columns of nsq are {', '.join(COLUMNS)}: give no other schema")
+        raise ValueError(f"the columns of nsq are {', '.join(COLUMNS)}: set no other schema")

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pipelines.errors import OptionsError
 from pipelines.options import (
     Option,
-    OptionsError,
     boolean,
+    byte_size,
     duration_s,
     folder,
     integer,
     lookupd_addresses,
-    nbytes,
     nsqd_addresses,
+    options_error_text,
     read_options,
     text,
     texts,
-    told_of,
 )
 from pipelines.receiver import ReceiverConfig
 from pipelines.wal import WalLimits
@@ -28,25 +28,23 @@ from trionsq.client import Config, ConfigError
 
 __all__ = ["BATCH", "STREAM", "BatchOptions", "StreamOptions", "check_names"]
 
-_LEAST_NBYTES: Final = 16 << 20
-# What a regular expression has and a topic's name has not.
+_MIN_LOG_BYTES: Final = 16 << 20
+# Characters of a regular expression that a topic's name can't have
 _PATTERN: Final = re.compile(r"[][*+?(){}|^$\\]")
-_OF_RECEIVER: Final = ("max_in_flight", "msg_timeout", "max_attempts", "sample_rate")
+_SET_BY_RECEIVER: Final = ("max_in_flight", "msg_timeout", "max_attempts", "sample_rate")
 
 
-def _offset(told: str) -> str | int:
+def _offset(text: str) -> str | int:
     """``earliest``, ``committed``, ``latest`` or a position."""
-    if told.lower() in ("earliest", "committed", "latest"):
-        return told.lower()
+    if text.lower() in ("earliest", "committed", "latest"):
+        return text.lower()
     try:
-        return integer(0)(told)
+        return integer(0)(text)
     except ValueError:
-        raise ValueError(
-            f"{told!r} is none of earliest, committed, latest and no position"
-        ) from None
+        raise ValueError(f"{text!r} is not earliest, committed, latest or a position") from None
 
 
-_OF_LOG: Final = (
+_LOG_OPTIONS: Final = (
     Option("walPath", folder, "folder of the log, one for each query", required=True),
     Option(
         "startingOffsets",
@@ -54,68 +52,82 @@ _OF_LOG: Final = (
         "where a new query begins in the log: earliest, committed, latest, or a position",
         "committed",
     ),
-    Option("failOnDataLoss", boolean, "fail when the log has no more what is to be read", True),
-    Option("minPartitions", integer(1, 10_000), "into how many tasks a batch is split at least", 1),
+    Option("failOnDataLoss", boolean, "fail when the log lacks messages to be read", True),
+    Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
 )
 
 STREAM: Final = (
     Option("topic", text, "one, several (a,b), or a regular expression (a.*)", required=True),
-    Option("channel", text, "whose messages are taken", required=True),
+    Option("channel", text, "channel to consume", required=True),
     Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...", ()),
     Option("lookupd.http.addresses", lookupd_addresses, "host:port,... or URLs", ()),
-    *_OF_LOG,
-    Option("maxInFlight", integer(), "messages received and not yet stored", 20_000),
-    Option("connectionsPerNsqd", integer(1, 64), "for each topic", 4),
-    Option("msgTimeoutMs", integer(), "nsqd delivers again what is not stored by then", 15_000),
-    Option("maxMessagesPerTrigger", integer(), "of one batch"),
-    Option("minMessagesPerTrigger", integer(), "a batch waits for so many,"),
-    Option("maxTriggerDelay", duration_s, "but not for longer than this", 900.0),
+    *_LOG_OPTIONS,
+    Option("maxInFlight", integer(), "maximum messages received and not yet stored", 20_000),
+    Option("connectionsPerNsqd", integer(1, 64), "connections to each nsqd for each topic", 4),
+    Option(
+        "msgTimeoutMs",
+        integer(),
+        "nsqd delivers a message again if it is not stored by then",
+        15_000,
+    ),
+    Option("maxMessagesPerTrigger", integer(), "maximum messages of a microbatch"),
+    Option("minMessagesPerTrigger", integer(), "a microbatch waits for this many messages"),
+    Option("maxTriggerDelay", duration_s, "limit for that waiting", 900.0),
     Option(
         "availableNowIdle",
         duration_s,
-        "Trigger.AvailableNow ends when nothing came for so long",
+        "Trigger.AvailableNow ends after this time without messages",
         2.0,
     ),
-    Option("connectTimeout", duration_s, "fails if nothing can be connected to by then", 30.0),
-    Option("stopTimeout", duration_s, "for storing and giving back at the end", 15.0),
-    Option("duplicatesMax", integer(), "ids remembered for each topic of an nsqd", 2_000_000),
-    Option("wal.maxBytes", nbytes, "size of the log; when it is full, messages go back", 4 << 30),
-    Option("wal.retention", duration_s, "how long what was committed is kept", 120.0),
-    Option("wal.segmentMs", integer(), "a segment is cut after so long,", 50),
-    Option("wal.segmentMessages", integer(1, 1_000_000), "or at so many messages,", 20_000),
-    Option("wal.segmentBytes", nbytes, "or at so many bytes", 16 << 20),
-    Option("wal.lockTimeout", duration_s, "waits so long for the process before to end", 30.0),
+    Option("connectTimeout", duration_s, "the query fails without any connection by then", 30.0),
+    Option("stopTimeout", duration_s, "limit for storing and requeuing at the end", 15.0),
+    Option(
+        "duplicatesMax", integer(), "maximum ids remembered for each topic of an nsqd", 2_000_000
+    ),
+    Option(
+        "wal.maxBytes",
+        byte_size,
+        "maximum size of the log; when it is full, messages are requeued",
+        4 << 30,
+    ),
+    Option("wal.retention", duration_s, "how long committed segments are kept", 120.0),
+    Option("wal.segmentMs", integer(), "a segment is written after this time,", 50),
+    Option("wal.segmentMessages", integer(1, 1_000_000), "or at this number of messages,", 20_000),
+    Option("wal.segmentBytes", byte_size, "or at this size", 16 << 20),
+    Option(
+        "wal.lockTimeout", duration_s, "limit for the previous process to release the log", 30.0
+    ),
     Option("client.*", str, "an option of the client library: client.tls_v1, client.auth_secret"),
 )
 
 BATCH: Final = (
-    *_OF_LOG,
+    *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
 )
 
 
-def check_names(given: Mapping[str, str]) -> None:
-    """Check what can be checked before it is known whether a stream or a batch is read.
+def check_names(options: Mapping[str, str]) -> None:
+    """Check options before it is known whether a stream or a batch is read.
 
     Raises:
-        OptionsError: an option that neither has, a value that makes no sense, or no ``walPath``.
+        OptionsError: an option that neither has, an invalid value, or no ``walPath``.
     """
     known = {option.name: option for option in (*STREAM, *BATCH)}
     # A batch read needs neither a topic nor a channel.
     table = [
-        replace(option, required=option.required and option in _OF_LOG) for option in known.values()
+        replace(option, required=option.required and option in _LOG_OPTIONS)
+        for option in known.values()
     ]
-    read_options(table, given, "format nsq")
+    read_options(table, options, "format nsq")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What the options of a stream mean. Picklable.
+    """The values of the options of `STREAM`. Picklable.
 
     Attributes:
         limits, receiver: for the log and the receiver.
-        max_messages, min_messages: of a batch; None: any number.
-        Times are in seconds; the rest as in `STREAM`.
+        max_messages, min_messages: of a microbatch; None for no limit.
     """
 
     wal_path: str
@@ -131,9 +143,9 @@ class StreamOptions:
     lock_timeout_s: float
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> StreamOptions:
+    def read(cls, options: Mapping[str, str]) -> StreamOptions:
         """Raises OptionsError."""
-        values = read_options(STREAM, given, "the nsq stream")
+        values = read_options(STREAM, options, "the nsq stream")
         least, most = values["minMessagesPerTrigger"], values["maxMessagesPerTrigger"]
         try:
             if least is not None and most is not None and least > most:
@@ -143,7 +155,7 @@ class StreamOptions:
             limits = WalLimits(values["wal.maxBytes"], values["wal.retention"])
         except ValueError as error:
             raise OptionsError(
-                told_of([_in_users_words(error)], STREAM, "the nsq stream")
+                options_error_text([_with_option_names(error)], STREAM, "the nsq stream")
             ) from error
         return cls(
             wal_path=values["walPath"],
@@ -162,7 +174,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What the options of a batch read mean, as in `BATCH`."""
+    """The values of the options of `BATCH`."""
 
     wal_path: str
     starting_offsets: str | int
@@ -171,11 +183,13 @@ class BatchOptions:
     min_partitions: int
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> BatchOptions:
+    def read(cls, options: Mapping[str, str]) -> BatchOptions:
         """Raises OptionsError."""
-        # Reading all that there is, is what one means by a batch.
-        told = {"startingoffsets": "earliest"} | {key.lower(): text for key, text in given.items()}
-        values = read_options(BATCH, told, "the batch read of an nsq log")
+        # A batch read covers the whole log by default.
+        texts = {"startingoffsets": "earliest"} | {
+            key.lower(): value for key, value in options.items()
+        }
+        values = read_options(BATCH, texts, "the batch read of an nsq log")
         return cls(
             wal_path=values["walPath"],
             starting_offsets=values["startingOffsets"],
@@ -186,13 +200,13 @@ class BatchOptions:
 
 
 def _check_room(values: Mapping[str, Any]) -> None:
-    # A full log goes on when there is room for two segments; the newest one always stays.
-    least = max(_LEAST_NBYTES, 4 * values["wal.segmentBytes"])
+    # A full log continues when it has room for two segments; the newest one is never removed.
+    least = max(_MIN_LOG_BYTES, 4 * values["wal.segmentBytes"])
     if values["wal.maxBytes"] < least:
         raise ValueError(f"wal.maxBytes must be at least {least}: room for four segments")
 
 
-_USERS_WORDS: Final = {
+_OPTION_NAMES: Final = {
     "nsqd_tcp_addresses": "nsqd.tcp.addresses",
     "lookupd_http_addresses": "lookupd.http.addresses",
     "topic_pattern": "topic as a pattern",
@@ -204,11 +218,11 @@ _USERS_WORDS: Final = {
 }
 
 
-def _in_users_words(error: ValueError) -> str:
-    said = str(error)
-    for name, users_name in _USERS_WORDS.items():
-        said = said.replace(name, users_name)
-    return said
+def _with_option_names(error: ValueError) -> str:
+    text = str(error)
+    for name, option_name in _OPTION_NAMES.items():
+        text = text.replace(name, option_name)
+    return text
 
 
 def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
@@ -227,19 +241,19 @@ def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
         client=_client_config(values["client.*"]),
         segment_ms=values["wal.segmentMs"],
         segment_messages=values["wal.segmentMessages"],
-        segment_nbytes=values["wal.segmentBytes"],
-        duplicates_max=values["duplicatesMax"],
+        segment_bytes=values["wal.segmentBytes"],
+        max_duplicates=values["duplicatesMax"],
         connect_timeout_s=values["connectTimeout"],
         stop_timeout_s=values["stopTimeout"],
     )
 
 
-def _client_config(given: Mapping[str, str]) -> Config:
-    for name in given:
-        if name.replace("-", "_") in _OF_RECEIVER:
-            raise ValueError(f"client.{name} is decided by the source")
+def _client_config(options: Mapping[str, str]) -> Config:
+    for name in options:
+        if name.replace("-", "_") in _SET_BY_RECEIVER:
+            raise ValueError(f"client.{name} is set by the source")
     try:
-        config = Config().parse(*(f"{name},{told}" for name, told in given.items()))
+        config = Config().parse(*(f"{name},{value}" for name, value in options.items()))
         config.check_files()
     except ConfigError as error:
         raise ValueError(f"client: {error}") from error

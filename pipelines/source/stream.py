@@ -1,16 +1,27 @@
-"""The stream's reader: what Spark asks for each trigger.
+"""The stream reader: the methods that Spark calls for each microbatch, and the receiver below it.
 
-The order of its questions: ``latestOffset``, (Spark writes its offset log), ``commit`` of the
-batch before, ``partitions``, ``read`` on the executors. After a crash ``partitions`` comes first,
-with the offsets of the batch that was not finished.
+Spark calls ``latestOffset``, writes its offset log, then calls ``commit`` for the previous
+microbatch, ``partitions``, and ``read`` on the executors. After a crash it calls ``partitions``
+first, with the offsets of the microbatch that was not finished.
+
+Spark runs a stream reader in a Python process of its own on the driver. The process ends when Spark
+closes the connection to it (``stop`` is called), by SIGTERM (the query's ``stop``), or by SIGKILL.
+In the first two cases every received message is stored and finished, or requeued, before the
+process exits.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NoReturn
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -20,184 +31,260 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pipelines.source.admission import Admission, AvailableNow
-from pipelines.source.offsets import Offset, initial_position, offset_of, position_of
+from pipelines.errors import ReceiverError, WalLockedError
+from pipelines.receiver import Receiver
+from pipelines.source.batch import LogPartition, partitions_of, read_partition
+from pipelines.source.offsets import (
+    AvailableNow,
+    BatchLimits,
+    Offset,
+    initial_position,
+    offset_of,
+    position_of,
+)
 from pipelines.source.options import StreamOptions
-from pipelines.source.partitions import LogPartition, partitions_of, read_partition
-from pipelines.source.running import Running
-from pipelines.wal import read_segment
+from pipelines.wal import Wal, read_segment
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = ["NsqStreamReader", "ReceiverSession"]
 
-__all__ = ["NsqStreamReader"]
+log = logging.getLogger("pipelines.source")
 
 _DRAIN_POLL_S: Final = 0.02
+_LOCK_RETRY_S: Final = 0.1
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics through a log; the receiver starts at the first question that needs it.
+    """Reads topics through a log. The first method that needs the receiver starts it.
 
-    A second object of this class is made for planning and goes to the executors, where only `read`
-    is used.
+    Spark makes a second object for planning and sends it to the executors, which call only `read`.
     """
 
     def __init__(self, options: StreamOptions) -> None:
-        self._options: StreamOptions | None = options
-        self._running: Running | None = None
+        self._stream_options: StreamOptions | None = options
+        self._session: ReceiverSession | None = None
         self._available_now: AvailableNow | None = None
         self._connected_by_s = 0.0
-        self._taken = 0
-        self._admission = Admission(
+        self._batch_end = 0
+        self._limits = BatchLimits(
             options.max_messages, options.min_messages, options.max_trigger_delay_s
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Executors need nothing of it, least of all a secret."""
-        return {"_options": None, "_running": None}
+        """Nothing: executors need no options, and must not get the secrets among them."""
+        return {"_stream_options": None, "_session": None}
 
-    # Spark's questions
+    # Called by Spark
 
     def initialOffset(self) -> Offset:
-        """Where a query without a checkpoint begins. Raises DataLossError, WalError."""
-        wal = self._begun().wal
-        wanted = self._told.starting_offsets
-        return offset_of(wal, initial_position(wanted, wal.first, wal.committed, wal.end))
+        """The start of a query without a checkpoint. Raises DataLossError, WalError."""
+        wal = self._started().wal
+        option = self._options.starting_offsets
+        return offset_of(wal, initial_position(option, wal.first, wal.committed, wal.end))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say; Spark's API takes one limit only, `latestOffset` knows both."""
-        if self._told.max_messages is not None:
-            return ReadMaxRows(self._told.max_messages)
-        if self._told.min_messages is not None:
-            return ReadMinRows(self._told.min_messages)
+        """The options' limit. Spark's API has room for one; `latestOffset` applies both."""
+        if self._options.max_messages is not None:
+            return ReadMaxRows(self._options.max_messages)
+        if self._options.min_messages is not None:
+            return ReadMinRows(self._options.min_messages)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on only what is there is read. Raises WalError."""
-        self._begun()
-        self._available_now = AvailableNow(self._told.available_now_idle_s, time.time_ns())
-        self._connected_by_s = time.monotonic() + self._told.receiver.connect_timeout_s
+        """Read only the messages available now, then end the query. Raises WalError."""
+        self._started()
+        self._available_now = AvailableNow(self._options.available_now_idle_s, time.time_ns())
+        self._connected_by_s = time.monotonic() + self._options.receiver.connect_timeout_s
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The end of the next batch; ``start`` as it came if there is nothing to do.
+        """The end of the next microbatch; ``start`` itself, unchanged, if there is none.
 
         Raises:
             ReceiverError: the receiver has failed.
-            DataLossError, WalError: the log does not fit, or failed.
+            DataLossError, WalError: the log does not match the checkpoint, or has failed.
         """
-        running = self._begun()
-        running.receiver.check()
-        wal = running.wal
-        position = position_of(start, wal, fail_on_data_loss=self._told.fail_on_data_loss)
-        # Spark asks only when the batch before is complete. Its own `commit` waits for a next
-        # batch, for which a full log would have no room; and a last batch never sees it.
+        session = self._started()
+        session.receiver.check()
+        wal = session.wal
+        position = position_of(start, wal, fail_on_data_loss=self._options.fail_on_data_loss)
+        # Spark calls this when the previous microbatch is complete. Its `commit` comes with the
+        # next one, for which a full log would have no room, and never for the last one.
         if position > wal.committed:
             wal.commit(position)
         if self._available_now is not None:
-            available = self._drain(self._available_now, position)
+            available = self._wait_for_messages(self._available_now, position)
         else:
             available = wal.end
-        self._taken = self._end_of(position, available, limit)
-        if self._taken == position and start["wal"] == wal.id:
+        self._batch_end = self._end_of_batch(position, available, limit)
+        if self._batch_end == position and start["wal"] == wal.id:
             return start
-        return offset_of(wal, self._taken)
+        return offset_of(wal, self._batch_end)
 
     def reportLatestOffset(self) -> Offset | None:
-        """Figures for ``lastProgress``, beside the newest offset; counts since the start."""
-        if self._running is None:
+        """The newest offset and metrics for ``lastProgress``; counters since the start."""
+        if self._session is None:
             return None
-        running = self._running
-        figures = running.receiver.statistics()
-        end = running.wal.end
-        return offset_of(running.wal, end) | {
-            # In the log, but in no batch yet
-            "backlog": max(0, end - self._taken),
-            "inFlight": figures["pending"],
-            "received": figures["received"],
-            "stored": figures["stored"],
-            "duplicatesDropped": figures["duplicates_dropped"],
-            "requeued": figures["requeued"],
-            "connections": figures["connections"],
-            "topics": figures["topics"],
-            "paused": bool(figures["is_paused"]),
-            "walBytes": figures["wal_nbytes"],
-            "walSegments": figures["wal_segments"],
-            "walCommitted": figures["wal_committed"],
+        wal = self._session.wal
+        metrics = self._session.receiver.statistics()
+        end = wal.end
+        return offset_of(wal, end) | {
+            # In the log, but in no microbatch yet
+            "backlog": max(0, end - self._batch_end),
+            "inFlight": metrics["pending"],
+            "received": metrics["received"],
+            "stored": metrics["stored"],
+            "duplicatesDropped": metrics["duplicates_dropped"],
+            "requeued": metrics["requeued"],
+            "connections": metrics["connections"],
+            "topics": metrics["topics"],
+            "paused": bool(metrics["is_paused"]),
+            "walBytes": metrics["wal_bytes"],
+            "walSegments": metrics["wal_segments"],
+            "walCommitted": metrics["wal_committed"],
         }
 
     def partitions(self, start: Offset, end: Offset) -> list[LogPartition]:
-        """The tasks of a batch. Raises DataLossError, WalError."""
-        wal = self._begun().wal
-        fails = self._told.fail_on_data_loss
+        """The tasks of a microbatch. Raises DataLossError, WalError."""
+        wal = self._started().wal
+        fails = self._options.fail_on_data_loss
         low = position_of(start, wal, fail_on_data_loss=fails)
         high = position_of(end, wal, fail_on_data_loss=fails, is_end=True)
         return partitions_of(
-            wal.segments(low, high) if low < high else [], low, high, self._told.min_partitions
+            wal.segments(low, high) if low < high else [], low, high, self._options.min_partitions
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What a task does, on an executor. Raises WalError."""
+        """Called by a task, on an executor. Raises WalError."""
         return read_partition(partition)
 
     def commit(self, end: Offset) -> None:
-        """The log may forget what is before. Raises WalError."""
-        running = self._begun()
-        # With failOnDataLoss false the offset may still be another log's.
-        if end["wal"] == running.wal.id:
-            running.wal.commit(int(end["lsn"]))
+        """Allow the log to remove the messages before ``end``. Raises WalError."""
+        session = self._started()
+        # With failOnDataLoss false the offset may be another log's.
+        if end["wal"] == session.wal.id:
+            session.wal.commit(int(end["lsn"]))
 
     def stop(self) -> None:
-        """End the receiver: what was received is stored or given back."""
-        if self._running is not None:
-            self._running.stop()
+        """Stop the receiver: received messages are stored or requeued."""
+        if self._session is not None:
+            self._session.stop()
 
     # Inside
 
     @property
-    def _told(self) -> StreamOptions:
-        assert self._options is not None, "only the driver has the options"
-        return self._options
+    def _options(self) -> StreamOptions:
+        assert self._stream_options is not None, "only the driver has the options"
+        return self._stream_options
 
-    def _begun(self) -> Running:
-        if self._running is None:
-            self._running = Running(self._told)
-            self._running.stop_at_sigterm()
-        return self._running
+    def _started(self) -> ReceiverSession:
+        if self._session is None:
+            self._session = ReceiverSession(self._options)
+            self._session.stop_at_sigterm()
+        return self._session
 
-    def _end_of(self, start: int, available: int, limit: ReadLimit) -> int:
+    def _end_of_batch(self, start: int, available: int, limit: ReadLimit) -> int:
         if isinstance(limit, ReadAllAvailable):
             return max(start, available)
-        running = self._begun()
-        # What is not waited for: a full log gets no more, and now means now.
-        may_wait = self._available_now is None and not running.receiver.statistics()["is_paused"]
-        return self._admission.end(start, available, time.monotonic(), may_wait=may_wait)
+        # A full log receives no more, and AvailableNow must not wait.
+        is_paused = self._started().receiver.statistics()["is_paused"]
+        may_wait = self._available_now is None and not is_paused
+        return self._limits.batch_end(start, available, time.monotonic(), may_wait=may_wait)
 
-    def _drain(self, now: AvailableNow, start: int) -> int:
-        """Wait until there is something after ``start``, or for the end of what there is."""
-        running = self._begun()
-        while now.target is None:
-            end = running.wal.end
+    def _wait_for_messages(self, available_now: AvailableNow, start: int) -> int:
+        """Wait for messages after ``start``, or for the end of the available ones."""
+        session = self._started()
+        while available_now.target is None:
+            end = session.wal.end
             if end > start:
-                now.saw(end, _oldest_ns(running, end))
+                available_now.add_segment(end, _oldest_ns(session.wal, end))
                 break
-            figures = running.receiver.statistics()
-            # nsqlookupd may know of no nsqd: then there is nothing.
-            is_connected = figures["connections"] > 0 or time.monotonic() >= self._connected_by_s
-            is_quiet = is_connected and not figures["pending"]
-            if now.is_over(end, time.monotonic(), is_quiet=is_quiet):
+            metrics = session.receiver.statistics()
+            # nsqlookupd may know no nsqd; then no message is available.
+            is_connected = metrics["connections"] > 0 or time.monotonic() >= self._connected_by_s
+            is_quiet = is_connected and not metrics["pending"]
+            if available_now.is_complete(end, time.monotonic(), is_quiet=is_quiet):
                 break
-            running.receiver.check()
+            session.receiver.check()
             time.sleep(_DRAIN_POLL_S)
-        end = running.wal.end
-        return end if now.target is None else min(end, now.target)
+        end = session.wal.end
+        return end if available_now.target is None else min(end, available_now.target)
 
 
-def _oldest_ns(running: Running, end: int) -> int:
-    """When the oldest message of the segment that ends there was published."""
-    import pyarrow.compute as pc
-
-    (ref,) = running.wal.segments(end - 1, end)
+def _oldest_ns(wal: Wal, end: int) -> int:
+    """When the oldest message of the segment that ends at ``end`` was published."""
+    (ref,) = wal.segments(end - 1, end)
     oldest = min(
         pc.min(batch["timestamp"]).value for batch in read_segment(ref, ref.first, ref.end)
     )
     return int(oldest) * 1000
+
+
+class ReceiverSession:
+    """An open log with its receiver, from the creation of the object until `stop`."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        """Open the log and start the receiver.
+
+        Waits for the previous process of the query, which may still be stopping.
+
+        Raises:
+            WalLockedError: another process holds the log for longer than ``wal.lockTimeout``.
+            WalError: the log can't be opened.
+        """
+        self.wal = _open(options)
+        self.receiver = Receiver(options.receiver, self.wal)
+        self._stopping = threading.Lock()
+        self._is_stopped = False
+        self._handlers: dict[int, Any] = {}
+        self.receiver.start()
+
+    def stop(self) -> None:
+        """Store, finish or requeue every received message, and close the log, within a limit.
+
+        A second call, from any thread, waits for the first and does nothing.
+        """
+        with self._stopping:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            self._restore_handlers()
+            try:
+                self.receiver.stop()
+            except ReceiverError as error:
+                # The log stays locked, because the receiver might still write.
+                log.error("%s", error)
+            else:
+                self.wal.close()
+
+    def stop_at_sigterm(self) -> None:
+        """Make SIGTERM call `stop` and exit. SIGINT is ignored: it is for the user's program."""
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {
+                signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+                signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: self._start_exit()),
+            }
+
+    def _restore_handlers(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            while self._handlers:
+                signal.signal(*self._handlers.popitem())
+
+    def _start_exit(self) -> None:
+        # In a thread: the signal may have interrupted the main thread while it holds a log's lock.
+        threading.Thread(target=self._exit, name="exit of the reader").start()
+
+    def _exit(self) -> NoReturn:
+        try:
+            self.stop()
+        finally:
+            os._exit(0)
+
+
+def _open(options: StreamOptions) -> Wal:
+    deadline_s = time.monotonic() + options.lock_timeout_s
+    while True:
+        try:
+            return Wal.open(options.wal_path, create=True, limits=options.limits)
+        except WalLockedError:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(_LOCK_RETRY_S)

@@ -4,17 +4,16 @@ A folder with
 
 - ``META.json``: the log's id and the version of the format
 - ``LOCK``: held (flock) by the one process that writes
-- ``COMMITTED.json``: the position up to which Spark has committed
-- ``<first>-<end>.arrow``: immutable segments, Arrow IPC files; together without a gap
+- ``COMMITTED.json``: the position up to which Spark has committed microbatches
+- ``<first>-<end>.arrow``: immutable segments (Arrow IPC files) without gaps
 
-A position (``lsn``) counts messages from the log's beginning. What `Wal.append` returned from is
-durable; a crash at any point leaves either all of a segment or nothing.
+A position (``lsn``) counts messages from the start of the log. Messages are durable when
+`Wal.append` returns. After a crash at any point the log has all of a segment or nothing of it.
 
 - `log`: `Wal` and `WalLimits`
 - `segments`: `Block` (what is appended), `SegmentRef` and `read_segment` (for executors)
-- `recovery`, `meta`: what is found in the folder at start
-- `duplicates`: which ids the retained segments have
-- `disk`, `errors`
+- `recovery`: reads the folder when a log is opened; `meta`: the small files and the lock
+- `duplicates`: ids of the retained segments
 
 ::
 
@@ -26,14 +25,14 @@ durable; a crash at any point leaves either all of a segment or nothing.
         wal.commit(end)
 """
 
-from pipelines.wal.duplicates import Duplicates
-from pipelines.wal.errors import (
+from pipelines.errors import (
     WalDamagedError,
     WalError,
     WalFullError,
     WalLockedError,
     WalRangeError,
 )
+from pipelines.wal.duplicates import Duplicates
 from pipelines.wal.log import Wal, WalLimits
 from pipelines.wal.segments import Block, SegmentRef, read_segment
 

@@ -1,7 +1,7 @@
-"""Which messages the log has already: by (topic, nsqd, id), as far as segments are retained.
+"""Recognizes messages that the log has already, by (topic, nsqd, id), while segments are retained.
 
-A message comes again when its FIN was lost or came too late, whatever its attempts say: after a
-crash nsqd counts anew. Ids are unique for one nsqd and topic.
+nsqd delivers a message again when its FIN was lost or too late. ``attempts`` does not show this:
+after a crash nsqd counts from 1 again. An id is unique within one topic of one nsqd.
 """
 
 from __future__ import annotations
@@ -10,67 +10,67 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from pipelines.wal.segments import Stream
+from pipelines.wal.segments import IdScope
 
-__all__ = ["IDS_MAX", "Duplicates"]
+__all__ = ["MAX_IDS", "Duplicates"]
 
-IDS_MAX: Final = 2_000_000
-"""For each topic of an nsqd. An id costs about 120 bytes of memory."""
+MAX_IDS: Final = 2_000_000
+"""For each topic of an nsqd. An id takes about 120 bytes of memory."""
 
 
-class _Known:
-    """The ids of one stream. ``parts``: (end of their segment, ids), oldest first."""
+class _ScopeIds:
+    """The ids of one scope. ``segments``: (end of the segment, its ids), oldest first."""
 
-    __slots__ = ("ids", "parts")
+    __slots__ = ("ids", "segments")
 
     def __init__(self) -> None:
         self.ids: set[bytes] = set()
-        self.parts: deque[tuple[int, Sequence[bytes]]] = deque()
+        self.segments: deque[tuple[int, Sequence[bytes]]] = deque()
 
     def forget_oldest(self) -> None:
-        self.ids.difference_update(self.parts.popleft()[1])
+        self.ids.difference_update(self.segments.popleft()[1])
 
 
 class Duplicates:
-    """Remembers the newest ``ids_max`` ids of each stream, at least those of one segment.
+    """Remembers the newest ``max_ids`` ids of each scope, at least those of one segment.
 
-    For one thread.
+    Not thread-safe.
     """
 
-    def __init__(self, ids_max: int = IDS_MAX) -> None:
-        self._ids_max = ids_max
-        self._streams: dict[Stream, _Known] = {}
+    def __init__(self, max_ids: int = MAX_IDS) -> None:
+        self._max_ids = max_ids
+        self._scopes: dict[IdScope, _ScopeIds] = {}
 
     def __len__(self) -> int:
-        """All ids that are known."""
-        return sum(len(known.ids) for known in self._streams.values())
+        """The number of ids."""
+        return sum(len(known.ids) for known in self._scopes.values())
 
-    def new_ones(self, stream: Stream, ids: Sequence[bytes]) -> list[int] | None:
-        """Indices of the ids that are neither known nor earlier in ``ids``; None: all of them."""
-        known = self._streams.get(stream)
+    def new_indices(self, scope: IdScope, ids: Sequence[bytes]) -> list[int] | None:
+        """Indices of the ids that are neither known nor earlier in ``ids``; None for all."""
+        known = self._scopes.get(scope)
         seen = known.ids if known is not None else set()
         if seen.isdisjoint(ids) and len(set(ids)) == len(ids):
             return None
-        fresh: dict[bytes, int] = {}
+        new: dict[bytes, int] = {}
         for index, id_ in enumerate(ids):
             if id_ not in seen:
-                fresh.setdefault(id_, index)
-        return list(fresh.values())
+                new.setdefault(id_, index)
+        return list(new.values())
 
-    def remember(self, stream: Stream, end: int, ids: Sequence[bytes]) -> None:
-        """These, of which none is known, are in the segment that ends at ``end``."""
-        known = self._streams.get(stream)
+    def add(self, scope: IdScope, end: int, ids: Sequence[bytes]) -> None:
+        """Add the ids of the segment that ends at ``end``; none of them may be known."""
+        known = self._scopes.get(scope)
         if known is None:
-            known = self._streams[stream] = _Known()
+            known = self._scopes[scope] = _ScopeIds()
         known.ids.update(ids)
-        known.parts.append((end, ids))
-        while len(known.ids) > self._ids_max and len(known.parts) > 1:
+        known.segments.append((end, ids))
+        while len(known.ids) > self._max_ids and len(known.segments) > 1:
             known.forget_oldest()
 
     def forget_before(self, lsn: int) -> None:
-        """Segments that end at or before ``lsn`` are gone."""
-        for stream, known in list(self._streams.items()):
-            while known.parts and known.parts[0][0] <= lsn:
+        """Forget the segments that end at or before ``lsn``."""
+        for scope, known in list(self._scopes.items()):
+            while known.segments and known.segments[0][0] <= lsn:
                 known.forget_oldest()
-            if not known.parts:
-                del self._streams[stream]
+            if not known.segments:
+                del self._scopes[scope]

@@ -1,7 +1,7 @@
-"""The log itself: append, commit, trim.
+"""The log: append, commit, trim.
 
-One process writes (the lock sees to that); in it `Wal.append` and `Wal.commit` may be called from
-different threads. All calls block for the disk: not for trio's thread.
+One process writes, which the lock ensures. In it `Wal.append` and `Wal.commit` may be called from
+different threads. All calls wait for the disk: call them outside of trio's thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from threading import Lock
 from types import TracebackType
 from typing import Final, Self
 
+from pipelines.errors import WalError, WalFullError, WalRangeError
 from pipelines.wal import meta
-from pipelines.wal.disk import Disk, RealDisk, sync_folder, write_durably
-from pipelines.wal.errors import WalError, WalFullError, WalRangeError
 from pipelines.wal.recovery import Segment, recent_ids, recover
-from pipelines.wal.segments import Block, SegmentRef, StreamIds, encode_segment, segment_name
+from pipelines.wal.segments import Block, ScopeIds, SegmentRef, encode_segment, segment_name
+from trionsq.disk import Disk, FolderLock, RealDisk, replace_file
 
 __all__ = ["Wal", "WalLimits"]
 
@@ -31,29 +31,30 @@ _PROBE: Final = "probe.tmp"
 
 @dataclass(frozen=True, slots=True)
 class WalLimits:
-    """What the log may take.
+    """The limits of a log.
 
     Attributes:
-        max_nbytes: of all segments together; what was committed goes early to keep to it.
-        retention_s: what was committed is kept so long, to recognize duplicates and for reading
-            by batch.
+        max_bytes: of all segments; committed ones are removed before their retention ends if
+            necessary.
+        retention_s: how long committed segments are kept, to recognize duplicates and for batch
+            reads.
     """
 
-    max_nbytes: int = 4 << 30
+    max_bytes: int = 4 << 30
     retention_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.max_nbytes < 1 or not self.retention_s >= 0:
+        if self.max_bytes < 1 or not self.retention_s >= 0:
             raise ValueError(f"limits of the log: {self}")
 
 
 class Wal:
-    """An open log. Made by `open`; a context manager that closes it.
+    """An open log, made by `open`; a context manager that closes it.
 
     Attributes:
-        id: of this log, for ever.
+        id: identifies the log; never changes.
         path: of its folder.
-        limits: as given.
+        limits: of the log.
     """
 
     def __init__(
@@ -62,27 +63,27 @@ class Wal:
         *,
         create: bool,
         limits: WalLimits,
-        lock: meta.FolderLock | None = None,
+        lock: FolderLock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """For tests, which have disks of their own; see `open`. Raises OSError too."""
-        found = recover(disk, create=create, now_s=clock())
-        self.id = found.wal_id
+        """For tests with disks of their own; see `open`. Also raises OSError."""
+        recovered = recover(disk, create=create, now_s=clock())
+        self.id = recovered.wal_id
         self.path = disk.path
         self.limits = limits
         self._disk = disk
         self._lock = lock
         self._clock = clock
-        self._segments = found.segments
-        self._nbytes = sum(segment.nbytes for segment in found.segments)
-        self._committed = found.committed
-        # Committed, but not noted if the disk was full.
-        self._wanted = found.committed
-        self._end = found.end
-        # Files of an append that failed, which have to be gone before the next one.
-        self._doubtful: list[str] = []
+        self._segments = recovered.segments
+        self._nbytes = sum(segment.nbytes for segment in recovered.segments)
+        self._committed = recovered.committed
+        # Ahead of `_committed` while a full disk prevents its being written
+        self._commit_target = recovered.committed
+        self._end = recovered.end
+        # Files of a failed append, to be removed before the next one
+        self._undone_files: list[str] = []
         self._failure: WalError | None = None
-        self._written_ns = found.written_ns
+        self._written_ns = recovered.written_ns
         self._is_open = True
         self._state = Lock()
         self._appending = Lock()
@@ -99,22 +100,22 @@ class Wal:
         create: bool = True,
         limits: WalLimits | None = None,
     ) -> Wal:
-        """Open the log in a folder, and lock it; make one if there is none and ``create``.
+        """Open and lock the log in a folder; create one if there is none and ``create`` is true.
 
         Raises:
-            WalLockedError: somebody else has it.
-            WalDamagedError: something is damaged or missing; the text says what to do.
+            WalLockedError: another process has it open.
+            WalDamagedError: a file is damaged or missing; the text says what to do.
             WalError: there is no log, it is of a newer version, or the disk failed.
         """
-        disk = RealDisk(path)
-        lock: meta.FolderLock | None = None
+        disk = meta.open_disk(path)
+        lock: FolderLock | None = None
         try:
             if create and not os.path.isdir(disk.path):
                 os.makedirs(disk.path, exist_ok=True)
-                sync_folder(os.path.dirname(disk.path))
+                RealDisk(os.path.dirname(disk.path)).sync_folder()
             if not create and not os.path.isdir(disk.path):
                 raise WalError(f"{disk.path} has no log")
-            lock = meta.FolderLock(disk.path)
+            lock = meta.lock_log(disk.path)
             return cls(disk, create=create, limits=limits or WalLimits(), lock=lock)
         except OSError as error:
             if lock is not None:
@@ -126,7 +127,7 @@ class Wal:
             raise
 
     def close(self) -> None:
-        """Let others have it. What was appended stays. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         with self._appending, self._committing:
             self._is_open = False
             if self._lock is not None:
@@ -143,43 +144,43 @@ class Wal:
     ) -> None:
         self.close()
 
-    # Figures
+    # Metrics
 
     @property
     def first(self) -> int:
-        """The first position that is still there."""
+        """The first position that the log still has."""
         with self._state:
             return self._segments[0].ref.first if self._segments else self._end
 
     @property
     def end(self) -> int:
-        """The next position. All before it is durable."""
+        """The next position. Messages before it are durable."""
         return self._end
 
     @property
     def committed(self) -> int:
-        """What is before it is not needed any more."""
+        """The committed position: Spark needs no message before it."""
         return self._committed
 
     @property
     def nbytes(self) -> int:
-        """Of all segments."""
+        """The size of all segments."""
         return self._nbytes
 
     @property
     def segment_count(self) -> int:
-        """How many there are."""
+        """The number of segments."""
         return len(self._segments)
 
     # Writing
 
     def append(self, blocks: Sequence[Block]) -> int:
-        """Write a segment; the new end. When it returns, the messages are durable.
+        """Write a segment, and return the new end. The messages are durable then.
 
         Raises:
-            WalFullError: there is no room; nothing of it is visible, and it may be tried again.
-            WalError: the disk failed, and the log takes no more until it is opened anew. Nothing
-                of it is visible here; who opens the log later finds all of it or nothing.
+            WalFullError: the log has no room. Nothing of the segment is visible; retry later.
+            WalError: the disk failed; the log refuses appends until it is opened again. Nothing
+                of the segment is visible here; after a reopen all of it is, or nothing.
             ValueError: no messages.
         """
         with self._appending:
@@ -200,7 +201,7 @@ class Wal:
             return ref.end
 
     def probe(self, nbytes: int) -> None:
-        """Find out whether a segment of that size could be written now.
+        """Check by a test file whether a segment of this size could be written now.
 
         Raises:
             WalFullError, WalError: as `append`.
@@ -208,10 +209,10 @@ class Wal:
         with self._appending:
             self._check_open()
             with self._committing:
-                self._note()
+                self._write_committed()
                 self._trim(0)
             self._make_room(nbytes)
-            self._settle()
+            self._remove_undone_files()
             try:
                 with suppress(FileNotFoundError):
                     self._disk.unlink(_PROBE)
@@ -223,36 +224,36 @@ class Wal:
                     file.close()
                 self._disk.unlink(_PROBE)
             except OSError as error:
-                self._doubtful = [_PROBE]
-                raise self._failed(error) from error
+                self._undone_files = [_PROBE]
+                raise self._error_for(error) from error
 
     def _write(self, name: str, data: bytes) -> None:
-        self._settle()
+        self._remove_undone_files()
         draft = f"{name}.tmp"
         try:
-            write_durably(self._disk, draft, name, data)
+            replace_file(self._disk, name, data, draft=draft)
         except OSError as error:
-            self._doubtful = [draft, name]
-            # At once if possible: a full disk needs the room.
+            self._undone_files = [draft, name]
+            # Now rather than before the next append: a full disk needs the room.
             with suppress(WalError):
-                self._settle()
-            raise self._failed(error) from error
+                self._remove_undone_files()
+            raise self._error_for(error) from error
 
-    def _settle(self) -> None:
-        """Make sure that nothing of a failed append can come back. Raises WalError."""
-        if not self._doubtful:
+    def _remove_undone_files(self) -> None:
+        """Durably remove the files of a failed append. Raises WalError."""
+        if not self._undone_files:
             return
         try:
-            for name in self._doubtful:
+            for name in self._undone_files:
                 with suppress(FileNotFoundError):
                     self._disk.unlink(name)
             self._disk.sync_folder()
         except OSError as error:
-            raise self._failed(error) from error
-        self._doubtful = []
+            raise self._error_for(error) from error
+        self._undone_files = []
 
     def _make_room(self, nbytes: int) -> None:
-        limit = self.limits.max_nbytes
+        limit = self.limits.max_bytes
         if self._nbytes + nbytes > limit:
             with self._committing:
                 self._trim(self._nbytes + nbytes - limit)
@@ -261,8 +262,8 @@ class Wal:
                 f"{self.path} has {self._nbytes} bytes, {nbytes} more exceed wal.maxBytes ({limit})"
             )
 
-    def _failed(self, error: OSError) -> WalError:
-        """What to raise. But for a full disk, nobody knows what stands there: no more writes."""
+    def _error_for(self, error: OSError) -> WalError:
+        """The exception to raise. Unless the disk is full, the log then refuses appends."""
         if error.errno in _NO_ROOM:
             return WalFullError(f"{self.path}: {error.strerror or error}")
         self._failure = WalError(f"{self.path}: {error.strerror or error}")
@@ -270,51 +271,54 @@ class Wal:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise WalError(f"{self._failure}; open the log anew") from self._failure
+            raise WalError(f"{self._failure}; open the log again") from self._failure
         if not self._is_open:
             raise WalError(f"{self.path} is closed")
 
     # Committing
 
     def commit(self, lsn: int) -> None:
-        """What is before ``lsn`` is not needed any more; older positions change nothing.
+        """Allow the messages before ``lsn`` to be removed; an older position has no effect.
 
-        Segments that are wholly committed and past the retention are removed, never the newest.
-        A full disk is no error here: the position is noted as soon as there is room for it.
+        Removes segments that are wholly committed and past the retention, but never the newest.
+        A full disk is no error here: the position is written when there is room for it.
 
         Raises:
-            WalRangeError: the log has not come that far.
-            WalError: the disk failed; the old position stands, or the new one.
+            WalRangeError: ``lsn`` is after the end of the log.
+            WalError: the disk failed; the old position is in effect, or the new one.
         """
         with self._committing:
             self._check_open()
             if lsn > self._end:
                 raise WalRangeError(f"{self.path} ends at {self._end}: {lsn} can't be committed")
-            self._wanted = max(self._wanted, lsn)
-            self._note()
+            self._commit_target = max(self._commit_target, lsn)
+            self._write_committed()
             self._trim(0)
 
-    def _note(self) -> None:
-        """Note the committed position if there is room, for which the retention may be cut short.
+    def _write_committed(self) -> None:
+        """Write the committed position; on a full disk, remove a retained segment for it.
 
         Raises WalError.
         """
         for _ in range(2):
-            if self._wanted <= self._committed:
+            if self._commit_target <= self._committed:
                 return
-            wanted = self._wanted
+            target = self._commit_target
             try:
-                meta.write_committed(self._disk, wanted)
+                meta.write_committed(self._disk, target)
             except OSError as error:
-                failed = self._failed(error)
+                failed = self._error_for(error)
                 if not isinstance(failed, WalFullError):
                     raise failed from error
                 self._trim(1)
             else:
-                self._committed = wanted
+                self._committed = target
 
-    def _trim(self, wanted_nbytes: int) -> None:
-        """Remove what may go, and earlier than that as much as is wanted. Raises WalError."""
+    def _trim(self, required_bytes: int) -> None:
+        """Remove segments past the retention, then committed ones for ``required_bytes``.
+
+        Raises WalError.
+        """
         oldest_s = self._clock() - self.limits.retention_s
         while True:
             with self._state:
@@ -322,17 +326,17 @@ class Wal:
                     return
                 segment = self._segments[0]
                 is_old = segment.since_s <= oldest_s
-                if segment.ref.end > self._committed or not (is_old or wanted_nbytes > 0):
+                if segment.ref.end > self._committed or not (is_old or required_bytes > 0):
                     return
                 del self._segments[0]
                 self._nbytes -= segment.nbytes
-            wanted_nbytes -= segment.nbytes
+            required_bytes -= segment.nbytes
             try:
                 self._disk.unlink(segment.name)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise self._failed(error) from error
+                raise self._error_for(error) from error
 
     # Reading
 
@@ -340,7 +344,7 @@ class Wal:
         """The segments with the positions from ``start`` to before ``end``.
 
         Raises:
-            WalRangeError: the log has some of them no more, or not yet.
+            WalRangeError: the log has removed some of them, or has not reached them.
         """
         with self._state:
             first = self._segments[0].ref.first if self._segments else self._end
@@ -351,22 +355,22 @@ class Wal:
             if start >= end:
                 return []
             low = bisect_right(self._segments, start, key=lambda segment: segment.ref.end)
-            found = []
+            refs = []
             for index in range(low, len(self._segments)):
                 ref = self._segments[index].ref
                 if ref.first >= end:
                     break
-                found.append(ref)
-            return found
+                refs.append(ref)
+            return refs
 
-    def recent_ids(self, ids_max: int) -> Iterator[tuple[int, list[StreamIds]]]:
-        """Ends and ids of the newest segments, to fill a `Duplicates`; oldest first.
+    def recent_ids(self, max_ids: int) -> Iterator[tuple[int, list[ScopeIds]]]:
+        """Ends and ids of the newest segments, oldest first, to fill a `Duplicates`.
 
         Raises:
             WalDamagedError: one of them is damaged.
             WalError: one can't be read.
         """
         try:
-            yield from recent_ids(self._disk, list(self._segments), ids_max)
+            yield from recent_ids(self._disk, list(self._segments), max_ids)
         except OSError as error:
             raise WalError(f"{self.path}: {error}") from error

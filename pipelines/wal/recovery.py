@@ -1,9 +1,8 @@
-"""What the log's folder holds at start: the segments that count, and nothing half-made.
+"""Recovery of a log when it is opened: finds its segments and removes the remains of a crash.
 
-A crash leaves drafts, which go; or a trim half done: old segments with a gap behind them, all of
-them committed, which go too. An append that failed and could not be undone for good may come back
-beside the one that took its place; it goes. Anything else that does not fit is damage, and is left
-as it is.
+Removed are drafts; committed segments before a gap, which an interrupted trim leaves; and a failed
+append that could not be undone and has reappeared beside the segment that replaced it. Any other
+inconsistency is damage, and is left as it is.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pipelines.errors import WalDamagedError, WalError
 from pipelines.wal import meta
-from pipelines.wal.disk import Disk, read_whole
-from pipelines.wal.errors import WalDamagedError, WalError
 from pipelines.wal.segments import (
+    ScopeIds,
     SegmentRef,
-    StreamIds,
     check_segment,
     ids_of_segment,
     positions_of,
     written_ns_of,
 )
+from trionsq.disk import Disk, read_file
 
-__all__ = ["Found", "Segment", "recent_ids", "recover"]
+__all__ = ["RecoveredLog", "Segment", "recent_ids", "recover"]
 
 
 @dataclass(slots=True)
@@ -34,8 +33,8 @@ class Segment:
 
     Attributes:
         ref: its path and positions.
-        nbytes: of the file.
-        since_s: monotonic clock: since when this process knows it; retention counts from there.
+        nbytes: size of the file.
+        since_s: when this process first saw it (monotonic clock); retention counts from then.
     """
 
     ref: SegmentRef
@@ -48,8 +47,8 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Found:
-    """A recovered log. ``segments`` are contiguous, oldest first; the last was ``written_ns``."""
+class RecoveredLog:
+    """A recovered log: contiguous segments, oldest first; ``written_ns`` is the last one's."""
 
     wal_id: str
     segments: list[Segment]
@@ -58,13 +57,13 @@ class Found:
     written_ns: int
 
 
-def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
-    """Read the folder, remove leftovers; make a new log if there is none and ``create`` says so.
+def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
+    """Read the folder and remove the remains of a crash; create a log if ``create`` allows it.
 
     Raises:
-        WalDamagedError: something is missing or makes no sense.
+        WalDamagedError: a file is missing or inconsistent.
         WalError: there is no log, or one of a newer version.
-        OSError: from the disk.
+        OSError: the disk failed.
     """
     names = disk.names()
     refs = sorted(
@@ -95,15 +94,15 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> Found:
     end = refs[-1].end if refs else committed
     written_ns = 0
     if refs:
-        newest = read_whole(disk, os.path.basename(refs[-1].path))
+        newest = read_file(disk, os.path.basename(refs[-1].path))
         check_segment(newest, refs[-1], wal_id)
         written_ns = written_ns_of(newest, refs[-1])
-    # Only now, when all is known to be well, is anything changed.
+    # Nothing is changed before everything is checked.
     _remove_drafts(disk, names)
     for ref in outdated + replaced:
         disk.unlink(os.path.basename(ref.path))
     segments = [Segment(ref, _nbytes(disk, ref), now_s) for ref in refs]
-    return Found(wal_id, segments, committed, end, written_ns)
+    return RecoveredLog(wal_id, segments, committed, end, written_ns)
 
 
 def _remove_drafts(disk: Disk, names: list[str]) -> None:
@@ -116,35 +115,35 @@ def _remove_drafts(disk: Disk, names: list[str]) -> None:
 def _without_replaced(
     disk: Disk, refs: list[SegmentRef]
 ) -> tuple[list[SegmentRef], list[SegmentRef]]:
-    """Of segments that begin at the same position, the one written last; and the others."""
-    counts: list[SegmentRef] = []
+    """The segments without those that a later write replaced, and the replaced ones."""
+    valid: list[SegmentRef] = []
     replaced: list[SegmentRef] = []
 
     def written_ns(ref: SegmentRef) -> int:
-        return written_ns_of(read_whole(disk, os.path.basename(ref.path)), ref)
+        return written_ns_of(read_file(disk, os.path.basename(ref.path)), ref)
 
     for ref in refs:
-        if counts and counts[-1].first == ref.first:
-            other = counts.pop()
+        if valid and valid[-1].first == ref.first:
+            other = valid.pop()
             older, newer = sorted((other, ref), key=written_ns)
             replaced.append(older)
-            counts.append(newer)
+            valid.append(newer)
         else:
-            counts.append(ref)
-    return counts, replaced
+            valid.append(ref)
+    return valid, replaced
 
 
 def _contiguous(
     disk: Disk, refs: list[SegmentRef], committed: int
 ) -> tuple[list[SegmentRef], list[SegmentRef]]:
-    """The segments that count, and those that a trim left over."""
+    """The contiguous segments at the end, and those that an interrupted trim left."""
     start = 0
     for index in range(1, len(refs)):
         before, after = refs[index - 1], refs[index]
         if before.end == after.first:
             continue
         if before.end > after.first:
-            raise WalDamagedError(f"{before.path} and {after.path} overlap: one does not belong")
+            raise WalDamagedError(f"{before.path} and {after.path} overlap: one is not of this log")
         if after.first > committed:
             raise _missing(disk, before.end, after.first)
         start = index
@@ -158,7 +157,7 @@ def _contiguous(
 def _missing(disk: Disk, first: int, end: int) -> WalDamagedError:
     return WalDamagedError(
         f"{disk.path} lacks the segments of {first} to {end}. Nothing was changed. Bring them back "
-        "from a copy; or, to go on without these messages, use another walPath and checkpoint"
+        "from a copy; or, to continue without these messages, use another walPath and checkpoint"
     )
 
 
@@ -171,20 +170,20 @@ def _nbytes(disk: Disk, ref: SegmentRef) -> int:
 
 
 def recent_ids(
-    disk: Disk, segments: list[Segment], ids_max: int
-) -> Iterator[tuple[int, list[StreamIds]]]:
+    disk: Disk, segments: list[Segment], max_ids: int
+) -> Iterator[tuple[int, list[ScopeIds]]]:
     """The ids of the newest segments with their ends, oldest first.
 
-    As many as it takes to have ``ids_max`` of every stream that they have; older segments that
-    have yet another stream may be left out. Raises WalError, OSError.
+    Reads segments until every scope in them has ``max_ids`` ids; older segments with another scope
+    may be left out. Raises WalError, OSError.
     """
     counts: dict[object, int] = {}
-    found: list[tuple[int, list[StreamIds]]] = []
+    segment_ids: list[tuple[int, list[ScopeIds]]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(read_whole(disk, segment.name), segment.ref)
-        found.append((segment.ref.end, parts))
+        parts = ids_of_segment(read_file(disk, segment.name), segment.ref)
+        segment_ids.append((segment.ref.end, parts))
         for part in parts:
-            counts[part.stream] = counts.get(part.stream, 0) + len(part.ids)
-        if min(counts.values()) >= ids_max:
+            counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)
+        if min(counts.values()) >= max_ids:
             break
-    return reversed(found)
+    return reversed(segment_ids)

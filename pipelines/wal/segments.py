@@ -1,7 +1,7 @@
 """Segments: immutable Arrow IPC files ``<first>-<end>.arrow``.
 
-A record batch for each (topic, channel, nsqd), whose names stand once in the schema's metadata
-together with the format's version and the positions; so a renamed or mixed-up file is seen.
+A segment has a record batch for each (topic, channel, nsqd). The schema's metadata has these names
+once, the version of the format and the positions, so a renamed or swapped file is detected.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.errors import WalDamagedError, WalError, WalRangeError
 from pipelines.schema import ARROW_SCHEMA, STORED_SCHEMA
-from pipelines.wal.errors import WalDamagedError, WalError, WalRangeError
 
 __all__ = [
     "FORMAT_VERSION",
     "META",
     "Block",
+    "IdScope",
+    "ScopeIds",
     "SegmentRef",
-    "Stream",
-    "StreamIds",
     "check_segment",
     "encode_segment",
     "ids_of_segment",
@@ -38,7 +38,7 @@ __all__ = [
 
 FORMAT_VERSION: Final = 1
 META: Final = "META.json"
-"""The file that every log has, from its first moment on."""
+"""The file that every log has."""
 
 _KEY: Final = b"trionsq.segment"
 _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
@@ -47,7 +47,7 @@ _NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})\.arrow")
 class Block(NamedTuple):
     """Messages of one topic and channel from one nsqd, as lists of equal length.
 
-    `ids`: 16 bytes each, hex digits. `timestamps_ns`: of publishing, since the epoch.
+    `ids`: 16 hex digits each. `timestamps_ns`: time of publishing, nanoseconds since the epoch.
     """
 
     topic: str
@@ -59,27 +59,27 @@ class Block(NamedTuple):
     bodies: Sequence[bytes]
 
 
-class Stream(NamedTuple):
-    """Where ids are unique."""
+class IdScope(NamedTuple):
+    """The scope in which ids are unique."""
 
     topic: str
     nsqd: str
 
 
-class StreamIds(NamedTuple):
-    """The ids that one segment has of a stream."""
+class ScopeIds(NamedTuple):
+    """The ids of one scope in one segment."""
 
-    stream: Stream
+    scope: IdScope
     ids: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """A segment, for any process that sees the folder.
+    """A segment, for any process that can read the folder. Picklable.
 
     Attributes:
         path: of the file.
-        first, end: its positions; ``end`` is the next one.
+        first, end: its positions; ``end`` is the first one after it.
     """
 
     path: str
@@ -88,25 +88,25 @@ class SegmentRef:
 
 
 def segment_name(first: int, end: int) -> str:
-    """The file's name; names sort as positions do."""
+    """The file's name. Names sort like positions."""
     return f"{first:020}-{end:020}.arrow"
 
 
 def positions_of(name: str) -> tuple[int, int] | None:
-    """First and end of the segment of that name; None: no segment's name."""
-    found = _NAME.fullmatch(name)
-    if found is None or int(found[1]) >= int(found[2]):
+    """First and end of the segment with this name; None if it is not a segment's name."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[1]) >= int(match[2]):
         return None
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 # Writing
 
 
 def encode_segment(first: int, wal_id: str, blocks: Sequence[Block], written_ns: int) -> bytes:
-    """The file's content. ``written_ns`` rises from one append to the next, failed ones too."""
+    """The file's content. ``written_ns`` increases with each append, failed ones included."""
     streams = [[block.topic, block.channel, block.nsqd, len(block.ids)] for block in blocks]
-    about = {
+    header = {
         "version": FORMAT_VERSION,
         "wal": wal_id,
         "written_ns": written_ns,
@@ -114,7 +114,7 @@ def encode_segment(first: int, wal_id: str, blocks: Sequence[Block], written_ns:
         "end": first + sum(len(block.ids) for block in blocks),
         "streams": streams,
     }
-    schema = STORED_SCHEMA.with_metadata({_KEY: json.dumps(about).encode()})
+    schema = STORED_SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         for block in blocks:
@@ -135,7 +135,7 @@ def _batch_of(block: Block, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _texts(ids: Sequence[bytes]) -> Sequence[bytes | str]:
-    """Arrow takes bytes for strings as they are; what no nsqd would send is written as ASCII."""
+    """ASCII bytes, which Arrow accepts as strings; ids that no nsqd would send are escaped."""
     if b"".join(ids).isascii():
         return ids
     return [id_.decode("ascii", "backslashreplace") for id_ in ids]
@@ -147,17 +147,18 @@ def _texts(ids: Sequence[bytes]) -> Sequence[bytes | str]:
 def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """The messages of ``ref`` from ``start`` to before ``end``, with all columns of the schema.
 
-    Works in any process; the file is mapped into memory, not copied.
+    Works in any process. The file is memory-mapped, not copied.
 
     Raises:
-        WalRangeError: the file is gone, for it was trimmed.
-        WalDamagedError: it is no segment, or another one.
-        WalError: it can't be read, is of a newer version, or this machine does not see the log.
+        WalRangeError: the file was trimmed.
+        WalDamagedError: the file is not this segment.
+        WalError: the file can't be read or is of a newer version, or this machine can't see the
+            log.
     """
     try:
         with pa.memory_map(ref.path) as source, _opened(source, ref.path) as reader:
             position = ref.first
-            for index, (topic, channel, nsqd, count) in enumerate(_about(reader, ref)["streams"]):
+            for index, (topic, channel, nsqd, count) in enumerate(_header(reader, ref)["streams"]):
                 low, high = max(start - position, 0), min(end - position, count)
                 position += count
                 if low < high:
@@ -181,13 +182,13 @@ def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBat
 
 
 def check_segment(data: bytes, ref: SegmentRef, wal_id: str) -> None:
-    """Raise WalDamagedError or WalError unless ``data`` is that segment, whole."""
+    """Raise WalDamagedError or WalError unless ``data`` is this segment, complete."""
     try:
         with _opened(pa.BufferReader(data), ref.path) as reader:
-            about = _about(reader, ref)
-            if about["wal"] != wal_id:
-                raise damaged(ref.path, f"it belongs to another log, {about['wal']}")
-            for index, (*_, count) in enumerate(about["streams"]):
+            header = _header(reader, ref)
+            if header["wal"] != wal_id:
+                raise damaged(ref.path, f"it belongs to another log, {header['wal']}")
+            for index, (*_, count) in enumerate(header["streams"]):
                 batch = reader.get_batch(index)
                 batch.validate(full=True)
                 if batch.num_rows != count:
@@ -197,35 +198,35 @@ def check_segment(data: bytes, ref: SegmentRef, wal_id: str) -> None:
 
 
 def written_ns_of(data: bytes, ref: SegmentRef) -> int:
-    """When it was written. Raises as `check_segment`."""
+    """When the segment was written. Raises as `check_segment`."""
     try:
         with _opened(pa.BufferReader(data), ref.path) as reader:
-            return int(_about(reader, ref)["written_ns"])
+            return int(_header(reader, ref)["written_ns"])
     except pa.ArrowException as error:
         raise damaged(ref.path, error) from error
 
 
-def ids_of_segment(data: bytes, ref: SegmentRef) -> list[StreamIds]:
-    """The ids of each stream in it. Raises as `check_segment`."""
+def ids_of_segment(data: bytes, ref: SegmentRef) -> list[ScopeIds]:
+    """The ids of each scope in it. Raises as `check_segment`."""
     try:
         with _opened(pa.BufferReader(data), ref.path) as reader:
             return [
-                StreamIds(
-                    Stream(topic, nsqd),
+                ScopeIds(
+                    IdScope(topic, nsqd),
                     reader.get_batch(index).column("id").cast(pa.binary()).to_pylist(),
                 )
-                for index, (topic, _, nsqd, _) in enumerate(_about(reader, ref)["streams"])
+                for index, (topic, _, nsqd, _) in enumerate(_header(reader, ref)["streams"])
             ]
     except pa.ArrowException as error:
         raise damaged(ref.path, error) from error
 
 
 def damaged(path: str, reason: object) -> WalDamagedError:
-    """The error for a file that can't be understood."""
+    """The error for a file that can't be parsed."""
     return WalDamagedError(
         f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy; or, "
-        "to go on without its messages, use another walPath and checkpoint: nsqd delivers again "
-        "what was not finished, the rest is in the other segments here"
+        "to continue without its messages, use another walPath and checkpoint: nsqd delivers "
+        "unfinished messages again, the others are in the remaining segments"
     )
 
 
@@ -239,21 +240,21 @@ def _opened(source: pa.NativeFile, path: str) -> Any:
     return reader
 
 
-def _about(reader: Any, ref: SegmentRef) -> dict[str, Any]:
-    """What the segment says of itself, checked against its name."""
+def _header(reader: Any, ref: SegmentRef) -> dict[str, Any]:
+    """The header in the segment's metadata, checked against its name."""
     try:
-        about: dict[str, Any] = json.loads((reader.schema.metadata or {})[_KEY])
-        version = int(about["version"])
+        header: dict[str, Any] = json.loads((reader.schema.metadata or {})[_KEY])
+        version = int(header["version"])
         if version > FORMAT_VERSION:
             raise WalError(
                 f"{ref.path} has version {version} of the format; this trionsq knows up to "
                 f"{FORMAT_VERSION}: use a newer one"
             )
-        counted = sum(count for *_, count in about["streams"])
-        if (about["first"], about["end"]) != (ref.first, ref.end):
-            raise damaged(ref.path, f"it is {about['first']} to {about['end']}")
-        if counted != ref.end - ref.first or len(about["streams"]) != reader.num_record_batches:
+        total = sum(count for *_, count in header["streams"])
+        if (header["first"], header["end"]) != (ref.first, ref.end):
+            raise damaged(ref.path, f"it is {header['first']} to {header['end']}")
+        if total != ref.end - ref.first or len(header["streams"]) != reader.num_record_batches:
             raise damaged(ref.path, "its parts do not add up")
     except (KeyError, ValueError, TypeError) as error:
-        raise damaged(ref.path, f"no description: {error!r}") from error
-    return about
+        raise damaged(ref.path, f"no header: {error!r}") from error
+    return header

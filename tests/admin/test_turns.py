@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from admin.answers import encoded
-from admin.cluster.decoding import node_stats
+import admin
+from admin.api.responses import encode_json
 from admin.cluster.shapes import NodeStats
+from admin.cluster.turns import node_stats
 from admin.upstream import UpstreamError
 from admin.watch.health import problems
 from admin.watch.history import History
 from admin.watch.snapshot import ChannelRow, Snapshot, TopicRow
 from tests.admin.pages.support import Nodes, channel, pages, topic
+from tests.soak import by_level, more_in_soak
 from tests.work import longest_step
 
-FEW, MANY = 10, 3_000
-# One step of 250 rows, the most that a page shows, has fewer lines than this; 3,000 have far more.
+FOLDER = f"{Path(admin.__file__).parent}/"
+FEW, MANY = 10, by_level(test=1_000, short=3_000, full=3_000)
+# One step of 250 rows, the most that a page shows, has fewer lines than this; MANY have far more.
 LINES_MAX = 30_000
 
 
@@ -29,6 +33,7 @@ def wide(count: int) -> dict[str, list[dict[str, Any]] | None]:
     return {"one:4151": topics, "two:4151": topics}
 
 
+@more_in_soak
 @pytest.mark.parametrize(
     "path",
     [
@@ -45,7 +50,7 @@ def wide(count: int) -> dict[str, list[dict[str, Any]] | None]:
     ],
 )
 async def test_a_page_is_made_in_turns(path: str) -> None:
-    """With 3,000 topics and channels no step of a page, or of the polls beside it, is long."""
+    """However many topics and channels: no step of a page, or of the polls beside it, is long."""
     lines = list[int]()
     for count in (FEW, MANY):
         async with pages(Nodes(wide(count))) as found:
@@ -53,7 +58,7 @@ async def test_a_page_is_made_in_turns(path: str) -> None:
             async def look(found: Any = found) -> None:
                 assert await found.page(path)
 
-            lines.append(await longest_step(look, "/admin/"))
+            lines.append(await longest_step(look, FOLDER))
     assert lines[0] > 0
     assert lines[1] < LINES_MAX
 
@@ -89,8 +94,8 @@ def test_long_documents_are_what_short_ones_are(count: int) -> None:
     """JSON that is encoded in pieces is the JSON of the whole."""
     names = [f"<{number}>" for number in range(count)]
     document = {"names": names, "members": dict.fromkeys(names, 1), "none": None, "text": "a&b"}
-    assert json.loads(encoded(document)) == document
-    assert b"<" not in encoded(document)
+    assert json.loads(encode_json(document)) == document
+    assert b"<" not in encode_json(document)
 
 
 async def test_statistics_are_decoded_topic_by_topic() -> None:
@@ -100,5 +105,5 @@ async def test_statistics_are_decoded_topic_by_topic() -> None:
     assert isinstance(found, NodeStats)
     assert (found.version, found.start_time, len(found.topics or ())) == ("1.3.0", 7, MANY + 1)
     for body in (b"{", b"[]", b'{"topics":[{}]}', b'{"topics":[{"topic_name":1}]}'):
-        with pytest.raises(UpstreamError, match="one:4151 answered no NodeStats"):
+        with pytest.raises(UpstreamError, match="one:4151 answered no statistics"):
             await node_stats("one:4151", body)

@@ -12,7 +12,7 @@ from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import run_row
 from benchmarks.rows import FOREIGN, ROWS, Row
 from benchmarks.servers import OURS, kinds
-from tests.soak import smoke
+from tests.soak import in_short_soak, smoke
 
 CLIENTS = {row.name: row for row in ROWS if row.client}
 MESSAGES = 2_000
@@ -48,6 +48,7 @@ def test_a_client_that_fails_says_why(bench: Bench) -> None:
         run_row(bench, row, OURS, MESSAGES)
 
 
+@in_short_soak
 def test_messages_of_another_size_fail(bench: Bench) -> None:
     """What a client gets is compared with what was published, in messages and bytes."""
     row = CLIENTS["client-batches"]

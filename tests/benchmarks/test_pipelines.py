@@ -12,7 +12,7 @@ from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import run_row
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import OURS, kinds
-from tests.soak import smoke
+from tests.soak import in_short_soak, smoke
 
 pytest.importorskip("pyspark")
 
@@ -25,7 +25,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("build"))
 
 
-@pytest.mark.parametrize("row", smoke({row.name: row for row in SINK}, SINK[0].name))
+@pytest.mark.parametrize("row", smoke({row.name: row for row in SINK}))
 def test_each_row_measures_its_mode(programs: Programs, row: Row, tmp_path: Path) -> None:
     """The channel has each message once; a part of a batch counts, too."""
     bench = Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True)
@@ -34,6 +34,7 @@ def test_each_row_measures_its_mode(programs: Programs, row: Row, tmp_path: Path
     assert all(metric.of(run) > 0 for metric in row.metrics)
 
 
+@in_short_soak
 def test_a_program_that_fails_is_told_with_its_text(programs: Programs, tmp_path: Path) -> None:
     """Not taken for a slow one."""
     bench = Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True)

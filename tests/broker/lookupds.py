@@ -199,9 +199,9 @@ class Network:
 
     def connect(self, broker: Broker) -> None:
         """Give the nsqd all of them."""
-        broker.tcp_port, broker.http_port = 4150, 4151
+        broker.ports.tcp, broker.ports.http = 4150, 4151
         broker.lookups.dial = self.dial
-        broker.change_lookupds(tuple(f"{host}:{TCP_PORT}" for host in self.lookupds))
+        broker.live_options.change_lookupds(tuple(f"{host}:{TCP_PORT}" for host in self.lookupds))
 
 
 @asynccontextmanager

@@ -110,9 +110,9 @@ class Session:
         self.transports: list[MemoryTransport] = []
         self.is_complete = False
 
-    def connect(self, capacity_nbytes: int = 2**20) -> tuple[Conversation, Client]:
+    def connect(self, capacity_bytes: int = 2**20) -> tuple[Conversation, Client]:
         """A connection whose transport is remembered."""
-        talk, client, transport = connect(self.broker, capacity_nbytes)
+        talk, client, transport = connect(self.broker, capacity_bytes)
         self.transports.append(transport)
         return talk, client
 

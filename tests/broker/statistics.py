@@ -7,7 +7,7 @@ from typing import Any
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, statistics
-from trionsq.http.stats_json import StatsJson
+from trionsq.http.stats import StatsJson
 
 __all__ = ["document_of"]
 
@@ -16,5 +16,5 @@ async def document_of(broker: Broker, asked: StatsFilter | None = None) -> dict[
     """The document as JSON has it."""
     form = StatsJson()
     rows = [form.row(row) async for row in statistics(broker, asked or StatsFilter())]
-    document: dict[str, Any] = json.loads(b"".join([*rows, form.end()]))
+    document: dict[str, Any] = json.loads(b"".join([*rows, form.end_document()]))
     return document

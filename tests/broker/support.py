@@ -11,11 +11,11 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
 from trionsq.broker.topic import Topic
-from trionsq.storage.background import Done, Job
+from trionsq.storage.folder import Job, JobDone
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
-from trionsq.testing.streams import CAPACITY_NBYTES, MemoryTransport, memory_connection
+from trionsq.testing.streams import CAPACITY_BYTES, MemoryTransport, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
 from trionsq.wire.client import MessageFrame
@@ -64,10 +64,10 @@ def numbered(count: int, size: int = 8) -> list[bytes]:
 
 
 def connect(
-    broker: Broker, capacity_nbytes: int = CAPACITY_NBYTES
+    broker: Broker, capacity_bytes: int = CAPACITY_BYTES
 ) -> tuple[Conversation, Client, MemoryTransport]:
     """A new connection: what the client has of it, and both of what the broker has."""
-    stream, transport = memory_connection(capacity_nbytes)
+    stream, transport = memory_connection(capacity_bytes)
     client = broker.connect(transport)
     stream.send_nowait(MAGIC_V2)
     return Conversation(stream), client, transport
@@ -105,7 +105,7 @@ class Gate(HeldBackground):
         self.held_up = 0
         self._opened = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         super().submit(job, done)
         if self.is_open:
             self.run_all()
@@ -131,6 +131,6 @@ async def consume(
     broker: Broker, topic: str, channel: str, count: int
 ) -> tuple[Conversation, list[MessageFrame]]:
     """Subscribe, and take some messages without finishing them."""
-    consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+    consumer = Conversation.begin(broker, capacity_bytes=2**20)
     await consumer.subscribe(topic, channel, ready=2500)
     return consumer, await consumer.messages(count)

@@ -23,9 +23,7 @@ from tests.broker.statistics import document_of
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
-from trionsq.debug.tasks import task_tree
-from trionsq.debug.tasks_shown import text_pieces
-from trionsq.http.debug_names import task_name
+from trionsq.debug.tasks import task_tree, text_pieces
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -238,16 +236,16 @@ async def test_a_crowd_does_not_pile_up_at_a_server_that_hangs(autojump_clock: M
         await wait_all_tasks_blocked()
         servers = broker.auth_servers
         assert servers is not None
-        at_once = auth_module._ASKED_AT_ONCE
-        assert len(stub.dialled) == servers.asking == at_once
-        assert servers.waiting == crowd - at_once
+        at_once = auth_module._MAX_REQUESTS
+        assert len(stub.dialled) == servers.active_requests == at_once
+        assert servers.waiting_requests == crowd - at_once
         for talk in talks:
             assert await talk.error() == FAILED
         assert len(stub.dialled) <= 3 * at_once
         assert trio.current_time() <= 3 * REQUEST_TIMEOUT_S
         stub.answers = [granting()]
         await authorized(broker)
-        assert (servers.asking, servers.waiting) == (0, 0)
+        assert (servers.active_requests, servers.waiting_requests) == (0, 0)
 
 
 async def test_a_crowd_comes_through_a_server_that_answers(autojump_clock: MockClock) -> None:
@@ -278,7 +276,7 @@ async def test_a_long_answer_is_read_beside_the_event_loop(
                 under_way.release()
 
     monkeypatch.setattr(auth_module, name, noting)
-    padding = "x" * auth_module._INLINE_NBYTES_MAX
+    padding = "x" * auth_module._MAX_INLINE_BYTES
     body = {"ttl": 5, "authorizations": [EVERYTHING]}
     long, short = [json.dumps(body | more).encode() for more in ({"padding": padding}, {})]
     async with nsqd_in_memory(**ONE) as broker:
@@ -308,7 +306,7 @@ async def test_a_client_that_goes_is_not_asked_for_any_longer(autojump_clock: Mo
         assert len(stub.dialled) < crowd
         assert b"secret=s" in await stub.request(0)
         assert broker.auth_servers is not None
-        assert (broker.auth_servers.asking, broker.auth_servers.waiting) == (0, 0)
+        assert (broker.auth_servers.active_requests, broker.auth_servers.waiting_requests) == (0, 0)
 
 
 async def test_a_connection_that_breaks_is_not_asked_for(autojump_clock: MockClock) -> None:
@@ -535,7 +533,7 @@ async def test_a_secret_is_nowhere_to_be_seen(
             talk, client, _ = connect(broker)
             await talk.say(commands.auth(secret))
             await wait_all_tasks_blocked()
-            tree = await task_tree(limit=1000, stacks=True, name=task_name)
+            tree = await task_tree(limit=1000, stacks=True)
             assert secret not in "".join(text_pieces(tree))
             assert await talk.error() == FAILED
         talk, client, _ = connect(broker)
@@ -573,7 +571,7 @@ async def _live(cancel_at: CancelAt) -> bool:
         check_balances(broker)
         servers = broker.auth_servers
         assert servers is not None
-        assert (servers.asking, servers.waiting) == (0, 0)
+        assert (servers.active_requests, servers.waiting_requests) == (0, 0)
         assert broker.client_failures == 0
         return came_through
 

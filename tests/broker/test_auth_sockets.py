@@ -146,7 +146,7 @@ async def test_https_is_checked_against_the_root_ca_file(
                 auth_http_address=(f"https://127.0.0.1:{port}/auth",), tls_root_ca_file=file
             )
             with trio.fail_after(LIMIT_S):
-                grant = await AuthServers(options, Random(0)).ask(QUESTION)
+                grant = await AuthServers(options, Random(0)).request_grant(QUESTION)
             assert (grant is not None) == believed
 
 
@@ -173,8 +173,8 @@ async def test_a_403_with_a_port_sends_us_to_https(
             )
             servers = AuthServers(options, Random(0))
             with trio.fail_after(LIMIT_S):
-                assert await servers.ask(QUESTION) is not None
-                assert await servers.ask(QUESTION) is None
+                assert await servers.request_grant(QUESTION) is not None
+                assert await servers.request_grant(QUESTION) is None
     target = b"/auth?" + QUESTION.query().encode() if method == "get" else b"/auth"
     for request in requests:
         assert request.startswith(b"%b %b HTTP/1.1\r\n" % (method.upper().encode(), target))

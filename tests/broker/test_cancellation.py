@@ -21,6 +21,7 @@ from tests.broker.session import (
     When,
 )
 from tests.broker.support import check_balances, check_nobody_left
+from tests.soak import more_in_soak, swept
 from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
@@ -99,6 +100,7 @@ async def check_nothing_lost(session: Session) -> None:
             assert channel.core.finish_count == channel.core.message_count
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_client_cancelled_at_any_await(seed: int, when: When, repeatable: None) -> None:
@@ -106,7 +108,7 @@ def test_a_client_cancelled_at_any_await(seed: int, when: When, repeatable: None
     whole = CancelAt(0, when)
     run(cancel_the_client, whole, seed)
     assert whole.steps > 50
-    for at in range(1, whole.steps + 1):
+    for at in swept(whole.steps):
         cancel_at = CancelAt(at, when)
         try:
             run(cancel_the_client, cancel_at, seed)
@@ -174,13 +176,14 @@ def check_ended(session: Session) -> None:
     assert len(session.ledger.acknowledged) <= published <= len(session.ledger.sent)
 
 
+@more_in_soak
 @pytest.mark.parametrize("how", [cancel_the_broker, stop_the_broker])
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_broker_ended_at_any_await(how: Any, when: When, repeatable: None) -> None:
     """It takes its clients along, leaves no task, and every message is accounted for."""
     whole = CancelAt(0, when)
     run(how, whole, SEEDS[0])
-    for at in range(1, whole.steps + 1):
+    for at in swept(whole.steps):
         cancel_at = CancelAt(at, when)
         try:
             run(how, cancel_at, SEEDS[0])

@@ -13,11 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.session import CancelAt, Ledger, When, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
+from tests.soak import more_in_soak, swept
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
-from trionsq.storage.background import Done, Job, JobDefects
+from trionsq.storage.folder import Job, JobDefects, JobDone
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -36,11 +37,11 @@ class LateBackground:
         self._under_way = 0
         self._idle = trio.Event()
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         self._under_way += 1
         self._nursery.start_soon(self._run, job, done)
 
-    async def _run(self, job: Job, done: Done) -> None:
+    async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)
         job()
         await trio.sleep(DISK_DELAY_S)
@@ -72,7 +73,7 @@ def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
     whole = CancelAt(0, when)
     run(whole)
     assert whole.steps >= steps_min
-    for at in range(1, whole.steps + 1):
+    for at in swept(whole.steps):
         cancel_at = CancelAt(at, when)
         try:
             run(cancel_at)
@@ -83,9 +84,9 @@ def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
 
 
 def task_named(nursery: trio.Nursery | None, name: str) -> trio.lowlevel.Task:
-    """The newest child task that runs the function of that name."""
+    """The newest child task whose name begins so."""
     assert nursery is not None
-    return [task for task in nursery.child_tasks if task.name.endswith(name)][-1]
+    return [task for task in nursery.child_tasks if task.name.startswith(name)][-1]
 
 
 async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) -> list[set[bytes]]:
@@ -96,7 +97,7 @@ async def bodies_after_restart(disk: SimulatedDisk, clock: Clock, *queues: str) 
             bodies: set[bytes] = set()
             found.append(bodies)
             topic, _, channel = queue.partition(":")
-            consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+            consumer = Conversation.begin(broker, capacity_bytes=2**20)
             await consumer.subscribe(topic, channel, ready=100)
             with trio.move_on_after(70):
                 while True:
@@ -181,6 +182,7 @@ async def cancel_the_stop(cancel_at: CancelAt) -> None:
         assert set(numbered(12)) - unsaved <= found <= set(numbered(12))
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_stop_cancelled_at_any_await(when: When) -> None:
     """No task is left, and a restart finds all that had left memory; a whole stop saves all."""
@@ -220,7 +222,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
                 disk=disk,
                 background=LateBackground(jobs),
                 clock=clock,
-                mem_queue_size=0 if "Client" in task else 2,
+                mem_queue_size=0 if task == "client" else 2,
                 sync_every=1,
             ) as broker:
                 topic = broker.topic("t")
@@ -228,7 +230,7 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
                 await trio.sleep(1)
                 talk, client, transport = connect(broker, 4096)
                 await wait_all_tasks_blocked()
-                nursery = broker._connections if "Client" in task else broker._tasks
+                nursery = broker._connections if task == "client" else broker._tasks
                 cancel_at.root = task_named(nursery, task)
 
                 def delete() -> None:
@@ -263,20 +265,21 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
             assert ledger.acknowledged <= found | ledger.finished
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 @pytest.mark.parametrize(
     ("task", "how", "steps_min"),
     [
-        ("Client.serve", "close", 20),
-        ("Topic.run", "stop", 4),
-        ("Topic.run", "delete topic", 4),
-        ("Channel.run", "stop", 4),
-        ("Channel.run", "delete channel", 4),
-        ("MetadataKeeper.run", "stop", 1),
-        ("MetadataKeeper.run_id_reserve", "cancel", 1),
-        ("run_disk_syncs", "stop", 1),
-        ("run_disk_retries", "stop", 1),
-        ("run_queue_scan", "cancel", 5),
+        ("client", "close", 20),
+        ("topic t", "stop", 4),
+        ("topic t", "delete topic", 4),
+        ("channel t:c", "stop", 4),
+        ("channel t:c", "delete channel", 4),
+        ("metadata", "stop", 1),
+        ("message id reserve", "cancel", 1),
+        ("disk syncs", "stop", 1),
+        ("disk retries", "stop", 1),
+        ("queue scan", "cancel", 5),
     ],
 )
 def test_anything_ended_at_any_await(task: str, how: str, steps_min: int, when: When) -> None:

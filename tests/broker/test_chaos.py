@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.broker.chaos import MOODY, STEADY, Chaos
 from tests.broker.support import Gate, check_balances, check_nobody_left
 from tests.soak import by_level, more_in_soak
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk

@@ -11,12 +11,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, check_nobody_left, connect, finish, publish
 from trionsq.broker.broker import Broker
+from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
+from trionsq.broker.output import MessagePump
+from trionsq.broker.topic import Topic
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryTransport
 from trionsq.wire import commands
+from trionsq.wire.bodies import ListBodies
 
 RESET = ConnectionResetError("reset by the test")
 
@@ -65,7 +69,9 @@ async def _write_of_a_message_fails(
     consumer: Conversation, client: Client, transport: MemoryTransport
 ) -> None:
     transport.outgoing.break_with(RESET)
-    publish(client.broker, "t", b"more")
+    assert isinstance(client.channel, Channel)
+    assert isinstance(client.channel.topic, Topic)
+    client.channel.topic.publish(ListBodies([b"more"]))
 
 
 async def _closed_by_us(consumer: Conversation, client: Client, transport: MemoryTransport) -> None:
@@ -116,7 +122,9 @@ async def test_both_siblings_end(ending: Ending, autojump_clock: MockClock) -> N
         assert channel.timeout_count == len(expected)
 
 
-@pytest.mark.parametrize("where", ["_act", "_write_messages", "_frames"])
+@pytest.mark.parametrize(
+    "where", ["Client._run_commands", "MessagePump._write_messages", "MessagePump.frames"]
+)
 async def test_a_defect_costs_one_connection(
     where: str,
     autojump_clock: MockClock,
@@ -131,17 +139,19 @@ async def test_a_defect_costs_one_connection(
         await consumer.subscribe("t", "c", ready=10)
         await wait_all_tasks_blocked()
 
-        original = getattr(Client, where)
+        owner, method = where.split(".")
+        cls = Client if owner == "Client" else MessagePump
+        original = getattr(cls, method)
 
-        def broken(self: Client, *arguments: object) -> object:
-            if self is client:
+        def broken(self: Client | MessagePump, *arguments: object) -> object:
+            if self in (client, client.pump):
                 raise ZeroDivisionError("a defect")
             return original(self, *arguments)
 
-        monkeypatch.setattr(Client, where, broken)
+        monkeypatch.setattr(cls, method, broken)
         publish(broker, "t", b"1")
         await consumer.say(commands.nop())
-        assert await consumer.end() == [] or where == "_act"
+        assert await consumer.end() == [] or where == "Client._run_commands"
         await wait_all_tasks_blocked()
         assert transport.is_closed
         assert client not in broker.clients
@@ -161,7 +171,7 @@ async def test_what_was_never_written_goes_back_at_once(autojump_clock: MockCloc
     """Deliveries still in the hand-over queue return to the head, their attempts unchanged."""
     big = 40_000
     async with nsqd_in_memory() as broker:
-        consumer, client, _ = connect(broker, capacity_nbytes=1000)
+        consumer, client, _ = connect(broker, capacity_bytes=1000)
         await consumer.subscribe("t", "c", ready=2500)
         for number in range(30):
             publish(broker, "t", b"%0*d" % (big, number))
@@ -188,7 +198,7 @@ async def test_what_was_never_written_goes_back_at_once(autojump_clock: MockCloc
 async def test_requeue_on_disconnect_puts_all_back_at_once(autojump_clock: MockClock) -> None:
     """With --requeue-on-disconnect nothing waits for its time-out; written attempts count."""
     async with nsqd_in_memory() as broker:
-        broker.requeue_on_disconnect = True
+        broker.context.requeue_on_disconnect = True
         consumer, _, _ = connect(broker)
         await consumer.subscribe("t", "c", ready=10)
         publish(broker, "t", b"1")
@@ -222,7 +232,7 @@ async def test_an_error_frame_arrives_though_the_client_still_sends(
 ) -> None:
     """Input behind a fatal command is read and thrown away, so that no reset takes the frame."""
     async with nsqd_in_memory() as broker:
-        talk = Conversation.begin(broker, capacity_nbytes=4096)
+        talk = Conversation.begin(broker, capacity_bytes=4096)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_send_until_closed, talk)
             await trio.sleep(5)
@@ -235,7 +245,7 @@ async def test_an_error_frame_arrives_though_the_client_still_sends(
 async def test_an_error_frame_waits_for_what_is_pending(autojump_clock: MockClock) -> None:
     """A client that is behind with its reading still gets the error frame, in its place."""
     async with nsqd_in_memory() as broker:
-        talk = Conversation.begin(broker, capacity_nbytes=100)
+        talk = Conversation.begin(broker, capacity_bytes=100)
         await talk.subscribe("t", "c", ready=1)
         publish(broker, "t", b"x" * 1000)
         await wait_all_tasks_blocked()

@@ -132,7 +132,7 @@ async def test_a_defect_in_a_channels_task_loses_no_message(
 ) -> None:
     """Each message comes to the client once, when the task begins again; the counts add up."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=2**20)
+        talk, client, _ = connect(broker, capacity_bytes=2**20)
         await talk.say(commands.identify({"sample_rate": 99, "feature_negotiation": True}))
         await talk.frame()
         await talk.subscribe("t", "c", ready=50)
@@ -238,7 +238,7 @@ async def test_a_defect_in_a_look_at_a_client_costs_that_client(
         victim, client, _ = connect(broker)
         other = Conversation.begin(broker)
         other.shows_heartbeats = True
-        breakage = Breakage(monkeypatch, Client, "look_after")
+        breakage = Breakage(monkeypatch, Client, "check_heartbeat")
         breakage.only = lambda subject: subject is client
         breakage.times(1)
         await victim.end()
@@ -281,7 +281,9 @@ async def test_a_defect_in_a_timer_costs_a_turn_of_it(
             assert b'"t"' in disk.files()["nsqd.dat"]
 
 
-@pytest.mark.parametrize(("part", "method"), [("disk_sync", "sync"), ("disk_retry", "give_room")])
+@pytest.mark.parametrize(
+    ("part", "method"), [("disk_sync", "sync"), ("disk_retry", "release_finished_file")]
+)
 async def test_a_defect_in_a_timer_of_the_disk_costs_a_turn_of_it(
     part: str, method: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +441,7 @@ async def test_the_log_has_a_trace_a_minute(
     assert defects.counts["scan"] == defects.counts["topic"] == 1000
     records = [record for record in caplog.records if record.exc_info]
     assert len(records) == 4
-    assert "(599 more defects of this part since its last trace)" in caplog.text
+    assert "(599 more defects of this part since its last traceback)" in caplog.text
     assert defects.last == {"scan": "X: TypeError: again", "topic": "X: TypeError: again"}
 
 

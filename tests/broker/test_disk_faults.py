@@ -23,7 +23,7 @@ from tests.broker.support import (
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused
 from trionsq.storage.metadata import load_metadata, save_metadata
-from trionsq.storage.sync import SyncJob
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -432,8 +432,8 @@ async def test_files_that_no_topic_owns_are_told_at_the_start(
     save_metadata(disk, records)
     caplog.clear()
     async with nsqd_in_memory(disk=disk):
-        [warning] = [line for line in caplog.messages if "come back" in line]
-    assert warning.endswith("of that name is made: forgotten")
+        [warning] = [line for line in caplog.messages if "without a topic or channel" in line]
+    assert warning.endswith("created again: forgotten")
 
 
 async def test_files_of_a_deleted_topic_go_at_the_next_start(
@@ -453,5 +453,5 @@ async def test_files_of_a_deleted_topic_go_at_the_next_start(
     save_metadata(killed, [])
     async with nsqd_in_memory(disk=killed):
         pass
-    assert not [line for line in caplog.messages if "come back" in line]
+    assert not [line for line in caplog.messages if "without a topic or channel" in line]
     assert not [name for name in killed.files() if name.startswith("deleted")]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.broker.heartbeats import LOOK_S, Finding, Heartbeats, TimingWheel
+from trionsq.broker.heartbeats import CHECK_INTERVAL_S, Finding, Heartbeats, TimingWheel
 
 INTERVAL_S = 8.0
 
@@ -17,14 +17,14 @@ def found(heartbeats: Heartbeats, until_s: float, **client: Any) -> list[tuple[f
     """Look whenever it is asked for, up to that time; what was found but that all is fine."""
     said = {"commands": 0, "is_read": True, "blocked_since_s": None, **client}
     findings: list[tuple[float, Finding]] = []
-    while heartbeats.next_look_s <= until_s:
-        now_s = heartbeats.next_look_s
-        finding = heartbeats.look(INTERVAL_S, now_s, **said)
+    while heartbeats.next_check_s <= until_s:
+        now_s = heartbeats.next_check_s
+        finding = heartbeats.check(INTERVAL_S, now_s, **said)
         if finding is not Finding.FINE:
             findings.append((now_s, finding))
             if finding is not Finding.DUE:
                 break
-        assert heartbeats.next_look_s > now_s
+        assert heartbeats.next_check_s > now_s
     return findings
 
 
@@ -58,7 +58,7 @@ def test_stopped_it_is_not_looked_at() -> None:
     heartbeats.stop()
     assert found(heartbeats, 1e9) == []
     heartbeats.restart(INTERVAL_S, 50.0)
-    heartbeats.look(INTERVAL_S, 50.0, commands=1, is_read=True, blocked_since_s=None)
+    heartbeats.check(INTERVAL_S, 50.0, commands=1, is_read=True, blocked_since_s=None)
     assert found(heartbeats, 100.0, commands=1) == [(58.0, Finding.DUE), (66.0, Finding.SILENT)]
 
 
@@ -82,12 +82,12 @@ def test_an_item_is_due_at_its_last_time_and_little_later(
     assert len(wheel) == len(wanted)
     while wheel.next_s < inf:
         now_s = wheel.next_s
-        assert wheel.due(now_s - 1e-3, 1) == []
-        while items := wheel.due(now_s, count_max):
+        assert wheel.pop_due(now_s - 1e-3, 1) == []
+        while items := wheel.pop_due(now_s, count_max):
             assert len(items) <= count_max
             for item in items:
                 at_s, interval_s = wanted.pop(item)
-                assert at_s <= now_s <= at_s + min(max(interval_s / 25, 1 / 32), LOOK_S)
+                assert at_s <= now_s <= at_s + min(max(interval_s / 25, 1 / 32), CHECK_INTERVAL_S)
     assert not wanted
     assert len(wheel) == 0
 

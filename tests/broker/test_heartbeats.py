@@ -10,9 +10,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_nobody_left, connect, publish
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
+from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import run_heartbeats
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
@@ -153,7 +153,7 @@ async def test_a_client_that_takes_nothing_is_closed_after_an_interval(
 ) -> None:
     """A write that is stuck for a heartbeat interval ends the connection, though it sends NOPs."""
     async with nsqd_in_memory() as broker:
-        talk, client, transport = connect(broker, capacity_nbytes=500)
+        talk, client, transport = connect(broker, capacity_bytes=500)
         await talk.say(commands.identify({"heartbeat_interval": 2000}))
         await talk.response()
         await talk.subscribe("t", "c", ready=10)
@@ -170,7 +170,7 @@ async def test_a_client_that_takes_nothing_is_closed_after_an_interval(
 async def test_a_client_that_takes_a_little_is_kept(autojump_clock: MockClock) -> None:
     """However slow it reads: bytes that are taken start the interval anew."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=500)
+        talk, client, _ = connect(broker, capacity_bytes=500)
         await talk.say(commands.identify({"heartbeat_interval": 1000}))
         await talk.response()
         await talk.subscribe("t", "c", ready=10)
@@ -186,7 +186,7 @@ async def test_a_client_that_takes_a_little_is_kept(autojump_clock: MockClock) -
 async def test_a_client_that_takes_answers_slowly_is_kept(autojump_clock: MockClock) -> None:
     """While answers are not taken nothing is read, and so the silence is not held against it."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=100)
+        talk, client, _ = connect(broker, capacity_bytes=100)
         await talk.say(commands.identify({"heartbeat_interval": 1000}))
         await talk.frame()
         count = 100
@@ -203,7 +203,7 @@ async def test_a_client_that_takes_answers_slowly_is_kept(autojump_clock: MockCl
 async def test_a_heartbeat_waits_behind_nothing(autojump_clock: MockClock) -> None:
     """To a client with something pending no heartbeat is sent: it would only queue behind."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=100)
+        talk, client, _ = connect(broker, capacity_bytes=100)
         await talk.subscribe("t", "c", ready=10)
         publish(broker, "t", b"x" * 1000)
         await wait_all_tasks_blocked()
@@ -226,7 +226,7 @@ class Looked:
     def close(self) -> None:
         raise AssertionError
 
-    def look_after(self, now_s: float) -> None:
+    def check_heartbeat(self, now_s: float) -> None:
         self.count += 1
         self.turns[-1] += 1
         self.looks.schedule(self, now_s + 30 / 8, 30)

@@ -19,7 +19,7 @@ BODY_NBYTES = 100_000
 async def test_publishers_hold_nothing_of_what_they_sent(autojump_clock: MockClock) -> None:
     """Neither the parser nor the task that reads has the last read in its hands."""
     async with nsqd_in_memory() as broker:
-        talks = [connect(broker, capacity_nbytes=2**20)[0] for _ in range(CONNECTIONS)]
+        talks = [connect(broker, capacity_bytes=2**20)[0] for _ in range(CONNECTIONS)]
         await wait_all_tasks_blocked()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
@@ -40,7 +40,7 @@ async def test_consumers_hold_nothing_of_what_they_got(autojump_clock: MockClock
     async with nsqd_in_memory() as broker:
         talks = []
         for number in range(CONNECTIONS):
-            talk, _, _ = connect(broker, capacity_nbytes=2**20)
+            talk, _, _ = connect(broker, capacity_bytes=2**20)
             await talk.subscribe("t", f"c{number}", ready=2500)
             talks.append(talk)
         await wait_all_tasks_blocked()

@@ -206,7 +206,7 @@ async def test_a_body_at_a_byte_a_second_holds_no_more_than_came(
 async def test_answers_are_bounded(autojump_clock: MockClock, flood: bytes) -> None:
     """Whatever is asked over and over: no more is held than the answers to one read."""
     async with nsqd_in_memory(mem_queue_size=10**6) as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=4 * KIB)
+        talk, client, _ = connect(broker, capacity_bytes=4 * KIB)
         data = flood * (4 * READ_MAX // len(flood))
         most = 0
         with trio.move_on_after(20):
@@ -224,7 +224,7 @@ async def test_answers_are_bounded(autojump_clock: MockClock, flood: bytes) -> N
 async def test_failures_are_bounded(autojump_clock: MockClock, command: bytes) -> None:
     """Error frames that leave the connection open are longer than what they answer."""
     async with nsqd_in_memory() as broker:
-        talk, client, _ = connect(broker, capacity_nbytes=2 * READ_MAX)
+        talk, client, _ = connect(broker, capacity_bytes=2 * READ_MAX)
         await talk.subscribe("t", "c")
         end = b" 0\n" if command == b"REQ" else b"\n"
         line = command + b" " + UNKNOWN_ID + end
@@ -238,7 +238,7 @@ async def test_failures_are_bounded(autojump_clock: MockClock, command: bytes) -
 async def test_heartbeats_are_bounded(autojump_clock: MockClock) -> None:
     """One that was not taken is not followed by another."""
     async with nsqd_in_memory() as broker:
-        _talk, client, _ = connect(broker, capacity_nbytes=10)
+        _talk, client, _ = connect(broker, capacity_bytes=10)
         most = 0
         for _ in range(1000):
             await trio.sleep(0.25)
@@ -250,9 +250,9 @@ async def test_heartbeats_are_bounded(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 100 * KIB, 300 * KIB, 1024 * KIB])
-@pytest.mark.parametrize("capacity_nbytes", [KIB, 64 * KIB])
+@pytest.mark.parametrize("capacity_bytes", [KIB, 64 * KIB])
 async def test_messages_are_bounded(
-    autojump_clock: MockClock, size: int, capacity_nbytes: int
+    autojump_clock: MockClock, size: int, capacity_bytes: int
 ) -> None:
     """RDY 2500 and a backlog on disk: of large messages no 64 are read ahead for who reads none."""
     async with nsqd_in_memory(mem_queue_size=0) as broker:
@@ -260,7 +260,7 @@ async def test_messages_are_bounded(
         for body in numbered(60, size=size):
             publish(broker, "t", body)
         await wait_all_tasks_blocked()
-        talk, client, _ = connect(broker, capacity_nbytes=capacity_nbytes)
+        talk, client, _ = connect(broker, capacity_bytes=capacity_bytes)
         await talk.subscribe("t", "c", ready=2500)
         most = 0
         for _ in range(8):
@@ -271,7 +271,7 @@ async def test_messages_are_bounded(
         assert most <= max(MESSAGES_MAX, size + 256 * KIB + 34 * 64) + ANSWERS_MAX
         core = broker.topics["t"].channels["c"].core
         held_nbytes = core.in_flight_count * size
-        assert held_nbytes <= INBOX_NBYTES_MAX + most + capacity_nbytes + size
+        assert held_nbytes <= INBOX_NBYTES_MAX + most + capacity_bytes + size
         check_balances(broker)
 
 
@@ -282,7 +282,7 @@ async def test_messages_that_come_with_credit_are_bounded(autojump_clock: MockCl
         for body in numbered(10, size=1024 * KIB):
             publish(broker, "t", body)
         await wait_all_tasks_blocked()
-        talk, client, _ = connect(broker, capacity_nbytes=4 * KIB)
+        talk, client, _ = connect(broker, capacity_bytes=4 * KIB)
         await talk.subscribe("t", "c")
         await talk.say(commands.ready(1) + commands.ready(2) + commands.ready(5))
         most = 0
@@ -300,10 +300,10 @@ async def test_a_client_that_reads_gets_large_messages_in_order(autojump_clock: 
         for body in bodies:
             publish(broker, "t", body)
         await wait_all_tasks_blocked()
-        talk, client, _ = connect(broker, capacity_nbytes=64 * KIB)
+        talk, client, _ = connect(broker, capacity_bytes=64 * KIB)
         await talk.subscribe("t", "c", ready=2500)
         assert [message.body for message in await talk.messages(40)] == bodies
-        assert client._inbox_nbytes == 0
+        assert client.pump._inbox_bytes == 0
         check_balances(broker)
 
 
@@ -313,7 +313,7 @@ async def test_many_who_read_nothing_leave_others_alone(autojump_clock: MockCloc
         for number in range(500):
             broker.connect(memory_connection()[1])
             if number % 10 == 0:
-                stalled, _, _ = connect(broker, capacity_nbytes=KIB)
+                stalled, _, _ = connect(broker, capacity_bytes=KIB)
                 await stalled.subscribe("t", f"stalled{number}", ready=2500)
         producer, consumer = Conversation.begin(broker), Conversation.begin(broker)
         await consumer.subscribe("t", "c", ready=100)

@@ -39,20 +39,20 @@ async def live(broker: Broker, lookupd: Lookupd) -> None:
 async def remove_the_lookupd(cancel_at: CancelAt) -> None:
     """The address is taken from the list at one await, and put there again."""
     async with cluster("a", topics=["s"]) as (broker, [lookupd]):
-        broker.change_lookupds(())
+        broker.live_options.change_lookupds(())
         await wait_all_tasks_blocked()
         assert broker.lookups._nursery is not None
         cancel_at.root = broker.lookups._nursery.parent_task
-        cancel_at.cancel = lambda: broker.change_lookupds(())
-        broker.change_lookupds(LISTED)
+        cancel_at.cancel = lambda: broker.live_options.change_lookupds(())
+        broker.live_options.change_lookupds(LISTED)
         await live(broker, lookupd)
         assert len(broker.lookups.peers) == (not cancel_at.has_fired)
         assert lookupd.open_connections == (not cancel_at.has_fired)
         cancel_at.root = None
-        broker.change_lookupds(())
+        broker.live_options.change_lookupds(())
         await wait_all_tasks_blocked()
         lookupd.take_seen()
-        broker.change_lookupds(LISTED)
+        broker.live_options.change_lookupds(LISTED)
         await wait_all_tasks_blocked()
         assert lookupd.take_seen() == ["(magic)", "IDENTIFY", "REGISTER s"]
         assert lookupd.open_connections == 1

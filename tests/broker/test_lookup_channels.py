@@ -120,10 +120,10 @@ async def test_without_a_lookupd_that_is_known_nothing_waits(autojump_clock: Moc
     async with cluster() as (broker, _):
         assert broker.topic("t").claim_wait() is None
     async with cluster("a") as (broker, [a]):
-        broker.change_lookupds(())
+        broker.live_options.change_lookupds(())
         await wait_all_tasks_blocked()
         a.stalls.add("IDENTIFY")
-        broker.change_lookupds(("a:4160",))
+        broker.live_options.change_lookupds(("a:4160",))
         await trio.sleep(5)
         assert broker.topic("t").claim_wait() is None
         assert await make(broker, "u") == 0

@@ -12,7 +12,7 @@ from trionsq.testing.streams import memory_connection
 
 async def test_writes_at_once_what_fits() -> None:
     """While the socket takes everything, nothing is kept and nobody needs to wait."""
-    stream, transport = memory_connection(capacity_nbytes=10)
+    stream, transport = memory_connection(capacity_bytes=10)
     output = Output(transport)
     output.write(b"0123456789")
     assert (output.pending, output.blocked_since_s) == (0, None)
@@ -21,7 +21,7 @@ async def test_writes_at_once_what_fits() -> None:
 
 async def test_keeps_the_order_of_what_did_not_fit(autojump_clock: MockClock) -> None:
     """What the socket refuses follows later, all in the order of writing."""
-    stream, transport = memory_connection(capacity_nbytes=4)
+    stream, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     written = [b"abcdef", b"g", b"hijklmnop"]
     for data in written:
@@ -38,7 +38,7 @@ async def test_keeps_the_order_of_what_did_not_fit(autojump_clock: MockClock) ->
 
 async def test_an_empty_write_does_not_block_what_follows(autojump_clock: MockClock) -> None:
     """Nothing written behind something pending is nothing: the rest still goes out."""
-    stream, transport = memory_connection(capacity_nbytes=4)
+    stream, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     for data in (b"abcdef", b"", b"gh"):
         output.write(data)
@@ -54,10 +54,10 @@ async def test_an_empty_write_does_not_block_what_follows(autojump_clock: MockCl
 
 async def test_what_comes_after_the_end_goes_nowhere() -> None:
     """A task that has something to write when the connection ends is no error, nor is it sent."""
-    stream, transport = memory_connection(capacity_nbytes=10)
+    stream, transport = memory_connection(capacity_bytes=10)
     output = Output(transport)
     output.write(b"all")
-    output.end()
+    output.end_stream()
     assert output.write(b"more")
     assert output.pending == 0
     assert [await stream.receive_some(), await stream.receive_some()] == [b"all", b""]
@@ -65,7 +65,7 @@ async def test_what_comes_after_the_end_goes_nowhere() -> None:
 
 async def test_knows_since_when_it_is_blocked(mock_clock: MockClock) -> None:
     """The time counts from the last byte that was taken, not from the first that was refused."""
-    stream, transport = memory_connection(capacity_nbytes=4)
+    stream, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     output.write(b"abcdefghijkl")
     start_s = trio.current_time()
@@ -83,7 +83,7 @@ async def test_knows_since_when_it_is_blocked(mock_clock: MockClock) -> None:
 
 async def test_a_cancelled_drain_loses_nothing(autojump_clock: MockClock) -> None:
     """After a cancelled drain the rest is pending, and another drain writes it."""
-    stream, transport = memory_connection(capacity_nbytes=4)
+    stream, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     output.write(b"abcdefgh")
     with trio.move_on_after(1) as scope:
@@ -97,7 +97,7 @@ async def test_a_cancelled_drain_loses_nothing(autojump_clock: MockClock) -> Non
 
 async def test_two_tasks_may_drain(autojump_clock: MockClock) -> None:
     """Both siblings of a connection may wait until all is written."""
-    stream, transport = memory_connection(capacity_nbytes=4)
+    stream, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     output.write(b"abcdefgh")
     async with trio.open_nursery() as nursery:
@@ -110,7 +110,7 @@ async def test_two_tasks_may_drain(autojump_clock: MockClock) -> None:
 
 async def test_whoever_writes_to_a_broken_connection_hears_of_it() -> None:
     """A write that goes out at once raises what the connection broke with."""
-    _, transport = memory_connection(capacity_nbytes=4)
+    _, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     transport.outgoing.break_with(ConnectionResetError("reset"))
     with pytest.raises(ConnectionResetError):
@@ -120,7 +120,7 @@ async def test_whoever_writes_to_a_broken_connection_hears_of_it() -> None:
 
 async def test_whoever_drains_a_broken_connection_hears_of_it() -> None:
     """So does the drain of what was pending."""
-    _, transport = memory_connection(capacity_nbytes=4)
+    _, transport = memory_connection(capacity_bytes=4)
     output = Output(transport)
     output.write(b"abcdefgh")
     transport.outgoing.break_with(ConnectionResetError("reset"))

@@ -29,7 +29,7 @@ async def test_credit_is_served_with_the_answer_in_one_write(
             return send(data)
 
         monkeypatch.setattr(transport, "send_nowait", counted)
-        client.output.use(transport)
+        client.output.switch_transport(transport)
         await consumer.say(commands.finish(first.message_id) + commands.publish("other", b"x"))
         await consumer.response()
         await consumer.message()

@@ -8,7 +8,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import consume, finish, numbered, publish
 from trionsq.broker.broker import Broker
 from trionsq.core.recovered import _MAX_IDS
-from trionsq.storage.sync import SyncJob
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -71,7 +71,7 @@ async def test_a_small_rdy_leaves_nothing_out(
     disk = await killed_amid_the_fan_out(monkeypatch, ("c", "d"))
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
         for channel in ("c", "d"):
-            consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+            consumer = Conversation.begin(broker, capacity_bytes=2**20)
             await consumer.subscribe("t", channel, ready=1)
             found = []
             for _ in range(COUNT):
@@ -109,7 +109,7 @@ async def test_large_copies_are_left_out_in_turns(
     """Each read brings few of them; other tasks get their turn, and the client its messages."""
     disk = await killed_amid_the_fan_out(monkeypatch, size=20_000)
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
-        consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
         await consumer.subscribe("t", "c", ready=10)
         found = set()
         for _ in range(COUNT):

@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import connect, consume, numbered, publish
 from trionsq.broker.broker import Broker
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk

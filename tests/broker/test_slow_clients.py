@@ -23,7 +23,7 @@ READ_MAX = 128 * KIB
 
 def inbox(client: Client) -> int:
     """Deliveries that wait for the pump of a connection."""
-    return len(client._inbox)
+    return len(client.pump._inbox)
 
 
 def is_blocked(client: Client) -> bool:
@@ -34,7 +34,7 @@ def is_blocked(client: Client) -> bool:
 async def test_a_client_that_never_reads_holds_little(autojump_clock: MockClock) -> None:
     """RDY 2500 and no reading: one write's frames and 64 deliveries without frames are held."""
     async with nsqd_in_memory() as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=4 * KIB)
+        sluggish, client, _ = connect(broker, capacity_bytes=4 * KIB)
         await sluggish.subscribe("t", "c", ready=2500)
         for _ in range(50):
             publish(broker, "t", *numbered(100, size=KIB))
@@ -50,7 +50,7 @@ async def test_a_client_that_never_reads_holds_little(autojump_clock: MockClock)
 async def test_single_messages_to_a_client_that_never_reads(autojump_clock: MockClock) -> None:
     """When its hand-over queue is full it is blocked: the rest stays in the channel for others."""
     async with nsqd_in_memory() as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=100)
+        sluggish, client, _ = connect(broker, capacity_bytes=100)
         await sluggish.subscribe("t", "c", ready=2500)
         for body in numbered(200, size=200):
             publish(broker, "t", body)
@@ -70,7 +70,7 @@ async def test_a_blocked_client_goes_on_when_it_reads(autojump_clock: MockClock)
     """Whoever begins to read gets everything, in order."""
     bodies = numbered(300, size=200)
     async with nsqd_in_memory() as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=100)
+        sluggish, client, _ = connect(broker, capacity_bytes=100)
         await sluggish.subscribe("t", "c", ready=2500)
         for body in bodies:
             publish(broker, "t", body)
@@ -85,7 +85,7 @@ async def test_messages_of_a_client_that_never_reads_time_out(autojump_clock: Mo
     """What it was handed goes to another after msg_timeout, and it is closed for its stall."""
     bodies = numbered(1000, size=KIB)
     async with nsqd_in_memory(msg_timeout_ns=3 * SECOND_NS) as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=KIB)
+        sluggish, client, _ = connect(broker, capacity_bytes=KIB)
         await sluggish.say(commands.identify({"heartbeat_interval": 8000}))
         await sluggish.response()
         await sluggish.subscribe("t", "c", ready=2500)
@@ -111,7 +111,7 @@ async def test_messages_of_a_client_that_never_reads_time_out(autojump_clock: Mo
 async def test_expired_deliveries_are_not_written(autojump_clock: MockClock) -> None:
     """What was emptied away before it was written is left out when reading begins."""
     async with nsqd_in_memory(msg_timeout_ns=2 * SECOND_NS) as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=100)
+        sluggish, client, _ = connect(broker, capacity_bytes=100)
         await sluggish.subscribe("t", "c", ready=2500)
         for body in numbered(20, size=200):
             publish(broker, "t", body)
@@ -131,7 +131,7 @@ async def test_expired_deliveries_are_not_written(autojump_clock: MockClock) -> 
 async def test_answers_that_nobody_reads_stop_the_reading(autojump_clock: MockClock) -> None:
     """A flood of commands is not read while their answers are not taken."""
     async with nsqd_in_memory() as broker:
-        flood, client, transport = connect(broker, capacity_nbytes=8 * KIB)
+        flood, client, transport = connect(broker, capacity_bytes=8 * KIB)
         data = commands.publish("t", b"x") * 10_000
         with trio.move_on_after(20) as scope:
             await flood.say(data)
@@ -149,7 +149,7 @@ async def test_answers_that_nobody_reads_stop_the_reading(autojump_clock: MockCl
 async def test_failures_that_nobody_reads_stop_the_reading(autojump_clock: MockClock) -> None:
     """The same for error frames, which are longer than the commands: bounded by one read."""
     async with nsqd_in_memory() as broker:
-        flood, client, _ = connect(broker, capacity_nbytes=8 * KIB)
+        flood, client, _ = connect(broker, capacity_bytes=8 * KIB)
         await flood.subscribe("t", "c")
         with trio.move_on_after(20) as scope:
             await flood.say(commands.finish(b"0" * 16) * 10_000)
@@ -160,7 +160,7 @@ async def test_failures_that_nobody_reads_stop_the_reading(autojump_clock: MockC
 async def test_a_busy_client_leaves_turns_to_others(autojump_clock: MockClock) -> None:
     """However much one connection sends, another is served meanwhile."""
     async with nsqd_in_memory(mem_queue_size=10**6) as broker:
-        busy = Conversation.begin(broker, capacity_nbytes=2**24)
+        busy = Conversation.begin(broker, capacity_bytes=2**24)
         quiet = Conversation.begin(broker)
         await wait_all_tasks_blocked()
         many = 100_000
@@ -173,7 +173,7 @@ async def test_a_busy_client_leaves_turns_to_others(autojump_clock: MockClock) -
 async def test_a_large_message_fits_in_one_write(autojump_clock: MockClock) -> None:
     """A message of the largest size is delivered to a client whose socket holds little."""
     async with nsqd_in_memory() as broker:
-        consumer = Conversation.begin(broker, capacity_nbytes=4 * KIB)
+        consumer = Conversation.begin(broker, capacity_bytes=4 * KIB)
         await consumer.subscribe("t", "c", ready=1)
         body = b"x" * broker.options.max_msg_size
         publish(broker, "t", body)
@@ -188,7 +188,7 @@ def bound_of(broker: Broker) -> int:
 async def test_the_bound_holds_for_large_messages_too(autojump_clock: MockClock) -> None:
     """Large and small messages and answers, never read: what is held stays below the bound."""
     async with nsqd_in_memory() as broker:
-        sluggish, client, _ = connect(broker, capacity_nbytes=4 * KIB)
+        sluggish, client, _ = connect(broker, capacity_bytes=4 * KIB)
         await sluggish.subscribe("t", "c", ready=2500)
         for size in (10, 10**6, 300_000, 5000) * 5:
             publish(broker, "t", b"x" * size)

@@ -88,7 +88,7 @@ async def pushing(**options: Any) -> AsyncIterator[tuple[Broker, Network]]:
         **options,
     }
     async with nsqd_in_memory(**options) as broker:
-        broker.http_port = 4151
+        broker.ports.http = 4151
         network = Network()
         broker.statsd.connect = network.connect
         yield broker, network
@@ -213,11 +213,11 @@ async def test_a_defect_of_ours_costs_one_push(
     """It is logged and counted, and the broker goes on."""
     async with pushing() as (broker, network):
         publish(broker, "t", b"one")
-        del broker.http_port
+        del broker.ports.http
         await trio.sleep(INTERVAL_S + 1)
         assert broker.defects.counts["statsd"] == 1
         assert "STATSD: a push - failed" in caplog.text
-        broker.http_port = 4151
+        broker.ports.http = 4151
         assert (await pushed(network))["t.depth"] == "1|g"
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.broker.memory import memory_figures
-from trionsq.broker.statistics import ChannelStats, Latency, TopicStats
-from trionsq.broker.statsd_lines import (
+from trionsq.broker.statistics import memory_metrics
+from trionsq.broker.stats_types import ChannelStats, Latency, TopicStats
+from trionsq.broker.statsd import (
     Datagrams,
-    Figure,
+    StatsdMetric,
     counters,
     lines,
     prefix_of,
-    process_figures,
-    topic_figures,
+    process_metrics,
+    topic_metrics,
 )
 
 NO_LATENCY: Latency = {"count": 0, "percentiles": None}
@@ -57,11 +57,11 @@ def told(
 ) -> list[str]:
     """The lines, less the ends of lines."""
 
-    def figures(topics: Iterable[TopicStats]) -> list[Figure]:
+    def figures(topics: Iterable[TopicStats]) -> list[StatsdMetric]:
         return [
             figure
             for one in topics
-            for figure in topic_figures(one, exclude_ephemeral=exclude_ephemeral)
+            for figure in topic_metrics(one, exclude_ephemeral=exclude_ephemeral)
         ]
 
     text = lines(figures(shown), counters(figures(before)), "p.")
@@ -143,7 +143,7 @@ def test_ephemeral_ones_can_be_left_out() -> None:
 
 def test_figures_of_the_process() -> None:
     """All are gauges but the runs of the collector, of which the increase is told."""
-    shown = list(process_figures(memory_figures()))
+    shown = list(process_metrics(memory_metrics()))
     text = list(lines(shown, counters(shown), "p."))
     names = [line.partition(":")[0] + line[-3:-1] for line in text]
     assert names == [
@@ -170,13 +170,13 @@ def test_the_prefix_names_the_host() -> None:
 
 @given(st.lists(st.text(max_size=20).map(lambda text: text + "\n")), st.integers(1, 60))
 def test_datagrams_hold_whole_lines_and_no_more_than_they_may(
-    text: list[str], nbytes_max: int
+    text: list[str], max_bytes: int
 ) -> None:
     """In order, as many as fit; a line that fits in none is alone in its own."""
-    packed = Datagrams(nbytes_max)
+    packed = Datagrams(max_bytes)
     for line in text:
         packed.add(line)
-    datagrams = packed.end()
+    datagrams = packed.finish()
     assert b"".join(datagrams) == "".join(text).encode()
     ends = {0}
     for line in text:
@@ -184,8 +184,8 @@ def test_datagrams_hold_whole_lines_and_no_more_than_they_may(
     reached = 0
     for place, datagram in enumerate(datagrams):
         first_line_nbytes = min(end for end in ends if end > reached) - reached
-        assert len(datagram) <= max(nbytes_max, first_line_nbytes)
+        assert len(datagram) <= max(max_bytes, first_line_nbytes)
         if place:
-            assert len(datagrams[place - 1]) + first_line_nbytes > nbytes_max
+            assert len(datagrams[place - 1]) + first_line_nbytes > max_bytes
         reached += len(datagram)
         assert reached in ends

@@ -16,7 +16,7 @@ from trionsq.broker.timers import ScanQueue
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import NEVER
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.discard import DiscardingBackend
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -40,7 +40,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def a_channel(name: str = "c") -> ChannelState:
     """A channel of no topic."""
-    return ChannelState(name, 10, DroppingBackend(), Random(0))
+    return ChannelState(name, 10, DiscardingBackend(), Random(0))
 
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0, 100))
@@ -86,7 +86,7 @@ async def test_the_timer_queue_does_not_grow(channels: int, autojump_clock: Mock
             for consumer in consumers:
                 await finish(consumer, await consumer.message())
             await trio.sleep(3)
-        assert len(broker._scan) <= len(topic.channels) == channels
+        assert len(broker.registry.scan_queue) <= len(topic.channels) == channels
 
 
 async def test_idle_channels_cost_nothing(scans: Counter[str], autojump_clock: MockClock) -> None:
@@ -121,7 +121,7 @@ async def test_a_busy_channel_is_not_scanned_for_each_message(
             await consumer.say(commands.finish(message.message_id))
             await trio.sleep(0.01)
         assert scans["c"] <= 5
-        assert len(broker._scan) <= 5
+        assert len(broker.registry.scan_queue) <= 5
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -169,7 +169,7 @@ async def test_a_channel_deleted_before_its_scan(autojump_clock: MockClock) -> N
         broker.delete_topic("t")
         await consumer.end()
         await trio.sleep(5)
-        assert len(broker._scan) == 0
+        assert len(broker.registry.scan_queue) == 0
 
 
 async def test_slow_messages_do_not_keep_their_batch(autojump_clock: MockClock) -> None:

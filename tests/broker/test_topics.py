@@ -57,7 +57,7 @@ async def test_a_new_topic_starts_with_all_that_one_read_brought(
     """SUB, RDY and many MPUBs in one read, before the new tasks have run: nothing is stuck."""
     bodies = numbered(count)
     async with nsqd_in_memory() as broker:
-        consumer = Conversation.begin(broker, capacity_nbytes=2**20)
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
         await consumer.say(
             commands.subscribe("t", "c"),
             commands.ready(2500),

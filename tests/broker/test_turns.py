@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import check_balances, connect, numbered, publish
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
@@ -107,7 +107,7 @@ async def test_a_late_fin_looks_at_few_consumers_in_a_turn(
 ) -> None:
     """Of thousands on a channel. Each is answered as ever, and others go on meanwhile."""
     async with nsqd_in_memory() as broker:
-        asking = Conversation.begin(broker, capacity_nbytes=2**20)
+        asking = Conversation.begin(broker, capacity_bytes=2**20)
         await asking.subscribe("t", "c")
         holder = Conversation.begin(broker)
         await holder.subscribe("t", "c", ready=1)
@@ -144,7 +144,7 @@ async def test_messages_time_out_in_turns(
     """However many at the same moment: the last one comes back as soon as the first."""
     steps.watch(monkeypatch, Store, "restore", lambda store, segment: segment.count)
     async with nsqd_in_memory(msg_timeout_ns=2 * SECOND_NS, max_rdy_count=10_000) as broker:
-        consumer = Conversation.begin(broker, capacity_nbytes=2**22)
+        consumer = Conversation.begin(broker, capacity_bytes=2**22)
         await consumer.subscribe("t", "c", ready=10_000)
         publish(broker, "t", *numbered(count))
         await consumer.messages(count)
@@ -332,7 +332,7 @@ async def test_a_topic_is_deleted_in_turns(
         await consumer.silence(2)
         assert (old.channels, steps.total) == ({}, count)
         assert steps.most <= 17
-        assert not broker._closing
+        assert not broker.registry._closing
         check_balances(broker)
 
 

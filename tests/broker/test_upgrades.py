@@ -187,7 +187,7 @@ async def test_a_client_that_goes_amid_the_handshake(
 async def test_a_client_that_takes_no_answer(autojump_clock: MockClock, tmp_path: Path) -> None:
     """Is given up even if it wants no heartbeats."""
     async with nsqd_in_memory(**certificate(tmp_path)) as broker:
-        client = Upgrading(broker, capacity_nbytes=200)
+        client = Upgrading(broker, capacity_bytes=200)
         await client.say(identify(tls_v1=True, heartbeat_interval=-1))
         await until_gone(client.client)
         assert trio.current_time() < 15
@@ -213,7 +213,7 @@ async def test_a_broken_stream_ends_the_connection(
 async def test_a_bomb_does_not_grow_the_broker(autojump_clock: MockClock) -> None:
     """What is read of it at once is bounded; it is refused as the long line that it is."""
     async with nsqd_in_memory() as broker:
-        client = Upgrading(broker, capacity_nbytes=2**20)
+        client = Upgrading(broker, capacity_bytes=2**20)
         await client.upgrade("deflate")
         bomb = client.peer.connection._transform.outgoing(bytes(256 * 2**20))  # type: ignore[attr-defined]
         assert len(bomb) < 2**20
@@ -273,16 +273,16 @@ async def test_what_is_not_offered_is_not_begun(autojump_clock: MockClock, optio
 async def test_many_small_messages_are_joined(autojump_clock: MockClock, tmp_path: Path) -> None:
     """What is delivered together is compressed and encrypted together, not one by one."""
     async with nsqd_in_memory(**certificate(tmp_path)) as broker:
-        client = Upgrading(broker, capacity_nbytes=2**20)
+        client = Upgrading(broker, capacity_bytes=2**20)
         await client.upgrade("tls", "deflate")
         await client.say(commands.subscribe("t", "c") + commands.ready(1000))
         await client.frame()
-        before = client.transport.outgoing.passed_nbytes
+        before = client.transport.outgoing.passed_bytes
         publish(broker, "t", *[b"%d" % number for number in range(1000)])
         for _ in range(1000):
             await client.frame()
         # A record of TLS alone has 22 bytes more than what is in it.
-        assert client.transport.outgoing.passed_nbytes - before < 20_000
+        assert client.transport.outgoing.passed_bytes - before < 20_000
 
 
 async def test_cancellation_amid_each_step(autojump_clock: MockClock, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_cancellation_amid_each_step(autojump_clock: MockClock, tmp_path: 
     async with nsqd_in_memory(**certificate(tmp_path)) as broker:
         waiting = Upgrading(broker)
         await waiting.identify(tls_v1=True)
-        blocked = Upgrading(broker, capacity_nbytes=100)
+        blocked = Upgrading(broker, capacity_bytes=100)
         await blocked.say(identify(snappy=True))
         await wait_all_tasks_blocked()
     assert not broker.clients

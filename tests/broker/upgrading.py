@@ -35,8 +35,8 @@ class Upgrading:
         peer: the connection of now, with its layers.
     """
 
-    def __init__(self, broker: Broker, capacity_nbytes: int = 2**16) -> None:
-        self.stream, self.transport = memory_connection(capacity_nbytes)
+    def __init__(self, broker: Broker, capacity_bytes: int = 2**16) -> None:
+        self.stream, self.transport = memory_connection(capacity_bytes)
         self.client: Client = broker.connect(self.transport)
         self.stream.send_nowait(MAGIC_V2)
         self.peer = Peer(MemoryPeer(self.stream))
@@ -92,7 +92,7 @@ def identify(**wanted: Any) -> bytes:
 async def until_gone(client: Client) -> None:
     """Wait until the broker has let go of a client."""
     with trio.fail_after(60):
-        while client in client.broker.clients:  # noqa: ASYNC110
+        while client in client.context.clients:  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 

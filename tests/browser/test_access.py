@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from admin.access.passwords import hash_password
 from tests.browser.chromium import LOST, PHONE, Theme, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
+from tests.soak import in_short_soak, smoke
 
 PASSWORD: Final = "correct horse"
 MAY: Final = {
@@ -41,7 +42,7 @@ def sign_in(page: Page, name: str, password: str = PASSWORD) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", smoke({"light": "light", "dark": "dark"}, "light"))
 def test_the_sign_in_page_is_accessible(theme: Theme, base: str, browser: Browser) -> None:
     """It is what a stranger gets of any page, in both themes; also after a wrong password."""
     with tab(browser, base, theme=theme) as at:
@@ -66,6 +67,7 @@ def test_a_wrong_password_is_told_of_and_the_right_one_leads_on(
         expect(page.get_by_role("banner")).to_contain_text("viewer-ann · viewer")
 
 
+@in_short_soak
 def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
     """A mistyped address leads back to the overview; programs get JSON all the same."""
     with tab(browser, base, allowed="status of 404") as at:
@@ -81,11 +83,11 @@ def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
         assert answer is not None
         assert answer.json() == {"message": "NOT_FOUND"}
         page.goto(f"{base}/nowhere")
-        page.get_by_role("link", name="To the overview", exact=True).click()
+        page.get_by_role("link", name="Go to the overview", exact=True).click()
         expect(page).to_have_url(f"{base}/")
 
 
-@pytest.mark.parametrize("role", MAY)
+@pytest.mark.parametrize("role", smoke({role: role for role in MAY}, "operator"))
 def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -> None:
     """Nobody is offered what would be refused; the audit is for admins; signing out ends it."""
     with tab(browser, base, allowed="status of 403") as at:
@@ -111,6 +113,7 @@ def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+@in_short_soak
 def test_an_operator_pauses_by_name_in_the_audit(
     base: str, browser: Browser, cluster: Cluster
 ) -> None:

@@ -11,10 +11,10 @@ from playwright.sync_api import Browser, Page, Route, expect
 from admin.access.passwords import hash_password
 from tests.browser.chromium import tab
 from tests.browser.cluster import Cluster
-from tests.soak import by_level, more_in_soak
+from tests.soak import by_level, in_short_soak, more_in_soak
 
 PASSWORD: Final = "correct horse"
-TIMES: Final = by_level(test=3, short=10, full=50)
+TIMES: Final = by_level(test=1, short=10, full=50)
 LATE_MS: Final = 1_500
 ENDS_AT_ONCE: Final = "retry: 50\n\n"
 """A stream that the browser is to connect to again soon."""
@@ -88,6 +88,7 @@ def test_a_stream_that_ends_is_connected_again(base: str, browser: Browser) -> N
         assert page.evaluate("() => window.stayed") is True
 
 
+@in_short_soak
 def test_a_stream_that_is_refused_is_tried_again(base: str, browser: Browser) -> None:
     """Too many streams are open, say. The page tries again by itself and is live then."""
     refusals = 3

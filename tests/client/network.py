@@ -1,4 +1,4 @@
-"""Hosts that a client can connect to: brokers in memory, and peers that do as a test says."""
+"""Hosts that a client can connect to: brokers in memory, and peers that a test controls."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ IDENTIFIED = b'{"max_rdy_count":2500,"version":"1.3.0","auth_required":false}'
 
 
 class Peer:
-    """nsqd's end of a connection, held by a test."""
+    """nsqd's end of a connection, controlled by a test."""
 
     def __init__(self, stream: MemoryStream) -> None:
         self.stream = stream
         self._heard = b""
 
     async def line(self) -> bytes:
-        """The next command line, without its end."""
+        """Wait for the next command line; without its newline."""
         while b"\n" not in self._heard:
             await self._hear()
         line, _, self._heard = self._heard.partition(b"\n")
         return line
 
     async def take(self, nbytes: int) -> bytes:
-        """So many bytes."""
+        """Wait for this many bytes."""
         while len(self._heard) < nbytes:
             await self._hear()
         taken, self._heard = self._heard[:nbytes], self._heard[nbytes:]
         return taken
 
     async def body(self) -> bytes:
-        """A size and its bytes."""
+        """Wait for a size and this many bytes."""
         return await self.take(int.from_bytes(await self.take(4), "big"))
 
     async def _hear(self) -> None:
@@ -59,7 +59,7 @@ class Peer:
         await self.say(frames.error(ProtocolError(code, text)))
 
     async def identify(self, answer: bytes = IDENTIFIED) -> bytes:
-        """Take the magic and IDENTIFY, and answer; the JSON."""
+        """Receive the magic and IDENTIFY, and answer. Returns the JSON."""
         assert await self.take(4) == b"  V2"
         assert await self.line() == b"IDENTIFY"
         body = await self.body()
@@ -67,14 +67,14 @@ class Peer:
         return body
 
     async def subscribe(self) -> Self:
-        """All that comes before RDY."""
+        """Do everything that comes before RDY."""
         await self.identify()
         assert (await self.line()).startswith(b"SUB ")
         await self.say(frames.OK)
         return self
 
     async def deliver(self, *bodies: bytes, attempts: int = 1, first: int = 0) -> list[bytes]:
-        """Send messages; their ids, which count from ``first``."""
+        """Send messages. Returns their ids, which count from ``first``."""
         ids = [b"%016x" % (first + index) for index in range(len(bodies))]
         for message_id, body in zip(ids, bodies, strict=True):
             await self.say(frames.message_frame(1, attempts, message_id, body))
@@ -112,7 +112,7 @@ class Network:
         return network
 
     def held(self, address: str = ADDRESS) -> Self:
-        """Let the test be this host; see `peer`."""
+        """Let the test control this host; see `peer`."""
         send, self._peers[address] = trio.open_memory_channel[Peer](math.inf)
 
         def serve(transport: MemoryTransport) -> None:
@@ -126,7 +126,7 @@ class Network:
         return await self._peers[address].receive()
 
     async def dial(self, host: str, port: int, local_address: str) -> MemoryTransport:
-        """See `trionsq.client.dial.Dial`."""
+        """See `trionsq.client.handshake.Dial`."""
         address = f"{host}:{port}"
         self.dialled.append((address, trio.current_time()))
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The state machine of backoff (trionsq.client.backoff). Spec: client, section 6."""
+"""Backoff: the state machine (trionsq.client.backoff). Spec: client, section 6."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 
 
 def exponential(max_duration_s: float = 120.0) -> Backoff:
-    """As by default: 2, 4, 8, ... seconds."""
+    """The default strategy: 2, 4, 8, ... seconds."""
     return Backoff(strategy_of(Config(), Random(0)), max_duration_s)
 
 
 def test_failures_raise_the_level_and_successes_lower_it() -> None:
-    """Each test after a pause decides whether the next one is longer or shorter."""
+    """The test after each pause makes the next pause longer or shorter."""
     backoff = exponential()
     pauses = []
     for outcome in (FAILURE, FAILURE, FAILURE, SUCCESS, NEUTRAL, SUCCESS):
@@ -36,7 +36,7 @@ def test_failures_raise_the_level_and_successes_lower_it() -> None:
 
 
 def test_signals_during_a_pause_are_ignored() -> None:
-    """Messages of before the pause neither shorten nor lengthen it."""
+    """Messages from before the pause neither shorten nor lengthen it."""
     backoff = exponential()
     backoff.signal(FAILURE)
     assert [backoff.signal(outcome) for outcome in (FAILURE, SUCCESS, NEUTRAL)] == [None] * 3
@@ -56,21 +56,21 @@ def test_the_level_stays_where_the_longest_pause_is_reached() -> None:
 
 @pytest.mark.parametrize("outcome", [SUCCESS, NEUTRAL])
 def test_without_failures_nothing_happens(outcome: Outcome) -> None:
-    """No level, no pause."""
+    """Without a failure the level stays 0, and there is no pause."""
     backoff = exponential()
     assert backoff.signal(outcome) is None
     assert (backoff.level, backoff.phase) == (0, Phase.NORMAL)
 
 
 def test_it_can_be_switched_off() -> None:
-    """max_backoff_duration 0."""
+    """With max_backoff_duration 0 no failure leads to a pause."""
     backoff = exponential(max_duration_s=0)
     assert backoff.signal(FAILURE) is None
     assert backoff.phase is Phase.NORMAL
 
 
 def test_full_jitter_is_between_nothing_and_the_exponential_pause() -> None:
-    """And differs from time to time."""
+    """Each pause is random, up to the exponential one."""
     strategy = strategy_of(Config(backoff_strategy="full_jitter"), Random(7))
     pauses = [strategy(3) for _ in range(100)]
     assert all(0 <= pause <= 8 for pause in pauses)
@@ -79,7 +79,7 @@ def test_full_jitter_is_between_nothing_and_the_exponential_pause() -> None:
 
 @given(st.lists(st.sampled_from([SUCCESS, FAILURE, NEUTRAL, None])))
 def test_level_and_phase_agree(events: list[Outcome | None]) -> None:
-    """Level 0 is normal and no other level is; a pause is asked for when one begins."""
+    """The phase is normal exactly at level 0; a pause begins exactly when one is returned."""
     backoff = exponential()
     for event in events:
         before = backoff.phase

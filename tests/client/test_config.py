@@ -25,7 +25,7 @@ from trionsq.client import Config, ConfigError
     ],
 )
 def test_options_are_read_from_text(text: str, name: str, value: object) -> None:
-    """As tools take them; everything else stays as it was."""
+    """One option changes, all others keep their values."""
     assert getattr(Config().parse(text), name) == value
     assert Config().parse(text, text) == Config().parse(text)
 
@@ -45,7 +45,7 @@ def test_options_are_read_from_text(text: str, name: str, value: object) -> None
     ],
 )
 def test_bad_text_is_refused(text: str) -> None:
-    """With the option's name in the error."""
+    """The error names the option."""
     with pytest.raises(ConfigError, match=text.partition(",")[0]):
         Config().parse(text)
 
@@ -63,19 +63,19 @@ def test_bad_text_is_refused(text: str) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    """When the object is made."""
+    """Making the object raises ConfigError."""
     with pytest.raises(ConfigError):
         Config(**options)
 
 
 def test_requeue_delays_grow_with_attempts() -> None:
-    """default_requeue_delay x attempts, up to max_requeue_delay."""
+    """The delay is default_requeue_delay x attempts, up to max_requeue_delay."""
     config = Config(default_requeue_delay_s=90, max_requeue_delay_s=200)
     assert [config.requeue_delay_s(attempts) for attempts in (1, 2, 3)] == [90, 180, 200]
 
 
 def test_the_identity_is_json_in_milliseconds() -> None:
-    """What IDENTIFY carries; -1 is off."""
+    """Times in IDENTIFY are milliseconds; -1 stays -1."""
     config = Config(client_id="c", hostname="h", output_buffer_timeout_s=-1, msg_timeout_s=2.5)
     identity = json.loads(json.dumps(config.identity()))
     assert identity["short_id"] == "c"
@@ -86,5 +86,5 @@ def test_the_identity_is_json_in_milliseconds() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    """Not even in the repr, which ends up in logs."""
+    """The repr, which may end up in a log, does not contain it."""
     assert "hush" not in repr(Config(auth_secret="hush"))

@@ -20,6 +20,7 @@ from trionsq.client import (
     NotConnectedError,
     ProtocolError,
 )
+from trionsq.client.connection import Reply
 from trionsq.wire import commands, frames
 
 
@@ -27,7 +28,7 @@ from trionsq.wire import commands, frames
 async def connected(
     config: Config | None = None,
 ) -> AsyncIterator[tuple[Connection, Peer, Network]]:
-    """A connection that lives, and nsqd's end of it."""
+    """An open connection, and nsqd's end of it."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
@@ -45,7 +46,7 @@ async def connected(
 
 
 async def test_it_identifies() -> None:
-    """The magic, then IDENTIFY with what the options say; the answer is kept."""
+    """The client sends the magic and IDENTIFY with its options, and keeps nsqd's answer."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
         told: list[bytes] = []
@@ -71,14 +72,14 @@ async def test_it_identifies() -> None:
         (frames.response(b'{"tls_v1":true}'), IdentifyError, "unasked"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConnectError, "HTTP"),
         (b"\x00\x00\x00\x02", ConnectError, "frame size"),
-        (b"\x00\x00\x00\x20\x00\x00\x00\x02" + bytes(28), ConnectError, "without a subscription"),
+        (b"\x00\x00\x00\x20\x00\x00\x00\x02" + bytes(28), ConnectError, "before SUB"),
         (None, ConnectError, "reset by peer"),
     ],
 )
 async def test_a_bad_answer_is_an_error(
     answer: bytes | None, error: type[Exception], reason: str
 ) -> None:
-    """Whatever it is, the connection is closed."""
+    """Any invalid answer to IDENTIFY raises an error and closes the connection."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
 
@@ -97,7 +98,7 @@ async def test_a_bad_answer_is_an_error(
 
 
 async def test_no_feature_negotiation() -> None:
-    """An old nsqd answers OK, and has the limits of old."""
+    """An old nsqd answers OK; the defaults of old nsqds apply."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
 
@@ -111,13 +112,13 @@ async def test_no_feature_negotiation() -> None:
 
 
 async def test_refused() -> None:
-    """Nobody listens."""
+    """A refused TCP connection is a ConnectError."""
     with pytest.raises(ConnectError, match=ADDRESS):
         await Connection.open(ADDRESS, Config(), Network().dial)
 
 
 async def test_connecting_takes_no_longer_than_dial_timeout(autojump_clock: MockClock) -> None:
-    """Then it is given up."""
+    """After dial_timeout the attempt fails."""
 
     async def dial(host: str, port: int, local: str) -> object:
         await trio.sleep_forever()
@@ -129,7 +130,7 @@ async def test_connecting_takes_no_longer_than_dial_timeout(autojump_clock: Mock
 
 
 async def test_a_peer_that_says_nothing_is_given_up(autojump_clock: MockClock) -> None:
-    """IDENTIFY is answered within read_timeout, or not at all."""
+    """Without an answer to IDENTIFY within read_timeout the attempt fails."""
     network = Network().held()
     with pytest.raises(ConnectError, match="no answer"):
         await Connection.open(
@@ -140,7 +141,7 @@ async def test_a_peer_that_says_nothing_is_given_up(autojump_clock: MockClock) -
 
 
 async def test_answers_come_in_the_order_of_requests() -> None:
-    """First in, first out; heartbeats are no answers and are answered by NOP."""
+    """Each request gets its own answer; heartbeats are answered by NOP and are no answers."""
     async with connected() as (connection, peer, _):
         replies = [connection.request(commands.publish("t", b"x")) for _ in range(2)]
         await peer.say(frames.response(b"1"), frames.HEARTBEAT, frames.response(b"2"))
@@ -152,7 +153,7 @@ async def test_answers_come_in_the_order_of_requests() -> None:
 
 
 async def test_a_cancelled_request_keeps_the_order() -> None:
-    """Its answer goes nowhere, the next one's to the next."""
+    """Its answer is dropped, and the next request gets the next answer."""
     async with connected() as (connection, peer, _):
         lost = connection.request(commands.nop())
         with trio.CancelScope() as scope:
@@ -164,7 +165,7 @@ async def test_a_cancelled_request_keeps_the_order() -> None:
 
 
 async def test_an_error_frame_fails_its_request_and_the_end_the_others() -> None:
-    """With nsqd's own code; what was behind it is not known to have been done."""
+    """The request gets nsqd's code; later ones get NotConnectedError."""
     async with connected() as (connection, peer, _):
         refused, behind = (connection.request(commands.nop()) for _ in range(2))
         await peer.refuse("E_BAD_TOPIC", "no")
@@ -180,7 +181,7 @@ async def test_an_error_frame_fails_its_request_and_the_end_the_others() -> None
 
 @pytest.mark.parametrize("broken", [True, False])
 async def test_a_lost_connection_fails_all_that_wait(broken: bool) -> None:
-    """Whether nsqd closed it or it broke."""
+    """Every open request fails, whether nsqd closed the connection or it broke."""
     async with connected() as (connection, peer, network):
         replies = [connection.request(commands.nop()) for _ in range(3)]
         if broken:
@@ -198,7 +199,7 @@ async def test_a_lost_connection_fails_all_that_wait(broken: bool) -> None:
     "nonsense", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x04\x00\x00\x00\x09", frames.OK]
 )
 async def test_nonsense_closes(nonsense: bytes) -> None:
-    """Bytes that are no frame, a frame of no known type, an answer to nothing."""
+    """Invalid frames, unknown frame types and unexpected answers close the connection."""
     async with connected() as (connection, peer, _):
         await peer.say(nonsense)
         await connection.ended.wait()
@@ -206,7 +207,7 @@ async def test_nonsense_closes(nonsense: bytes) -> None:
 
 
 async def test_silence_closes_after_read_timeout(autojump_clock: MockClock) -> None:
-    """Every byte from nsqd counts as a sign of life."""
+    """The connection ends after read_timeout without a byte from nsqd."""
     async with connected(Config(read_timeout_s=60)) as (connection, peer, _):
         await trio.sleep(50)
         await peer.say(frames.HEARTBEAT)
@@ -220,7 +221,7 @@ async def test_silence_closes_after_read_timeout(autojump_clock: MockClock) -> N
 async def test_a_program_that_stood_still_hears_what_came_meanwhile(
     autojump_clock: MockClock,
 ) -> None:
-    """Its own pause, however long, is no silence of nsqd."""
+    """After a long pause of the program, data that has arrived counts before the timeout."""
     async with connected(Config(read_timeout_s=60)) as (connection, peer, _):
         for _ in range(30):  # who is first is left to chance
             await wait_all_tasks_blocked()
@@ -231,10 +232,10 @@ async def test_a_program_that_stood_still_hears_what_came_meanwhile(
 
 
 async def test_a_peer_that_takes_nothing_is_closed(autojump_clock: MockClock) -> None:
-    """After write_timeout; a little more for its last words."""
+    """The connection ends after write_timeout, plus a moment for a last error of nsqd."""
     async with connected(Config(write_timeout_s=3)) as (connection, _, network):
         reply = connection.request(b"x" * 200_000)
-        with pytest.raises(NotConnectedError, match="took nothing"):
+        with pytest.raises(NotConnectedError, match="read nothing"):
             await reply.wait()
         assert 3 <= trio.current_time() <= 3.2
         await connection.ended.wait()
@@ -262,7 +263,7 @@ async def test_puts_of_one_turn_are_one_write() -> None:
 
 
 async def test_the_end_sends_what_was_put() -> None:
-    """And waits for nsqd to close, so that nothing is lost by a reset."""
+    """`end` sends everything, then waits until nsqd closes, so that no reset loses data."""
     async with connected() as (connection, peer, network):
         connection.put(b"NOP\n" * 10)
         connection.end()
@@ -275,3 +276,37 @@ async def test_the_end_sends_what_was_put() -> None:
         peer.stream.close()
         await connection.ended.wait()
         assert connection.failure is None
+
+
+# Replies
+
+
+async def test_a_reply_wakes_all_who_wait_for_it() -> None:
+    """Also after one of them was cancelled; later waits return at once, without a checkpoint."""
+    reply = Reply[int]()
+    values: list[int] = []
+
+    async def wait() -> None:
+        values.append(await reply.wait())
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            scope.cancel()
+            await reply.wait()
+        assert scope.cancelled_caught
+        await wait_all_tasks_blocked()
+        reply.set_value(7)
+    assert values == [7, 7]
+    with trio.testing.assert_no_checkpoints():
+        assert await reply.wait() == 7
+
+
+async def test_a_reply_raises_its_error() -> None:
+    """Each wait raises the error that was set."""
+    reply = Reply[int]()
+    reply.set_error(NotConnectedError("gone"))
+    for _ in range(2):
+        with pytest.raises(NotConnectedError, match="gone"):
+            await reply.wait()

@@ -1,4 +1,4 @@
-"""Consuming (trionsq.client.consumer), with peers and brokers in memory. Spec: client, 3 to 7."""
+"""The consumer, with peers and brokers in memory. Spec: client, sections 3 to 7."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def consumer_of(
 
 
 def left(broker: Broker) -> int:
-    """Messages that the channel still has, in whatever state."""
+    """The channel's messages, in whatever state."""
     return broker.topic("t").channel("c").core.held
 
 
@@ -64,7 +64,7 @@ async def subscribed(network: Network, address: str = ADDRESS) -> Peer:
 
 
 async def test_messages_one_by_one() -> None:
-    """Each comes once; what is finished is gone."""
+    """Each message is received once, and is gone when finished."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", *BODIES)
         found = []
@@ -82,7 +82,7 @@ async def test_messages_one_by_one() -> None:
 
 
 async def test_batches() -> None:
-    """All that a read brought; one answer for all, by hand or by itself."""
+    """A batch has all messages of a read; one answer is enough, also an automatic one."""
     for automatic in (True, False):
         async with nsqd_in_memory() as broker:
             publish(broker, "t", *BODIES)
@@ -101,7 +101,9 @@ async def test_batches() -> None:
 
 
 async def test_a_handler() -> None:
-    """So many at once as asked for; stop ends it when all is handled."""
+    """At most ``concurrency`` handlers run at once; `stop` ends `run` when all messages are
+    handled.
+    """
     async with nsqd_in_memory() as broker:
         publish(broker, "t", *BODIES)
         busy, most, done = 0, 0, 0
@@ -125,7 +127,7 @@ async def test_a_handler() -> None:
 
 
 async def test_a_handler_that_raises_requeues_and_backs_off(autojump_clock: MockClock) -> None:
-    """With a delay that grows with the attempts; success ends the backoff."""
+    """The delay grows with the attempts; a success ends the backoff."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", b"x")
         times = []
@@ -146,7 +148,7 @@ async def test_a_handler_that_raises_requeues_and_backs_off(autojump_clock: Mock
 
 
 async def test_a_handler_may_answer_itself() -> None:
-    """Or leave the answer to others."""
+    """A handler may answer itself, or leave the answer to other code."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", b"a", b"b")
         kept = []
@@ -168,7 +170,7 @@ async def test_a_handler_may_answer_itself() -> None:
 
 
 async def test_the_first_answer_counts() -> None:
-    """Later ones are not even sent, nor is a touch after it."""
+    """Later answers are not sent, nor is a touch after the answer."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
@@ -210,7 +212,7 @@ async def _say_goodbye(peer: Peer, *given_back: bytes) -> None:
 
 
 async def test_messages_of_a_batch_can_be_answered_one_by_one() -> None:
-    """The answer to the batch is for the others."""
+    """An answer to the batch is for the remaining messages."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", b"a", b"b", b"c")
         async with consumer_of(Network.of(broker)) as consumer:
@@ -227,7 +229,7 @@ async def test_messages_of_a_batch_can_be_answered_one_by_one() -> None:
 
 
 async def test_more_than_max_attempts_is_given_up() -> None:
-    """After the hook has seen it; the others of its batch are delivered."""
+    """on_give_up sees the message first; the others of its batch are delivered."""
     network = Network().held()
     seen = []
 
@@ -263,7 +265,7 @@ async def test_more_than_max_attempts_is_given_up() -> None:
 
 
 async def test_all_that_is_unanswered_is_given_back() -> None:
-    """At the end of the body: what it holds, what waits in its queue, what is under way."""
+    """At the end of the body all messages go back: received, queued and still arriving ones."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", *BODIES)
         async with consumer_of(Network.of(broker)) as consumer:
@@ -276,7 +278,7 @@ async def test_all_that_is_unanswered_is_given_back() -> None:
 
 
 async def test_a_message_after_close_wait_is_given_back() -> None:
-    """nsqd may have had it in hand when it wrote CLOSE_WAIT."""
+    """nsqd may have had a message in hand when it wrote CLOSE_WAIT; it goes back too."""
     network = Network().held()
     said = []
 
@@ -302,7 +304,7 @@ async def test_a_message_after_close_wait_is_given_back() -> None:
 
 @pytest.mark.parametrize("style", ["messages", "batches", "handler"])
 async def test_cancelling_at_any_await_loses_nothing(style: str) -> None:
-    """Each message was answered by the program or waits at nsqd; no task is left."""
+    """Afterwards each message was answered or waits at nsqd, and no task is left."""
     for steps in range(0, 120, 3):
         async with nsqd_in_memory(seed=steps) as broker:
             publish(broker, "t", *BODIES)
@@ -343,7 +345,7 @@ async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
 
 
 async def test_a_stalled_nsqd_does_not_hold_the_end(autojump_clock: MockClock) -> None:
-    """After drain_timeout_s it is left."""
+    """The end takes drain_timeout_s at most."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(subscribed, network)
@@ -354,7 +356,7 @@ async def test_a_stalled_nsqd_does_not_hold_the_end(autojump_clock: MockClock) -
 
 
 async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
-    """Not in a group."""
+    """An exception of the body is not wrapped in a group."""
     async with nsqd_in_memory() as broker:
         with pytest.raises(KeyError, match="mine"):
             async with consumer_of(Network.of(broker)):
@@ -362,7 +364,7 @@ async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
 
 
 async def test_stop_hands_out_what_was_received() -> None:
-    """And takes no more; then the loop ends by itself."""
+    """After `stop` received messages are handed out, then the loop ends."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", *BODIES)
         found = 0
@@ -380,7 +382,7 @@ async def test_stop_hands_out_what_was_received() -> None:
 
 
 async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock) -> None:
-    """A message that nobody answers holds it for 30 s; then nsqd delivers it again."""
+    """An unanswered message delays the end by 30 s; then nsqd redelivers it."""
     async with nsqd_in_memory() as broker:
         publish(broker, "t", b"x")
         async with consumer_of(Network.of(broker)) as consumer:
@@ -394,11 +396,35 @@ async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock)
         assert left(broker) == 1
 
 
+async def test_stop_wakes_every_task_that_waits_for_a_batch() -> None:
+    """Without messages and without connections, each waiting task gets StoppedError."""
+    stopped = 0
+
+    async def wait(consumer: Consumer) -> None:
+        nonlocal stopped
+        with pytest.raises(StoppedError):
+            await consumer.next_batch()
+        stopped += 1
+
+    consumer = consumer_of(Network(), lookupd_http_addresses=["lookupd.test:4161"], get=_no_nsqds)
+    async with consumer, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait, consumer)
+        await wait_all_tasks_blocked()
+        assert stopped == 0
+        consumer.stop()
+    assert stopped == 3
+
+
+async def _no_nsqds(*_: object, **__: object) -> httpget.Answer:
+    return httpget.Answer(200, {"x-nsq-content-type": "nsq; version=1.0"}, b'{"producers":[]}')
+
+
 # Connections
 
 
 async def test_no_nsqd_can_be_reached() -> None:
-    """With given addresses that is an error at once."""
+    """With given addresses entering the consumer raises at once."""
     with pytest.raises(ConnectError, match="a:1"):
         async with consumer_of(Network(), "a:1"):
             pass
@@ -411,7 +437,7 @@ async def test_no_nsqd_can_be_reached() -> None:
 
 
 async def test_nsqd_refuses_sub() -> None:
-    """Its own error is raised."""
+    """Entering the consumer raises nsqd's error."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
 
@@ -429,7 +455,7 @@ async def test_nsqd_refuses_sub() -> None:
 
 
 async def test_a_lost_connection_is_made_again(autojump_clock: MockClock) -> None:
-    """With growing pauses while nsqd is away, at most lookupd_poll_interval."""
+    """Pauses between attempts grow up to lookupd_poll_interval."""
     async with nsqd_in_memory() as broker:
         network = Network.of(broker)
         config = Config(lookupd_poll_interval_s=8, max_in_flight=5)
@@ -451,7 +477,7 @@ async def test_a_lost_connection_is_made_again(autojump_clock: MockClock) -> Non
 async def test_messages_of_a_lost_connection_are_not_handed_out(
     autojump_clock: MockClock,
 ) -> None:
-    """They come again after nsqd's time-out; an answer to one says that it can't be given."""
+    """nsqd redelivers them after its timeout; an answer to one returns False."""
     async with nsqd_in_memory(msg_timeout_ns=2_000_000_000) as broker:
         publish(broker, "t", b"a", b"b")
         network = Network.of(broker)
@@ -469,7 +495,7 @@ async def test_messages_of_a_lost_connection_are_not_handed_out(
 
 
 async def test_addresses_can_be_added_and_removed(autojump_clock: MockClock) -> None:
-    """Each once; a removed one is closed and not connected again."""
+    """An address is connected once; a removed one is closed and stays closed."""
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:
         network = Network.of(one, "a:1")
         network.hosts["b:1"] = other.connect
@@ -490,7 +516,7 @@ async def test_addresses_can_be_added_and_removed(autojump_clock: MockClock) -> 
 
 
 async def test_max_in_flight_may_be_changed() -> None:
-    """0 pauses, more is told at once."""
+    """0 pauses all connections; a larger value is sent at once."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
@@ -519,7 +545,7 @@ async def test_max_in_flight_may_be_changed() -> None:
 
 
 async def test_backoff_stops_all_and_tries_one(autojump_clock: MockClock) -> None:
-    """RDY 0 to all, a pause, RDY 1 to one; its success brings the normal RDY back to all."""
+    """All get RDY 0, then one gets RDY 1; its success restores the normal RDY."""
     network = Network().held("a:1").held("b:1")
     async with trio.open_nursery() as nursery:
         peers: dict[str, Peer] = {}
@@ -565,7 +591,7 @@ async def test_backoff_stops_all_and_tries_one(autojump_clock: MockClock) -> Non
 async def test_more_connections_than_max_in_flight_take_turns(
     autojump_clock: MockClock,
 ) -> None:
-    """Each nsqd is heard, even with max_in_flight 1."""
+    """Every nsqd's messages are received, even with max_in_flight 1."""
     network = Network()
     async with (
         nsqd_in_memory() as one,
@@ -593,7 +619,7 @@ async def test_more_connections_than_max_in_flight_take_turns(
 
 
 class Lookupd:
-    """Answers with these addresses."""
+    """An nsqlookupd that answers with these addresses."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
@@ -611,7 +637,7 @@ class Lookupd:
         self.asked_s.append(trio.current_time())
         await trio.lowlevel.checkpoint()
         if not self.addresses:
-            raise httpget.ConnectError("refused")
+            raise httpget.GetConnectError("refused")
         producers = [
             {"broadcast_address": host, "tcp_port": int(port)}
             for host, _, port in (address.partition(":") for address in self.addresses)
@@ -620,7 +646,9 @@ class Lookupd:
 
 
 async def test_discovered_nsqds_are_consumed(autojump_clock: MockClock) -> None:
-    """All that the filter leaves; those that join later; those that vanish stay connected."""
+    """The consumer connects to all nsqds that the filter allows, also later ones, and keeps those
+    that vanish.
+    """
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:
         network = Network.of(one, "a:1")
         network.hosts["b:1"] = other.connect
@@ -640,7 +668,9 @@ async def test_discovered_nsqds_are_consumed(autojump_clock: MockClock) -> None:
 
 
 async def test_polling_is_put_off_once_and_then_regular(autojump_clock: MockClock) -> None:
-    """At once; then after the interval and a random part of it; then every interval."""
+    """The first poll is at once, the second after the interval and a random part of it, then every
+    interval.
+    """
     lookupd = Lookupd("unreachable:1")
     config = Config(lookupd_poll_interval_s=10, lookupd_poll_jitter=0.3)
     async with consumer_of(
@@ -654,7 +684,7 @@ async def test_polling_is_put_off_once_and_then_regular(autojump_clock: MockCloc
 
 
 async def test_who_finds_no_nsqd_asks_again_soon(autojump_clock: MockClock) -> None:
-    """In gaps that double, until those are as long as the interval."""
+    """The gaps between polls double until they are as long as the interval."""
     lookupd = Lookupd()
     async with consumer_of(Network(), lookupd_http_addresses=["l:1"], get=lookupd.get):
         await trio.sleep(300)
@@ -665,7 +695,7 @@ async def test_who_finds_no_nsqd_asks_again_soon(autojump_clock: MockClock) -> N
 
 
 async def test_a_closed_connection_asks_at_once(autojump_clock: MockClock) -> None:
-    """But a nsqd that closes at once is not asked for more than once a second."""
+    """A lost connection causes a poll at once, but at most one a second."""
     async with nsqd_in_memory() as broker:
         network = Network.of(broker, "a:1")
         lookupd = Lookupd("a:1")
@@ -684,7 +714,7 @@ async def test_a_closed_connection_asks_at_once(autojump_clock: MockClock) -> No
 
 
 async def test_an_nsqd_that_is_restarted_is_found_again_soon(autojump_clock: MockClock) -> None:
-    """nsqlookupd is asked again in gaps that double, long before the next regular poll."""
+    """Polls follow in doubling gaps, long before the next regular one."""
     async with nsqd_in_memory() as broker:
         network = Network.of(broker, "a:1")
         lookupd = Lookupd("a:1")
@@ -710,7 +740,7 @@ async def test_without_nsqlookupds_those_that_were_found_are_connected_again(
     gateway: bool,
     autojump_clock: MockClock,
 ) -> None:
-    """What each nsqlookupd said last holds while none can be reached, also through a gateway."""
+    """While no nsqlookupd can be reached, also behind a gateway, the last answer of each holds."""
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:
         network = Network.of(one, "a:1")
         network.hosts["b:1"] = other.connect
@@ -736,7 +766,7 @@ async def test_without_nsqlookupds_those_that_were_found_are_connected_again(
 async def test_what_no_nsqlookupd_knows_any_more_is_not_connected_again(
     autojump_clock: MockClock,
 ) -> None:
-    """It would make a topic again that was deleted."""
+    """Reconnecting would create a deleted topic again."""
     async with nsqd_in_memory() as broker:
         network = Network.of(broker, "a:1")
         lookupd = Lookupd("a:1")
@@ -758,7 +788,7 @@ async def test_what_no_nsqlookupd_knows_any_more_is_not_connected_again(
 
 
 async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:
-    """To a consumer that had none."""
+    """A consumer without nsqlookupd can get one."""
     async with nsqd_in_memory() as one, nsqd_in_memory() as other:
         network = Network.of(one)
         network.hosts["b:1"] = other.connect

@@ -1,4 +1,4 @@
-"""Asking nsqlookupd (trionsq.client.discovery). Spec: client, section 3."""
+"""Polling nsqlookupd (trionsq.client.discovery). Spec: client, section 3."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ANSWER = {"channels": [], "producers": [{"broadcast_address": "a", "tcp_port": 4
 
 
 def answer(content: object, status: int = 200, headers: Mapping[str, str] = NEW) -> httpget.Answer:
-    """An answer with JSON."""
+    """An answer with a JSON body."""
     return httpget.Answer(status, headers, json.dumps(content).encode())
 
 
 class Lookupds:
-    """Answer by URL; what there is not can't be reached."""
+    """Answers by URL; any other URL cannot be reached."""
 
     def __init__(self, answers: Mapping[str, httpget.Answer]) -> None:
         self.answers = answers
@@ -45,7 +45,7 @@ class Lookupds:
         self.headers = headers
         self.ssl_context = ssl_context
         if url not in self.answers:
-            raise httpget.ConnectError("refused")
+            raise httpget.GetConnectError("refused")
         return self.answers[url]
 
 
@@ -60,13 +60,13 @@ class Lookupds:
     ],
 )
 def test_every_form_of_address(address: str, expected: str) -> None:
-    """The path defaults to /lookup, the topic is added."""
+    """The path defaults to /lookup, and the topic is added."""
     assert lookup_url(address, "t#ephemeral") == expected
 
 
 @pytest.mark.parametrize("address", ["a", "http://a", "ftp://a:1", "a:", "a:x", ""])
 def test_an_address_without_a_port_is_none(address: str) -> None:
-    """A missing port is an error."""
+    """An address without a port raises ValueError."""
     with pytest.raises(ValueError):  # noqa: PT011
         lookup_url(address, "t")
 
@@ -79,12 +79,12 @@ def test_an_address_without_a_port_is_none(address: str) -> None:
     ],
 )
 def test_both_forms_of_answers_are_read(given: httpget.Answer) -> None:
-    """The one of now, and the wrapped one of old."""
+    """The present form, and the wrapped one of before 1.0."""
     assert addresses_of(given) == ["a:4150"]
 
 
 def test_ipv6_addresses_get_brackets() -> None:
-    """So that they can be told from their port."""
+    """Brackets separate the address from the port."""
     producer = {"broadcast_address": "::1", "tcp_port": 4150}
     assert addresses_of(answer({"producers": [producer]})) == ["[::1]:4150"]
 
@@ -109,7 +109,7 @@ def test_ipv6_addresses_get_brackets() -> None:
     ],
 )
 def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None:
-    """No answer makes the consumer fail in another way."""
+    """Whatever nsqlookupd answers, the only error is DiscoveryError."""
     with pytest.raises(DiscoveryError):
         addresses_of(given)
 
@@ -123,7 +123,7 @@ def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None
     ],
 )
 def test_topics_are_read_from_both_forms(given: httpget.Answer, topics: list[str]) -> None:
-    """The one of now, and the wrapped one of old."""
+    """The present form, and the wrapped one of before 1.0."""
     assert topics_of(given) == topics
 
 
@@ -139,13 +139,13 @@ def test_topics_are_read_from_both_forms(given: httpget.Answer, topics: list[str
     ],
 )
 def test_nonsense_about_topics_is_a_discovery_error(given: httpget.Answer) -> None:
-    """Also a name that is no text, and JSON that is deeper than any stack."""
+    """Also for a name that is no string, and JSON nested too deeply."""
     with pytest.raises(DiscoveryError):
         topics_of(given)
 
 
 async def test_they_are_asked_in_turn() -> None:
-    """One for each poll."""
+    """Each poll asks the next nsqlookupd."""
     lookupds = Lookupds({lookup_url(f"{host}:1", "t"): answer(ANSWER) for host in "ab"})
     discovery = Discovery("t", Config(), lookupds.get)
     for host in "ab":
@@ -157,7 +157,7 @@ async def test_they_are_asked_in_turn() -> None:
 
 
 async def test_three_are_tried() -> None:
-    """On error the next one, at most three in all; the next poll goes on from there."""
+    """After an error the next one is asked, three at most; the next poll continues from there."""
     lookupds = Lookupds({lookup_url("d:1", "t"): answer(ANSWER)})
     discovery = Discovery("t", Config(), lookupds.get)
     for host in "abcd":
@@ -169,7 +169,7 @@ async def test_three_are_tried() -> None:
 
 
 async def test_the_secret_goes_only_where_it_is_wanted() -> None:
-    """As a bearer token, unless that is switched off."""
+    """auth_secret is sent as a bearer token unless that is switched off."""
     lookupds = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
     for skip, expected in ((True, "Bearer hush"), (False, None)):
         config = Config(auth_secret="hush", skip_lookupd_authorization=skip)
@@ -180,7 +180,7 @@ async def test_the_secret_goes_only_where_it_is_wanted() -> None:
 
 
 async def test_an_nsqlookupd_over_https(tmp_path: Path) -> None:
-    """Those are trusted who are trusted with nsqd; a file gone bad fails the poll, no more."""
+    """The TLS options for nsqd apply; a bad file fails the poll, not the consumer."""
     plain = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
     secured = Lookupds({lookup_url("https://a:1", "t"): answer(ANSWER)})
     ca = tmp_path / "ca.pem"
@@ -200,7 +200,7 @@ async def test_an_nsqlookupd_over_https(tmp_path: Path) -> None:
 
 
 def test_the_last_one_stays() -> None:
-    """It can't be removed; one that is not there neither."""
+    """The last nsqlookupd cannot be removed, nor can an unknown one."""
     discovery = Discovery("t", Config())
     discovery.add("a:1")
     discovery.add("b:1")

@@ -1,4 +1,4 @@
-"""The examples in docs/client.md run as they stand."""
+"""The examples in docs/client.md run unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def module(source: str) -> ModuleType:
 
 
 async def test_publishing_and_consuming(capsys: pytest.CaptureFixture[str]) -> None:
-    """All three ways to consume, after all three ways to publish."""
+    """All three ways of publishing, then all three ways of consuming."""
     async with open_broker() as nsqd:
         await module(PUBLISH).main(nsqd.tcp_address)
         await module(CONSUME).main(nsqd.tcp_address)
@@ -39,7 +39,7 @@ async def test_publishing_and_consuming(capsys: pytest.CaptureFixture[str]) -> N
 
 
 async def test_publishing_to_the_next_nsqd() -> None:
-    """One that can't be reached is passed over; if nobody takes the message, that is told."""
+    """An nsqd that cannot be reached is skipped; if none accepts the message, it raises."""
     example = module(RETRY)
     async with open_broker() as nsqd:
         await example.main("127.0.0.1:1", nsqd.tcp_address)
@@ -49,19 +49,19 @@ async def test_publishing_to_the_next_nsqd() -> None:
 
 
 async def test_the_test() -> None:
-    """The one that users may begin with."""
+    """The example of a test works."""
     await module(TEST).test_roundtrip()
 
 
 def test_the_fixture(pytester: pytest.Pytester) -> None:
-    """With pytest, in a process of its own."""
+    """The example with the fixture works, in a process of its own."""
     pytester.makepyfile(FIXTURE)
     result = pytester.runpytest_subprocess("-p", "trionsq.testing.plugin")
     result.assert_outcomes(passed=1)
 
 
 def test_from_asyncio(nsqd: OpenBroker) -> None:
-    """The thread ends with the asyncio function."""
+    """The thread ends together with the asyncio function."""
 
     async def publish() -> None:
         async with Producer(nsqd.tcp_address) as producer:
@@ -73,6 +73,6 @@ def test_from_asyncio(nsqd: OpenBroker) -> None:
 
 
 def test_from_asyncio_without_a_broker() -> None:
-    """The error comes out on the asyncio side."""
+    """The error is raised on the asyncio side."""
     with pytest.raises(ConnectError):
         asyncio.run(module(ASYNCIO).consume("127.0.0.1:1", 3))

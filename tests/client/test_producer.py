@@ -23,7 +23,7 @@ from trionsq.wire import frames
 
 
 async def test_what_is_published_is_there() -> None:
-    """One by one, many at once and deferred."""
+    """Single, many and deferred messages reach nsqd."""
     async with nsqd_in_memory() as broker:
         network = Network.of(broker)
         async with Producer(ADDRESS, dial=network.dial) as producer:
@@ -55,7 +55,7 @@ async def test_many_tasks_share_one_connection() -> None:
 
 @pytest.mark.parametrize(("topic", "body"), [("no good", b"x"), ("t", b"")])
 async def test_what_nsqd_would_refuse_anyhow_is_not_sent(topic: str, body: bytes) -> None:
-    """It would cost the connection."""
+    """An invalid message raises ValueError, because nsqd would close the connection."""
     network = Network()
     async with Producer(ADDRESS, dial=network.dial) as producer:
         with pytest.raises(ValueError, match=r"name|body"):
@@ -68,7 +68,7 @@ async def test_what_nsqd_would_refuse_anyhow_is_not_sent(topic: str, body: bytes
 
 
 async def test_a_refusal_raises_and_the_next_publish_connects_anew() -> None:
-    """nsqd closes after an error; nothing is retried."""
+    """nsqd closes after an error; the producer retries nothing."""
     async with nsqd_in_memory(max_msg_size=3) as broker:
         network = Network.of(broker)
         async with Producer(ADDRESS, dial=network.dial) as producer:
@@ -80,7 +80,7 @@ async def test_a_refusal_raises_and_the_next_publish_connects_anew() -> None:
 
 
 async def test_waiting_calls_fail_when_the_connection_dies() -> None:
-    """All of them, and the next one connects again."""
+    """All of them fail, and the next publish connects again."""
     network = Network().held()
     failed = []
 
@@ -109,7 +109,7 @@ async def test_waiting_calls_fail_when_the_connection_dies() -> None:
 
 
 async def test_it_goes_on_to_the_next_nsqd() -> None:
-    """When one can't be reached, and when its connection is lost; it tells where it went last."""
+    """After a failed attempt and after a lost connection; nsqd_address names the last one."""
     network = Network().held("b:1").held("c:1")
     async with (
         trio.open_nursery() as nursery,
@@ -131,7 +131,7 @@ async def test_it_goes_on_to_the_next_nsqd() -> None:
 
 
 async def test_no_nsqd_at_all() -> None:
-    """The error names all of them; so does the next try."""
+    """The error names all addresses; so does that of the next attempt."""
     async with Producer("a:1", "b:1", dial=Network().dial) as producer:
         for _ in range(2):
             with pytest.raises(ConnectError, match=r"a:1.*b:1|b:1.*a:1"):
@@ -139,7 +139,7 @@ async def test_no_nsqd_at_all() -> None:
 
 
 async def test_it_works_only_inside_its_context() -> None:
-    """Before and after it says so."""
+    """Before and after ``async with`` it raises StoppedError."""
     producer = Producer(ADDRESS, dial=Network().dial)
     with pytest.raises(StoppedError):
         await producer.publish("t", b"x")
@@ -152,7 +152,7 @@ async def test_it_works_only_inside_its_context() -> None:
 
 
 async def test_the_end_fails_what_waits_with_stopped(autojump_clock: MockClock) -> None:
-    """A task outside of the body is told why."""
+    """A publish of a task outside the body raises StoppedError."""
     network = Network().held()
     async with trio.open_nursery() as nursery:
 
@@ -168,7 +168,7 @@ async def test_the_end_fails_what_waits_with_stopped(autojump_clock: MockClock) 
 
 
 async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
-    """Not in a group, although there are tasks behind it."""
+    """An exception of the body is not wrapped in a group."""
     async with nsqd_in_memory() as broker:
         with pytest.raises(KeyError, match="mine"):
             async with Producer(ADDRESS, dial=Network.of(broker).dial) as producer:
@@ -181,7 +181,7 @@ async def _fail_after(first: Awaitable[None]) -> None:
 
 
 async def test_a_bad_file_is_known_at_the_beginning() -> None:
-    """Not at the first publish."""
+    """Entering the producer raises, not the first publish."""
     config = Config(tls_v1=True, tls_root_ca_file="/no/such/ca.pem")
     with pytest.raises(ConfigError, match=r"tls_root_ca_file: .*/no/such/ca\.pem"):
         async with Producer(ADDRESS, config=config, dial=Network().dial):
@@ -189,7 +189,9 @@ async def test_a_bad_file_is_known_at_the_beginning() -> None:
 
 
 async def test_a_cancelled_publish_leaves_the_connection_in_step() -> None:
-    """At each await once; the next publish gets its own answer, and each is published once."""
+    """Cancelled at each await once: the next publish gets its own answer, and each message is
+    published once.
+    """
     async with nsqd_in_memory() as broker:
         network = Network.of(broker)
         cancelled = 0

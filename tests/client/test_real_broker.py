@@ -15,14 +15,14 @@ COUNT = 100_000
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it, up to 60 s."""
+    """Wait up to 60 s until the condition holds."""
     with trio.fail_after(60):
         while not is_so():  # noqa: ASYNC110 - nothing tells
             await trio.sleep(0.01)
 
 
 async def test_a_hundred_thousand_messages() -> None:
-    """Published in batches and consumed by two consumers at once, each exactly once."""
+    """Two consumers receive each message exactly once."""
     found: set[bytes] = set()
     total = 0
     async with open_broker(mem_queue_size=COUNT) as nsqd, trio.open_nursery() as nursery:
@@ -48,7 +48,7 @@ async def test_a_hundred_thousand_messages() -> None:
 
 
 async def test_nsqd_restarts_under_load(tmp_path: Path) -> None:
-    """Whatever was confirmed is consumed, over a stop and a start on the same address and files."""
+    """Every confirmed message is consumed, although nsqd stops and starts again."""
     confirmed: set[bytes] = set()
     found: set[bytes] = set()
     refused = 0

@@ -1,4 +1,6 @@
-"""No step of the client's tasks grows with connections, nsqds or messages: counted, not timed."""
+"""No step of the client's tasks grows with the number of connections, nsqds or messages: counted,
+not timed.
+"""
 
 from __future__ import annotations
 
@@ -16,50 +18,52 @@ from tests.client.network import ADDRESS, Network
 from tests.client.test_consumer import consumer_of, subscribed
 from tests.steps import counted_steps
 from trionsq import httpget
-from trionsq.client import Config, Consumer, rdy
+from trionsq.client import Config, Consumer, flow
 from trionsq.client.backoff import Outcome
 from trionsq.client.connection import Connection
-from trionsq.client.flow import Flow
+from trionsq.client.flow import FlowControl
 from trionsq.client.handshake import Handshake
 from trionsq.client.message import Message
-from trionsq.client.subscription import Subscription
+from trionsq.client.subscribed_connection import SubscribedConnection
 from trionsq.wire import frames
 from trionsq.wire.client import ColumnDecoder, Columns
 
 STEP_MAX = 256
 
 
-class Told:
-    """A subscription as `Flow` knows it."""
+class FakeConnection:
+    """A connection as `FlowControl` knows it."""
 
-    def __init__(self, told: list[int]) -> None:
-        self.share = rdy.Share(2500)
+    def __init__(self, sent: list[int]) -> None:
+        self.share = flow.Share(2500)
         self.lowered_s = 0.0
-        self._told = told
+        self._sent = sent
 
-    def tell(self, rdy: int) -> None:
-        self._told.append(rdy)
-        self.share.tell(rdy, trio.current_time())
+    def send_rdy(self, rdy: int) -> None:
+        self._sent.append(rdy)
+        self.share.set_rdy(rdy, trio.current_time())
 
 
-class Planned:
-    """A `Flow` of so many connections; how many of them its plans looked at, and told."""
+class PlanCounter:
+    """A `FlowControl` that counts the connections in its plans, and the RDYs it sends."""
 
     def __init__(self, connections: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.flow = Flow(Config(max_in_flight=connections // 2), Random(1))
+        self.flow = FlowControl(Config(max_in_flight=connections // 2), Random(1))
         self.looked_at = 0
-        self.told: list[int] = []
-        self.subscriptions = [cast(Subscription, Told(self.told)) for _ in range(connections)]
-        plan = rdy.plan
+        self.sent: list[int] = []
+        self.connections = [
+            cast(flow.RdyReceiver, FakeConnection(self.sent)) for _ in range(connections)
+        ]
+        plan = flow.plan
 
-        def counted(shares: Sequence[rdy.Share], max_in_flight: int) -> rdy.Plan:
+        def counted(shares: Sequence[flow.Share], max_in_flight: int) -> flow.Plan:
             self.looked_at += len(shares)
             return plan(shares, max_in_flight)
 
-        monkeypatch.setattr("trionsq.client.flow.rdy.plan", counted)
+        monkeypatch.setattr("trionsq.client.flow.plan", counted)
 
     async def settle(self) -> int:
-        """Wait until there is nothing to do; how many connections were looked at since."""
+        """Wait until nothing is left to do. Returns how many connections were looked at since."""
         await wait_all_tasks_blocked()
         looked_at, self.looked_at = self.looked_at, 0
         return looked_at
@@ -69,15 +73,15 @@ class Planned:
 async def test_answers_cost_one_plan_however_many_they_are(
     messages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may make room for others, but the connections are looked at once, not for each."""
-    planned = Planned(100, monkeypatch)
+    """However many messages are answered in a turn, one plan is made."""
+    planned = PlanCounter(100, monkeypatch)
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
-        for subscription in planned.subscriptions:
-            planned.flow.add(subscription)
+        for connection in planned.connections:
+            planned.flow.add_connection(connection)
         await planned.settle()
         for _ in range(messages):
-            planned.flow.answered(Outcome.SUCCESS, has_made_room=True)
+            planned.flow.note_answer(Outcome.SUCCESS, has_made_room=True)
         assert await planned.settle() == 100
         nursery.cancel_scope.cancel()
 
@@ -85,39 +89,41 @@ async def test_answers_cost_one_plan_however_many_they_are(
 async def test_connections_that_come_and_go_together_cost_one_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The network comes back, or nsqds are stopped: 10,000 plans of 10,000 would be minutes."""
-    planned = Planned(10_000, monkeypatch)
+    """10,000 plans over 10,000 connections would take minutes."""
+    planned = PlanCounter(10_000, monkeypatch)
     async with trio.open_nursery() as nursery:
         planned.flow.start(nursery)
-        with counted_steps(lambda: len(planned.told)) as steps:
-            for subscription in planned.subscriptions:
-                planned.flow.add(subscription)
+        with counted_steps(lambda: len(planned.sent)) as steps:
+            for connection in planned.connections:
+                planned.flow.add_connection(connection)
             assert await planned.settle() == 10_000
-        assert len(planned.told) == 10_000
+        assert len(planned.sent) == 10_000
         assert steps.most <= STEP_MAX
-        for subscription in planned.subscriptions[10:]:
-            planned.flow.remove(subscription)
+        for connection in planned.connections[10:]:
+            planned.flow.remove_connection(connection)
         assert await planned.settle() == 10
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("batches", [10, 10_000])
 async def test_a_step_gives_back_one_batch(batches: int) -> None:
-    """However much is in flight at the end, heartbeats are answered meanwhile."""
+    """However many batches go back at the end, heartbeats are answered in between."""
     sent: list[bytes] = []
     connection = SimpleNamespace(address=ADDRESS, max_rdy_count=2500, is_open=True, put=sent.append)
-    owner = SimpleNamespace(max_attempts=0, take=lambda _: None, answered=lambda *_: None)
-    subscription = Subscription(cast(Any, owner), cast(Any, connection))
+    owner = SimpleNamespace(
+        config=Config(max_attempts=0), queue_batch=lambda _: None, note_answer=lambda *_: None
+    )
+    subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
     for number in range(batches):
-        subscription._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
+        subscribed_connection._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
     with counted_steps(lambda: len(sent)) as steps:
-        await subscription.leave()
+        await subscribed_connection.return_messages()
     assert len(sent) == batches
     assert steps.most == 1
 
 
 async def test_a_step_gives_up_a_bounded_number_of_messages(autojump_clock: MockClock) -> None:
-    """Each is a line of the log."""
+    """Each message that is given up is a line of the log."""
     network = Network().held()
     given_up = 0
 
@@ -145,7 +151,7 @@ async def test_a_step_gives_up_a_bounded_number_of_messages(autojump_clock: Mock
 
 
 class Directory:
-    """An nsqlookupd that knows so many nsqds, and a network in which none of them answers."""
+    """An nsqlookupd with many nsqds, and a network in which none of them answers."""
 
     def __init__(self, nsqds: int) -> None:
         producers = [
@@ -165,7 +171,7 @@ class Directory:
 async def test_a_step_begins_to_connect_to_a_bounded_number_of_nsqds(
     nsqds: int, mock_clock: MockClock
 ) -> None:
-    """An answer may name thousands; they are connected to in turns, and left in turns."""
+    """An answer may name thousands of nsqds: they are connected and closed over many turns."""
     directory = Directory(nsqds)
     consumer = Consumer(
         "t",
@@ -176,12 +182,12 @@ async def test_a_step_begins_to_connect_to_a_bounded_number_of_nsqds(
     )
     begun = 0
     async with consumer:
-        with counted_steps(lambda: len(consumer._keepers)) as steps:
+        with counted_steps(lambda: len(consumer._loops)) as steps:
             await wait_all_tasks_blocked()
-            begun = len(consumer._keepers)
+            begun = len(consumer._loops)
         consumer.stop()
         with counted_steps(
-            lambda: sum(keeper._is_stopping for keeper in consumer._keepers.values())
+            lambda: sum(loop._is_stopping for loop in consumer._loops.values())
         ) as stops:
             await trio.lowlevel.checkpoint()
     assert begun == nsqds
@@ -193,7 +199,7 @@ async def test_a_step_begins_to_connect_to_a_bounded_number_of_nsqds(
 async def test_a_step_looks_at_a_bounded_number_of_refusals(
     refusals: int, autojump_clock: MockClock
 ) -> None:
-    """An nsqd that was restarted refuses all that was in flight, and each is a line of the log."""
+    """A restarted nsqd refuses all that was in flight, and each refusal is a line of the log."""
     network = Network().held()
     frame = b"\x00\x00\x00\x14\x00\x00\x00\x01E_FIN_FAILED FIN"
     async with trio.open_nursery() as nursery:
@@ -214,7 +220,7 @@ async def test_a_step_looks_at_a_bounded_number_of_refusals(
 
 
 class Socket:
-    """A transport that takes all, and remembers how much at a time."""
+    """A transport that accepts everything and records the sizes."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -226,7 +232,7 @@ class Socket:
 
 @pytest.mark.parametrize("commands", [10, 1000])
 async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
-    """What is joined, and encrypted, in one go is 1 MiB, or a single command that is larger."""
+    """At most 1 MiB is joined (and encrypted) at once, unless one command is larger."""
     socket = Socket()
     handshake = SimpleNamespace(address=ADDRESS, features={}, tls=None, transport=socket)
     connection = Connection(cast(Handshake, handshake), Config(), ColumnDecoder())
@@ -241,4 +247,4 @@ async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
         nursery.cancel_scope.cancel()
     assert sum(socket.taken) == 100_000 * commands + 5_000_001
     assert max(nbytes for nbytes in socket.taken if nbytes < 5_000_000) <= 1 << 20
-    assert connection._pending_nbytes == 0
+    assert connection._pending_bytes == 0

@@ -1,4 +1,4 @@
-"""The TLS options (trionsq.client.tls). Spec: client, section 8."""
+"""The TLS options (trionsq.client.config). Spec: client, section 8."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trionsq.client import Config, ConfigError
 
 @pytest.fixture
 def ca(tmp_path: Path) -> str:
-    """A file of whom to trust."""
+    """A file with the trusted authority."""
     path = str(tmp_path / "ca.pem")
     authority().cert_pem.write_to_path(path)
     return path
 
 
 def test_by_default_the_system_is_believed() -> None:
-    """Names and chains are checked; nothing older than TLS 1.2 is spoken, whatever the minimum."""
+    """The system's authorities are trusted, names are checked, and TLS is at least 1.2."""
     for version in ("ssl3.0", "tls1.0", "tls1.2"):
         context = Config(tls_v1=True, tls_min_version=version).ssl_context()
         assert context.verify_mode is ssl.CERT_REQUIRED
@@ -32,13 +32,13 @@ def test_by_default_the_system_is_believed() -> None:
 
 
 def test_with_a_file_nobody_else_is_believed(ca: str) -> None:
-    """Not those whom the system trusts."""
+    """With tls_root_ca_file the system's authorities are not trusted."""
     (only,) = Config(tls_root_ca_file=ca).ssl_context().get_ca_certs(binary_form=True)
     assert ssl.DER_cert_to_PEM_cert(only) == authority().cert_pem.bytes().decode()
 
 
 def test_files_are_read_again_when_they_have_changed(ca: str) -> None:
-    """A renewed certificate is used from the next connection on; else nothing is read."""
+    """The next connection uses a renewed certificate; unchanged files are not read again."""
     config = Config(tls_root_ca_file=ca)
     first = config.ssl_context()
     assert config.ssl_context() is first
@@ -68,13 +68,13 @@ def test_a_bad_file(option: str, content: bytes | None, tmp_path: Path) -> None:
 
 
 def test_a_key_alone(ca: str) -> None:
-    """It belongs to a certificate."""
+    """tls_key without tls_cert is an error."""
     with pytest.raises(ConfigError, match="tls_key needs tls_cert"):
         Config(tls_key=ca).check_files()
 
 
 def test_a_key_of_another_certificate(tmp_path: Path) -> None:
-    """Said when the files are read."""
+    """A key that does not fit is an error when the files are read."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     authority().issue_cert("me").cert_chain_pems[0].write_to_path(str(cert))
     authority().issue_cert("me").private_key_pem.write_to_path(str(key))
@@ -84,7 +84,7 @@ def test_a_key_of_another_certificate(tmp_path: Path) -> None:
 
 
 def test_a_key_with_a_passphrase(tmp_path: Path) -> None:
-    """Is an error: a program without a terminal would wait for ever."""
+    """It is an error: a program without a terminal would wait for ever."""
     from cryptography.hazmat.primitives import serialization
 
     cert = authority().issue_cert("me")
@@ -101,5 +101,5 @@ def test_a_key_with_a_passphrase(tmp_path: Path) -> None:
 
 
 def test_files_do_not_matter_to_who_does_not_use_them() -> None:
-    """No option, no file."""
+    """Without TLS options no file is read."""
     Config().check_files()

@@ -45,12 +45,12 @@ CUTS = st.lists(st.sampled_from([1, 2, 3, 7, 100, 5000, 65536]), min_size=1, max
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Asks for TLS, and trusts."""
+    """Options with TLS and the trusted authority."""
     return trusting(tmp_path_factory.mktemp("ca"))
 
 
 async def refused(config: Config, nsqd: Secured, error: type[Exception], reason: str) -> None:
-    """The connection can't be opened for that reason, and is closed."""
+    """Opening the connection fails with this error, and closes it."""
     async with trio.open_nursery() as nursery:
         network = SecuredNetwork(nursery, nsqd)
         with pytest.raises(error, match=reason) as caught:
@@ -70,7 +70,7 @@ async def refused(config: Config, nsqd: Secured, error: type[Exception], reason:
 async def test_every_combination(
     tls: bool, compression: str, auth: bool, sizes: list[int], secure: Config
 ) -> None:
-    """However the streams are cut: what is published arrives, each answer with its request."""
+    """However the streams are cut, messages arrive, and each answer reaches its request."""
     options: dict[str, Any] = {"auth_secret": SECRET} if auth else {}
     if compression:
         options[compression] = True
@@ -98,15 +98,15 @@ async def test_what_comes_with_the_last_word_of_the_beginning_is_not_lost() -> N
         network = SecuredNetwork(nursery, nsqd)
         config = Config(auth_secret=SECRET)
         connection = await Connection.open(ADDRESS, config, network.dial)
-        before = network.links[0].outgoing.passed_nbytes
+        before = network.links[0].outgoing.passed_bytes
         await nursery.start(connection.run)
-        while network.links[0].outgoing.passed_nbytes < before + len(b"NOP\n"):
+        while network.links[0].outgoing.passed_bytes < before + len(b"NOP\n"):
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 
 
 async def test_the_connection_knows_its_tls(secure: Config) -> None:
-    """Version and cipher, to be looked at."""
+    """Version and cipher can be inspected."""
     async with trio.open_nursery() as nursery:
         network = SecuredNetwork(nursery, Secured(server_context()))
         connection = await Connection.open(ADDRESS, secure, network.dial)
@@ -117,7 +117,7 @@ async def test_the_connection_knows_its_tls(secure: Config) -> None:
 
 @pytest.mark.parametrize("name", ["deflate", "snappy"])
 async def test_an_nsqd_without_compression_is_spoken_to_without(name: str) -> None:
-    """It is an offer."""
+    """If nsqd declines compression, the connection works without."""
     async with trio.open_nursery() as nursery:
         network = SecuredNetwork(nursery).held()
         config = Config().parse(name)
@@ -139,7 +139,7 @@ async def test_an_nsqd_without_compression_is_spoken_to_without(name: str) -> No
 
 @pytest.mark.parametrize("answer", [b'{"tls_v1":false}', b"{}", b"OK"])
 async def test_who_asks_for_tls_is_not_talked_out_of_it(answer: bytes, secure: Config) -> None:
-    """Not by an nsqd without TLS, nor by one in between; nothing but IDENTIFY was sent."""
+    """Without TLS from nsqd, or with someone in between, nothing but IDENTIFY is sent."""
     config = replace(secure, auth_secret=SECRET)
     async with trio.open_nursery() as nursery:
         network = SecuredNetwork(nursery).held()
@@ -158,7 +158,7 @@ async def test_who_asks_for_tls_is_not_talked_out_of_it(answer: bytes, secure: C
 
 
 async def test_two_compressions_are_one_too_many() -> None:
-    """Nobody could say which comes first."""
+    """nsqd must not turn on both: their order is undefined."""
     config = Config(deflate=True, snappy=True)
     await refused(config, Secured(), IdentifyError, "both deflate and snappy")
 
@@ -173,7 +173,7 @@ async def test_two_compressions_are_one_too_many() -> None:
 async def test_a_certificate_of_another(
     context: Callable[[], ssl.SSLContext], reason: str, secure: Config
 ) -> None:
-    """The error names the address and says what is wrong; who asks for it takes it all the same."""
+    """The error names the address and the reason; with tls_insecure_skip_verify it works."""
     await refused(secure, Secured(context()), UpgradeError, reason)
     careless = Config(tls_v1=True, tls_insecure_skip_verify=True)
     async with trio.open_nursery() as nursery:
@@ -182,7 +182,7 @@ async def test_a_certificate_of_another(
 
 
 async def test_the_clients_certificate(secure: Config, tmp_path: Path) -> None:
-    """Shown to an nsqd that asks; without one nsqd's refusal is the error."""
+    """It is sent when nsqd requests one; without it nsqd's refusal is the error."""
     context = server_context()
     context.verify_mode = ssl.CERT_REQUIRED
     authority().configure_trust(context)
@@ -196,7 +196,7 @@ async def test_the_clients_certificate(secure: Config, tmp_path: Path) -> None:
 
 
 async def test_an_old_tls(secure: Config) -> None:
-    """tls_min_version is what nsqd has to speak at least; both sides' reason is told."""
+    """tls_min_version is a minimum for nsqd; the error has the reason of either side."""
     context = server_context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     config = replace(secure, tls_min_version="tls1.3")
@@ -221,7 +221,7 @@ REFUSAL = frames.error(ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed no"))
         ("tls", REFUSAL, "no TLS: wrong version number"),
         ("tls_ok", b"", "no TLS: closed by nsqd"),
         ("tls_ok", REFUSAL, "no TLS: E_IDENTIFY_FAILED IDENTIFY failed no"),
-        ("tls_ok", frames.response(b"ko"), "no TLS: nsqd said b'ko'"),
+        ("tls_ok", frames.response(b"ko"), "no TLS: nsqd answered b'ko'"),
         ("tls_ok", b"\xff" * 8, "no TLS: frame size"),
         ("deflate", b"", "no deflate: closed by nsqd"),
         ("deflate", REFUSAL, "no deflate: "),
@@ -233,7 +233,7 @@ REFUSAL = frames.error(ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed no"))
 async def test_a_layer_that_does_not_begin(
     step: str, instead: bytes, reason: str, secure: Config
 ) -> None:
-    """Whatever nsqd does instead is told, with the layer that was to come."""
+    """The error names the layer, and what nsqd did instead."""
     config = secure if step.startswith("tls") else Config().parse(step)
     nsqd = Secured(server_context(), stop_at=step, instead=instead)
     await refused(config, nsqd, UpgradeError, reason)
@@ -241,7 +241,7 @@ async def test_a_layer_that_does_not_begin(
 
 @pytest.mark.parametrize("step", ["tls", "tls_ok", "deflate", "snappy", "auth"])
 async def test_no_step_waits_for_ever(step: str, secure: Config, autojump_clock: MockClock) -> None:
-    """An upgrade takes dial_timeout at most, AUTH as long as any answer."""
+    """TLS and compression take dial_timeout at most, AUTH read_timeout."""
     config = secure if step.startswith("tls") else Config()
     if step in ("deflate", "snappy"):
         config = config.parse(step)
@@ -257,7 +257,7 @@ async def test_no_step_waits_for_ever(step: str, secure: Config, autojump_clock:
 
 
 async def test_a_cancellation_in_any_step_closes(secure: Config) -> None:
-    """At each await once, from the first byte to AUTH; then all is as if it had not been."""
+    """Cancelled at each await once, from the first byte to AUTH: the socket is closed."""
     config = replace(secure, snappy=True, auth_secret=SECRET)
     cancelled = 0
     opened = False
@@ -287,19 +287,19 @@ async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
 
 
 async def test_a_secret_is_wanted_and_there_is_none() -> None:
-    """The error says it as NSQ does."""
+    """The error has NSQ's words."""
     await refused(Config(), Secured(wants_secret=True), AuthRequiredError, "Auth Required")
 
 
 async def test_a_wrong_secret() -> None:
-    """nsqd's own text; the secret is not in it."""
+    """The error has nsqd's text, without the secret."""
     config = Config(auth_secret="wrong")
     reason = "Error authenticating E_AUTH_FAILED AUTH failed$"
     await refused(config, Secured(wants_secret=True), AuthError, reason)
 
 
 async def test_an_nsqd_that_closes_instead_of_an_answer_to_auth() -> None:
-    """As any failure to connect."""
+    """It is an AuthError."""
     nsqd = Secured(wants_secret=True, stop_at="auth", instead=b"")
     config = Config(auth_secret=SECRET)
     await refused(config, nsqd, AuthError, "Error authenticating closed by nsqd")
@@ -307,7 +307,7 @@ async def test_an_nsqd_that_closes_instead_of_an_answer_to_auth() -> None:
 
 
 async def test_a_secret_is_not_given_unasked() -> None:
-    """Only to an nsqd that wants it."""
+    """It is sent only to an nsqd that requires it."""
     nsqd = Secured()
     async with trio.open_nursery() as nursery:
         network = SecuredNetwork(nursery, nsqd)

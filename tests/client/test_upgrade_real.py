@@ -36,7 +36,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 @pytest.mark.parametrize("compression", ["", "deflate", "snappy"])
 @pytest.mark.parametrize("tls", [False, True])
 async def test_every_combination(tls: bool, compression: str, auth: bool, papers: Papers) -> None:
-    """Each message arrives once, through all that was agreed on, and nsqd's stats tell of it."""
+    """Each message arrives once through all layers, and nsqd's stats show the layers."""
     config = Config(max_in_flight=1000, auth_secret=SECRET if auth else "")
     if tls:
         config = replace(config, tls_v1=True, tls_root_ca_file=papers.ca, tls_cert=papers.client)
@@ -70,7 +70,7 @@ async def test_every_combination(tls: bool, compression: str, auth: bool, papers
 
 
 async def test_who_is_not_trusted(papers: Papers) -> None:
-    """Neither side talks to a stranger; the error says on whose behalf."""
+    """Neither side accepts an unknown certificate; the error says whose."""
     options = {"tls_client_auth_policy": "require-verify"}
     async with open_broker(**papers.nsqd_options, **options) as nsqd:
         suspicious = Config(tls_v1=True, tls_root_ca_file=papers.stranger)
@@ -86,7 +86,7 @@ async def test_who_is_not_trusted(papers: Papers) -> None:
 
 
 async def test_an_nsqd_without_tls() -> None:
-    """Is not spoken to in clear."""
+    """A client with tls_v1 does not connect to it."""
     async with open_broker() as nsqd:
         config = Config(tls_v1=True)
         async with Producer(nsqd.tcp_address, config=config) as producer:
@@ -96,7 +96,7 @@ async def test_an_nsqd_without_tls() -> None:
 
 
 async def test_secrets() -> None:
-    """A wrong one and none at all are told apart."""
+    """A wrong secret and a missing one are different errors."""
     async with (
         auth_server() as server,
         open_broker(auth_http_address=(server.address,)) as nsqd,
@@ -115,7 +115,7 @@ async def test_secrets() -> None:
 @pytest.mark.parametrize("compression", ["", "deflate", "snappy"])
 @pytest.mark.parametrize("tls", [False, True])
 async def test_the_end_loses_no_answer(tls: bool, compression: str, papers: Papers) -> None:
-    """What was sent before the end is answered after it, whatever layers have their own ends."""
+    """Answers sent before the end reach nsqd, whatever layers the connection has."""
     config = Config(tls_v1=tls, tls_root_ca_file=papers.ca)
     config = config.parse(*[compression] if compression else [])
     async with open_broker(**papers.nsqd_options) as nsqd, trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""An nsqd that speaks TLS, snappy and deflate and wants a secret, as a test would have it."""
+"""An nsqd for tests that offers TLS, snappy and deflate and requires a secret."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ import trustme
 from tests.client.network import ADDRESS, Network
 from trionsq.client import Config
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import Layer, UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import Layer, LayeredTransport, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 
@@ -30,32 +28,32 @@ SECRET = "hush"
 
 @cache
 def authority() -> trustme.CA:
-    """Who is trusted."""
+    """The trusted authority."""
     return trustme.CA(key_type=trustme.KeyType.ECDSA)
 
 
 @cache
 def stranger() -> trustme.CA:
-    """Who is not."""
+    """An authority that is not trusted."""
     return trustme.CA(key_type=trustme.KeyType.ECDSA)
 
 
 def server_context(ca: trustme.CA | None = None, name: str = HOST) -> ssl.SSLContext:
-    """With a certificate for the name."""
+    """A TLS context with a certificate for the name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (ca or authority()).issue_cert(name).configure_cert(context)
     return context
 
 
 def trusting(folder: Path, **options: object) -> Config:
-    """Asks for TLS, and trusts the authority."""
+    """Options with TLS and the trusted authority."""
     path = folder / "ca.pem"
     authority().cert_pem.write_to_path(str(path))
     return Config(tls_v1=True, tls_root_ca_file=str(path), **options)  # type: ignore[arg-type]
 
 
 class CutTransport:
-    """A transport that gives no more at once than a test says. See `Transport`."""
+    """A transport that returns only as many bytes at once as the test says. See `Transport`."""
 
     def __init__(self, inner: MemoryTransport, sizes: list[int]) -> None:
         self._inner = inner
@@ -97,7 +95,7 @@ class Secured:
     published: list[bytes] = field(default_factory=list)
 
     async def serve(self, transport: Transport) -> None:
-        """Until the client closes."""
+        """Serve until the client closes."""
         self._transport = transport
         self._heard = b""
         try:
@@ -139,7 +137,7 @@ class Secured:
                     await self._say(answer)
                     await self._stop(name)
                 await self._say(answer + layer.encode(frames.OK))
-                self._transport = UpgradedTransport(self._transport, layer)
+                self._transport = LayeredTransport(self._transport, layer)
                 self.layers.append(name)
                 answer = b""
         await self._say(answer)
@@ -194,11 +192,11 @@ class Secured:
 
 
 class _StoppedError(Exception):
-    """It does no more."""
+    """This nsqd stops here."""
 
 
 class SecuredNetwork(Network):
-    """A network whose host at ADDRESS is an nsqd of the test's; connections are served in turn."""
+    """A network whose host at ADDRESS is such an nsqd; connections are served in turn."""
 
     def __init__(
         self, nursery: trio.Nursery, *nsqds: Secured, sizes: list[int] | None = None
@@ -211,5 +209,5 @@ class SecuredNetwork(Network):
         )
 
     async def dial_cut(self, host: str, port: int, local_address: str) -> CutTransport:
-        """See `trionsq.client.dial.Dial`; what is read comes in pieces."""
+        """See `trionsq.client.handshake.Dial`; received bytes come in pieces."""
         return CutTransport(await self.dial(host, port, local_address), self._sizes)

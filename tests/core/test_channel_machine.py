@@ -308,9 +308,9 @@ def test_any_sequence_of_events_keeps_the_balance(
     run_state_machine_as_test(
         ChannelMachine,
         settings=settings(
-            max_examples=by_level(test=400, short=400, full=4_000)
+            max_examples=by_level(test=250, short=400, full=4_000)
             if budget is None
-            else by_level(test=150, short=150, full=1_500),
+            else by_level(test=60, short=150, full=1_500),
             stateful_step_count=60,
             deadline=None,
         ),

@@ -14,7 +14,7 @@ from trionsq.core import peek
 from trionsq.core.batch import Segment
 from trionsq.core.peek import Page, PeekTooFar, in_order, show_segments
 from trionsq.core.queue import MessageQueue
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.discard import DiscardingBackend
 
 
 def shown_ids(page: Page) -> list[bytes]:
@@ -113,5 +113,5 @@ def test_a_heap_is_walked_in_order(values: list[int]) -> None:
 
 def test_backends_without_messages_have_no_view() -> None:
     """The one that drops, and an empty one."""
-    assert DroppingBackend().peek() is None
+    assert DiscardingBackend().peek() is None
     assert MemoryBackend().peek() is None

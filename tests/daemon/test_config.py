@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from trionsq.broker.options import NsqdOptions
-from trionsq.daemon.config import ConfigError, Content, load
+from trionsq.daemon.command import ConfigFile, ConfigFileError, load_config_file
 from trionsq.options import Value, table
 
 
-def read(tmp_path: Path, content: str) -> Content:
+def read(tmp_path: Path, content: str) -> ConfigFile:
     """Return what a file of that content sets."""
     path = tmp_path / "nsqd.cfg"
     path.write_text(content)
-    return load(NsqdOptions, str(path))
+    return load_config_file(NsqdOptions, str(path))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def read(tmp_path: Path, content: str) -> Content:
 )
 def test_values_of_each_kind(tmp_path: Path, line: str, expected: dict[str, Value]) -> None:
     """Durations as text or milliseconds, lists as arrays or text."""
-    assert read(tmp_path, line) == Content(expected, ())
+    assert read(tmp_path, line) == ConfigFile(expected, ())
 
 
 @pytest.mark.parametrize("key", [spec.key for _, spec in table(NsqdOptions) if spec.key])
@@ -72,8 +72,8 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
         ("node_id = 7", "; the key is id"),
         ("lookupd_tcp_address = 'a:1'", "; the key is nsqlookupd_tcp_addresses"),
         ("mem-queue-size = 7", "; the key is mem_queue_size"),
-        ("verbose = true", "; it is a flag only"),
-        ("config = 'x'", "; it is a flag only"),
+        ("verbose = true", "; it is available as a flag only"),
+        ("config = 'x'", "; it is available as a flag only"),
     ],
 )
 def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) 
     assert content.values == {"sync_every": 5}
     key = line.split()[0].strip("[]")
     assert content.warnings == (
-        f"ignored in config file {tmp_path}/nsqd.cfg: {key} is no key of it{advice}",
+        f"ignored unknown key in config file {tmp_path}/nsqd.cfg: {key}{advice}",
     )
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_key_earns_a_warning(tmp_path: Path, line: str, advice: str) 
 )
 def test_a_bad_value_names_its_key(tmp_path: Path, line: str, reason: str) -> None:
     """A file that cannot be used is an error with the file, the key and the reason."""
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigFileError) as raised:
         read(tmp_path, line)
     text = str(raised.value)
     assert text.startswith(f"failed to load config file {tmp_path}/nsqd.cfg - ")
@@ -112,5 +112,5 @@ def test_a_bad_value_names_its_key(tmp_path: Path, line: str, reason: str) -> No
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     """nsqd does not start on defaults when the file that it was given is not there."""
-    with pytest.raises(ConfigError, match=r"- No such file or directory$"):
-        load(NsqdOptions, str(tmp_path / "none"))
+    with pytest.raises(ConfigFileError, match=r"- No such file or directory$"):
+        load_config_file(NsqdOptions, str(tmp_path / "none"))

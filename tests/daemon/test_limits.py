@@ -1,4 +1,4 @@
-"""What a daemon asks of the operating system (trionsq.daemon.limits)."""
+"""What a daemon asks of the operating system (trionsq.daemon.command)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from trionsq.daemon.limits import raise_open_files_limit
+from trionsq.daemon.command import raise_open_files_limit
 
 
 def test_as_many_files_as_allowed_may_be_open() -> None:

@@ -7,9 +7,8 @@ import time
 import pytest
 import trio
 
-from trionsq.debug.exclusive import UnderWayError
 from trionsq.debug.loop import watch_loop
-from trionsq.debug.process import free_memory, process_figures
+from trionsq.debug.process import UnderWayError, free_memory, process_metrics
 
 
 async def test_who_holds_the_loop_up_is_named() -> None:
@@ -24,8 +23,8 @@ async def test_who_holds_the_loop_up_is_named() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slow, name="slow")
-        figures = await watch_loop(0.2, lambda task: f"task {task.name}")
-    assert figures.slowest[0].task == "task slow"
+        figures = await watch_loop(0.2)
+    assert figures.slowest[0].task == "slow"
     assert figures.slowest[0].duration_ms >= 400
     after = figures.slowest[0].after
     assert after is not None
@@ -53,7 +52,7 @@ async def test_one_watches_at_a_time_and_nobody_after_a_cancellation() -> None:
 def test_figures_of_the_process() -> None:
     """Each is plausible; freeing memory does no harm."""
     free_memory()
-    figures = process_figures()
+    figures = process_metrics()
     assert "MainThread" in figures["threads"]
     assert figures["peak_resident_bytes"] > 1_000_000
     assert (figures["resident_bytes"] or 1_000_001) > 1_000_000

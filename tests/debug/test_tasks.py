@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator
 
 import trio
-from trio.lowlevel import Task
 
-from trionsq.debug.tasks import NurseryNode, TaskNode, task_tree
-from trionsq.debug.tasks_shown import json_pieces, text_pieces
+from trionsq.debug.tasks import NurseryNode, TaskNode, json_pieces, task_tree, text_pieces
 
 
 def all_tasks(task: TaskNode) -> Iterator[TaskNode]:
@@ -42,6 +40,7 @@ async def test_a_task_is_found_under_its_nursery_with_what_it_waits_for() -> Non
     node = own_nurseries(tree.root)[-1]
     first, second = node.tasks
     assert (first.name, first.state, first.waits_for) == ("dreamer", "waiting", "sleep_forever")
+    assert first.function == f"{__name__}.sleeper"
     assert first.at is not None
     assert (first.at.function, first.at.is_of_trio) == ("sleeper", False)
     assert [place.function for place in first.stack][:2] == ["sleeper", "sleep_forever"]
@@ -138,15 +137,11 @@ async def test_a_task_that_ended_meanwhile_is_no_trouble() -> None:
 
 
 async def test_text_and_json_tell_the_same() -> None:
-    """A line, or an object, for each task; names come from whoever knows better."""
-
-    def name(task: Task) -> str | None:
-        return 'the "sleeper"' if "sleeper" in task.name else None
-
+    """A line, or an object, for each task."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(sleeper)
+        nursery.start_soon(sleeper, name='the "sleeper"')
         await trio.testing.wait_all_tasks_blocked()
-        tree = await task_tree(limit=1000, stacks=True, name=name)
+        tree = await task_tree(limit=1000, stacks=True)
         nursery.cancel_scope.cancel()
     text = "".join(text_pieces(tree))
     document = json.loads("".join(json_pieces(tree)))

@@ -12,7 +12,8 @@ from admin.options import NsqadminOptions
 from lookupd.options import NsqlookupdOptions
 from tests.deploy.topology import DEPLOY
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.daemon import config, flags
+from trionsq.daemon import flags
+from trionsq.daemon.command import load_config_file
 
 __all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options", "script"]
 
@@ -30,7 +31,7 @@ def options(words: Sequence[str]) -> Any:
 
     Raises:
         AssertionError: a word or a key that is no option's.
-        flags.UsageError, config.ConfigError, OptionsError: a value that is refused.
+        flags.UsageError, ConfigFileError, OptionsError: a value that is refused.
     """
     program, *rest = words
     given = flags.parse(DAEMONS[program], rest)
@@ -38,7 +39,7 @@ def options(words: Sequence[str]) -> Any:
     assert not given.rest, given.rest
     path = str(given.values["config"])
     assert CONFIG_NAMES[path] == program
-    content = config.load(DAEMONS[program], str(DEPLOY / "config" / Path(path).name))
+    content = load_config_file(DAEMONS[program], str(DEPLOY / "config" / Path(path).name))
     assert not content.warnings, content.warnings
     found = DAEMONS[program](**{**content.values, **given.values})
     return validated(found) if program == "nsqd" else found

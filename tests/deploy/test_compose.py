@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pipelines.__main__ import parser
+from pipelines.__main__ import make_parser
 from tests.deploy.commands import DAEMONS, options
 from tests.deploy.topology import COMPOSE_FILE, DEPLOY, Service, broker_services, compose, services
 
@@ -100,7 +100,7 @@ def test_the_daemons_find_each_other() -> None:
     assert set(options(admin.command).lookupd_http_address) == http
     job = services()["archive"].command
     assert job[:3] == ("python", "-m", "pipelines")
-    arguments = parser().parse_args(job[3:])
+    arguments = make_parser().parse_args(job[3:])
     assert set(arguments.lookupd_http_address) == http
     assert arguments.checkpoint.startswith("/data/")
     assert arguments.output.startswith("/data/")

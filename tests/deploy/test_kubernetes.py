@@ -130,7 +130,7 @@ def test_a_stop_waits_for_the_drain_and_what_nsqd_saves() -> None:
     template = pod("nsqd")
     words = template["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert words[0] == "nsq-drain"
-    drain = script("drain").arguments(words[1:])
+    drain = script("drain").parse_arguments(words[1:])
     assert drain.least < drain.limit
     assert template["terminationGracePeriodSeconds"] >= drain.limit + 90
 

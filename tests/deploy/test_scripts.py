@@ -78,7 +78,7 @@ def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPat
     drain = script("drain")
     clock = Clock()
     monkeypatch.setattr(drain, "time", clock)
-    monkeypatch.setattr(drain, "asked", lambda url: {"topics": []})
+    monkeypatch.setattr(drain, "request_stats", lambda url: {"topics": []})
     assert drain.main(["--least=5"]) == 0
     assert clock.now_s == 5.0
     assert drain.main(["--least=60", "--limit=20"]) == 0
@@ -96,7 +96,7 @@ def test_the_drain_knows_what_is_in_flight() -> None:
     """A message that a consumer holds is not done."""
     channel = {"channel_name": "c", "depth": 0, "in_flight_count": 2, "deferred_count": 0}
     stats = {"topics": [{"topic_name": "t", "depth": 0, "channels": [channel]}]}
-    assert script("drain").held(stats) == ["t/c: 2 in flight"]
+    assert script("drain").message_counts(stats) == ["t/c: 2 in flight"]
 
 
 def test_the_dockerfile_copies_what_is_there() -> None:

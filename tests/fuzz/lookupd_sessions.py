@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from lookupd.registry import Registry
-from lookupd.session import BODY_NBYTES_MAX, LINE_NBYTES_MAX, MAGIC, Session
+from lookupd.session import MAGIC, MAX_BODY_BYTES, MAX_LINE_BYTES, Session
 from tests.fuzz.mutate import INT32S, case_random, cut, mutated
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.watch import no_traces
@@ -62,7 +62,7 @@ def _answered(pieces: list[bytes]) -> tuple[bytes, object]:
         if session.ended:
             break
         answers += session.receive(piece, number)
-        assert len(session._buffer) <= LINE_NBYTES_MAX + BODY_NBYTES_MAX
+        assert len(session._buffer) <= MAX_LINE_BYTES + MAX_BODY_BYTES
     if not session.ended:
         answers += session.end_of_input()
     held = [found[0] for found in registry.everything() if found is not None]

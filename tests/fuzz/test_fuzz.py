@@ -14,8 +14,8 @@ from tests.fuzz.parser import FuzzError
 from tests.fuzz.plan import RUNS, Run, describe
 from tests.processes import other_binary
 from tests.soak import by_level, more_in_soak
-from trionsq.broker import commands
 from trionsq.broker.client import Client
+from trionsq.broker.commands import Commands
 from trionsq.wire import events
 
 PART = by_level(test=50, short=10, full=1)
@@ -53,10 +53,10 @@ def test_a_case_is_the_same_each_time() -> None:
 def test_a_defect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that fails at some commands does not get by, and the case is named."""
 
-    def fails(client: Client, event: events.Touch) -> None:
+    def fails(self: Commands, client: Client, event: events.Touch) -> None:
         raise RuntimeError("a defect made by the test")
 
-    monkeypatch.setitem(commands.HANDLERS, events.Touch, fails)
+    monkeypatch.setattr(Commands, "_touch", fails)
     with pytest.raises(FuzzError, match="seed 1, cases range"):
         RUNS[1].fuzz(200, 1)
 

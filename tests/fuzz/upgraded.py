@@ -5,9 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from tests.fuzz.mutate import mutated
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import Layer
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
+from trionsq.transports.transport import Layer
 from trionsq.wire import commands
 from trionsq.wire.states import MAGIC_V2
 

@@ -174,8 +174,8 @@ async def _nsqd(cluster: AdminCluster, name: str, folder: Path) -> AsyncIterator
         lookupd_tcp_address=(cluster.tcp["lookupd"],),
     )
     async with running_nsqd(options) as broker:
-        cluster.tcp[name] = f"127.0.0.1:{broker.tcp_port}"
-        cluster.http[name] = f"127.0.0.1:{broker.http_port}"
+        cluster.tcp[name] = f"127.0.0.1:{broker.ports.tcp}"
+        cluster.http[name] = f"127.0.0.1:{broker.ports.http}"
         yield
 
 

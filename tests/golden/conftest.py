@@ -18,6 +18,7 @@ from tests.golden.jobs import (
     run_jobs,
 )
 from tests.golden.sockets import SocketPlace
+from tests.processes import other_binary
 from tests.soak import in_short_soak
 
 SELECTION = pytest.StashKey[Selection]()
@@ -48,9 +49,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def marks_on_process(job: Job) -> Sequence[pytest.MarkDecorator]:
-    """Every cutting is replayed in memory at each run; on a process those not whole are for soaks,
-    for what a real socket adds does not depend on where the bytes are cut."""
-    return () if job.cutting == "whole" else (in_short_soak,)
+    """What is for soaks. Every cutting is replayed in memory at each run, and on a process those
+    that are whole: what a real socket adds does not depend on where the bytes are cut. Cases that
+    need a server each have it in this process (broker_places.py)."""
+    server = job.case.server
+    is_elsewhere = server.fresh and not (other_binary() or server.tls or server.fixed_ports)
+    return (in_short_soak,) if job.cutting != "whole" or is_elsewhere else ()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Recorded data folders, and a reader of disk queue files that owes nothing to the broker.
 
-Spec: README (diskqueue), nsqd-internals, sections 5 (metadata) and 7 (disk queue files).
+Spec: README (diskqueue); nsqd-internals, sections 5 (metadata) and 7 (disk queue files).
 """
 
 from __future__ import annotations

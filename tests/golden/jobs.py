@@ -2,6 +2,7 @@
 
 Most of a TCP case's time is waiting, so the cases that share a server run at the same time;
 their topics do not clash. HTTP cases look at whole-server statistics and run in file order.
+A TCP case that failed while this process was late is replayed again, alone on a server of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import trio
 
 from tests.golden.cutting import CUTTINGS, Cutter, Cutting
 from tests.golden.interfaces import AuthServer, AuthStarter, ServerStarter, ServerUnderTest
+from tests.golden.lateness import Lateness
 from tests.golden.needs import (
     checks_anything,
     deviating_cases,
@@ -34,6 +36,7 @@ from tests.golden.transcripts import AuthStub, ExpectNone, HttpCase, Sleep, TcpC
 GROUPS_AT_ONCE = 3
 TCP_CASES_AT_ONCE = 24
 CASE_LIMIT_S = 120.0
+REPEATS_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._failures: dict[str, BaseException | None] = {}
+        self.disturbed: list[Job] = []
+        """Those whose failure says nothing: this process was late meanwhile."""
 
     def note(self, job: Job, failure: Exception | None) -> None:
         """Keep how ``job`` went; None is success."""
@@ -162,16 +167,23 @@ async def run_jobs(
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         groups.setdefault(_group_key(job), []).append(job)
-    outcomes = Outcomes()
+    outcomes, lateness = Outcomes(), Lateness()
     places = trio.CapacityLimiter(GROUPS_AT_ONCE)
 
     async def run(group: list[Job]) -> None:
         async with places:
-            await _run_group(group, start_server, start_auth, outcomes)
+            await _run_group(group, start_server, start_auth, outcomes, lateness)
 
-    async with trio.open_nursery() as nursery:
-        for group in groups.values():
-            nursery.start_soon(run, group)
+    async with trio.open_nursery() as watching:
+        watching.start_soon(lateness.watch)
+        async with trio.open_nursery() as nursery:
+            for group in groups.values():
+                nursery.start_soon(run, group)
+        for _ in range(REPEATS_MAX):
+            disturbed, outcomes.disturbed = outcomes.disturbed, []
+            for job in disturbed:
+                await run([job])
+        watching.cancel_scope.cancel()
     return outcomes
 
 
@@ -182,31 +194,41 @@ def _group_key(job: Job) -> object:
 
 
 async def _run_group(
-    group: list[Job], start_server: ServerStarter, start_auth: AuthStarter, outcomes: Outcomes
+    group: list[Job],
+    start_server: ServerStarter,
+    start_auth: AuthStarter,
+    outcomes: Outcomes,
+    lateness: Lateness,
 ) -> None:
     first = group[0].case
     try:
         if isinstance(first, TcpCase) and first.auth is not None:
             async with start_auth(first.auth) as auth:
                 async with start_server(first.server, auth.address) as server:
-                    await _run_cases(group, server, outcomes)
+                    await _run_cases(group, server, outcomes, lateness)
                 for job in group:
                     _check_auth_requests(job, first.auth, auth, outcomes)
         else:
             async with start_server(first.server, None) as server:
-                await _run_cases(group, server, outcomes)
+                await _run_cases(group, server, outcomes, lateness)
     except Exception as error:  # a server that does not start or stop fails all its cases
         for job in group:
             outcomes.note(job, error)
 
 
-async def _run_cases(group: list[Job], server: ServerUnderTest, outcomes: Outcomes) -> None:
+async def _run_cases(
+    group: list[Job], server: ServerUnderTest, outcomes: Outcomes, lateness: Lateness
+) -> None:
     is_tcp = isinstance(group[0].case, TcpCase)
     places = trio.CapacityLimiter(TCP_CASES_AT_ONCE if is_tcp else 1)
 
     async def run(job: Job) -> None:
         async with places:
-            outcomes.note(job, await _failure_of(job, server))
+            start = trio.current_time()
+            failure = await _failure_of(job, server)
+            outcomes.note(job, failure)
+            if is_tcp and failure is not None and await lateness.was_late_since(start):
+                outcomes.disturbed.append(job)
 
     async with trio.open_nursery() as nursery:
         for job in sorted(group, key=lambda job: -job.waits_ms) if is_tcp else group:

@@ -28,6 +28,7 @@ from tests.golden.diskqueue import (
 )
 from tests.golden.needs import not_built
 from tests.processes import NsqdProcess, running_nsqd
+from tests.soak import smoke
 from trionsq.wire import commands
 from trionsq.wire.client import MessageFrame, Response
 
@@ -41,6 +42,15 @@ BAD_FILES_VARY = frozenset({"rolled_files_partly_read"})
 needs_disk = pytest.mark.skipif("disk" in not_built(), reason=not_built().get("disk", ""))
 each_folder = pytest.mark.parametrize(
     "case", [pytest.param(case, id=case.name) for case in folder_cases()]
+)
+
+a_few_folders = pytest.mark.parametrize(
+    "case",
+    smoke(
+        {case.name: case for case in folder_cases()},
+        "metadata_paused_and_ephemeral",
+        "rolled_files_partly_read",
+    ),
 )
 
 
@@ -71,7 +81,7 @@ async def test_folder_is_taken_over(case: FolderCase, tmp_path: Path) -> None:
 
 
 @needs_disk
-@each_folder
+@a_few_folders
 async def test_the_way_back_is_open(case: FolderCase, tmp_path: Path) -> None:
     """nsqd that opened the folder and stopped leaves every record where another finds it."""
     folder = shutil.copytree(case.data, tmp_path / "data")

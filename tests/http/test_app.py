@@ -118,7 +118,7 @@ async def test_a_publish_that_the_disk_refuses(start_broker: StartBroker) -> Non
     assert disk.faults
     disk.heal()
     assert await ask(app, "POST", "/mpub?topic=t", b"x\n" * 3) == (200, "OK")
-    broker.folder.try_again()
+    broker.folder.retry()
     assert await ask(app, "GET", "/ping") == (200, "OK")
     assert broker.topics["t"].core.depth == 13
 

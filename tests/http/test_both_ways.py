@@ -1,16 +1,19 @@
-"""The short way and the framework answer the same (trionsq.http.short)."""
+"""The fast path and the framework answer the same (trionsq.http.fast_connection)."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.http.ways import Outcome, answers_of, both_ways, cut
+from tests.soak import by_level, more_in_soak
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
+
+EXAMPLES = settings(max_examples=by_level(test=40, short=100, full=1_000))
 
 
 def post(target: str, body: bytes, more: bytes = b"", version: bytes = b"1.1") -> bytes:
@@ -30,7 +33,7 @@ def check_same(outcomes: tuple[Outcome, Outcome]) -> None:
     """Both ways did the same.
 
     One thing is allowed: the framework may refuse a body before it has all of it, and closes the
-    connection then; the short way takes it all, and goes on.
+    connection then; the fast path takes it all, and goes on.
     """
     short, framework = outcomes
     if short == framework:
@@ -131,12 +134,16 @@ REQUESTS = st.one_of(
 )
 
 
+@more_in_soak
+@EXAMPLES
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.lists(st.integers(0, 2000), max_size=6))
 def test_requests_are_answered_the_same(requests: list[bytes], places: list[int]) -> None:
     """Whatever is asked, in whatever order and however it is cut, and the topics are the same."""
     check_same(both_ways(cut(b"".join(requests), places)))
 
 
+@more_in_soak
+@EXAMPLES
 @given(st.lists(REQUESTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_damaged_requests_are_answered_the_same(
     requests: list[bytes], random: random.Random
@@ -239,6 +246,8 @@ def test_a_body_of_two_lengths_is_no_second_request(framing: bytes) -> None:
         check_same(both_ways([head + body + SMUGGLED]))
 
 
+@more_in_soak
+@EXAMPLES
 @example(0)
 @given(st.integers(0, 2**32))
 def test_requests_for_both_keep_their_order(seed: int) -> None:

@@ -45,7 +45,7 @@ async def test_each_option_is_shown_by_its_key(broker: Broker, name: str, key: s
 async def test_ports_and_prefix_are_the_real_ones(start_broker: StartBroker) -> None:
     """What follows from the listening ports is shown as it is in use."""
     broker = await start_broker(NsqdOptions(broadcast_address="10.0.0.1", broadcast_http_port=99))
-    broker.tcp_port, broker.http_port = 7, 8
+    broker.ports.tcp, broker.ports.http = 7, 8
     app = create_app(broker)
     assert await send(app, "GET", "broadcast_tcp_port") == (200, "7")
     assert await send(app, "GET", "broadcast_http_port") == (200, "99")
@@ -55,7 +55,7 @@ async def test_ports_and_prefix_are_the_real_ones(start_broker: StartBroker) -> 
 async def test_a_change_is_heard_at_once(broker: Broker) -> None:
     """Who follows the options learns of the new ones before the answer goes out."""
     heard: list[NsqdOptions] = []
-    broker.options_changed.append(heard.append)
+    broker.live_options.observers.append(heard.append)
     app = create_app(broker)
     assert await send(app, "PUT", "nsqlookupd_tcp_addresses", b'["a:1"]') == (200, '["a:1"]')
     assert await send(app, "PUT", "log_level", b"ERROR") == (200, "4")

@@ -1,4 +1,4 @@
-"""/live and /ready of nsqd (trionsq.web.health)."""
+"""/live and /ready of nsqd (trionsq.web.diagnostics)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_it_is_not_ready_before_it_runs() -> None:
 
 
 async def test_a_real_nsqd_answers_on_its_http_port() -> None:
-    """Through the listener and the short way, which does not know these paths."""
+    """Through the listener and the fast path, which does not know these paths."""
     async with open_broker() as nsqd:
         for path, words in (("/live", b"live"), ("/ready", b"ready"), ("/metrics", b"nsqd_topics")):
             answer = await httpget.get(f"http://{nsqd.http_address}{path}", {}, 5.0, 5.0, 10**6)

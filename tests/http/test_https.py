@@ -23,9 +23,9 @@ from tests.transports.ends import (
     write_ca,
     write_pair,
 )
-from trionsq.broker import upgrade
 from trionsq.http import serve
 from trionsq.testing.broker import OpenBroker, open_broker
+from trionsq.transports import tls
 
 LIMIT_S = 60
 
@@ -35,7 +35,7 @@ class Https:
 
     def __init__(self, opened: OpenBroker) -> None:
         self.broker = opened.broker
-        assert opened.https_address == f"{HOST}:{self.broker.https_port}"
+        assert opened.https_address == f"{HOST}:{self.broker.ports.https}"
         self.streams: list[trio.SocketStream] = []
 
     async def plain(self, port: int) -> trio.SocketStream:
@@ -46,7 +46,7 @@ class Https:
 
     async def connect(self, context: ssl.SSLContext | None = None) -> trio.SSLStream[Any]:
         """A connection after its handshake."""
-        plain = await self.plain(self.broker.https_port)
+        plain = await self.plain(self.broker.ports.https)
         stream = trio.SSLStream(plain, context or client_context(), server_hostname=HOST)
         await stream.do_handshake()
         return stream
@@ -87,7 +87,7 @@ def bodies(came: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("policy", ["", "require"])
 async def test_both_ways_answer_on_one_connection(tmp_path: Path, policy: str) -> None:
-    """Short way and framework, small and large, one after the other; and the end of the stream."""
+    """Fast path and framework, small and large, one after the other; and the end of the stream."""
     async with secure_broker(tmp_path, tls_client_auth_policy=policy) as https:
         stream = await https.connect(client_context(issue(stranger(), "anybody")))
         body = bytes(range(256)) * 4000
@@ -129,12 +129,12 @@ async def test_slow_handshakes_hold_nobody_up(
     """They go on beside each other, and are given up after their time."""
     monkeypatch.setattr(serve, "HANDSHAKE_S", 2 * LIMIT_S)
     async with secure_broker(tmp_path) as https:
-        silent = [await https.plain(https.broker.https_port) for _ in range(20)]
+        silent = [await https.plain(https.broker.ports.https) for _ in range(20)]
         await silent[0].send_all(b"\x16\x03\x01")
         stream = await https.connect()
         assert (await exchange(stream, request("GET", "/ping", close=True))).endswith(b"OK")
         monkeypatch.setattr(serve, "HANDSHAKE_S", 0.1)
-        late = [await https.plain(https.broker.https_port) for _ in range(20)]
+        late = [await https.plain(https.broker.ports.https) for _ in range(20)]
         await late[0].send_all(b"\x16\x03\x01")
         for each in late:
             assert await each.receive_some() == b""
@@ -146,7 +146,7 @@ async def test_plain_http_on_the_https_port(
     """Is closed, with no more than a line of debug in the log."""
     caplog.set_level(logging.INFO)
     async with secure_broker(tmp_path) as https:
-        stream = await https.plain(https.broker.https_port)
+        stream = await https.plain(https.broker.ports.https)
         came = b""
         with suppress(trio.BrokenResourceError):
             came = await exchange(stream, request("GET", "/ping"))
@@ -157,7 +157,7 @@ async def test_plain_http_on_the_https_port(
 async def test_where_tls_is_required_http_refuses_all(tmp_path: Path) -> None:
     """Every path and method, on one connection; probes pass; the port is the real one."""
     async with secure_broker(tmp_path, tls_required="true") as https:
-        stream = await https.plain(https.broker.http_port)
+        stream = await https.plain(https.broker.ports.http)
         came = await exchange(
             stream,
             request("GET", "/ping"),
@@ -168,7 +168,7 @@ async def test_where_tls_is_required_http_refuses_all(tmp_path: Path) -> None:
             request("GET", "/live"),
             request("GET", "/stats", close=True),
         )
-        refusal = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https.broker.https_port
+        refusal = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https.broker.ports.https
         assert bodies(came) == [refusal] * 5 + [b'{"status":"live"}', refusal]
         assert came.count(b"HTTP/1.1 403") == 6
         assert not https.broker.topics
@@ -195,7 +195,7 @@ async def test_a_renewed_certificate_is_used_by_new_connections(tmp_path: Path) 
 async def test_without_a_certificate_nothing_listens() -> None:
     """--https-address has a default, and no effect alone."""
     async with open_broker(https_address="256.0.0.1:nonsense") as opened:
-        assert (opened.broker.https_port, opened.https_address) == (0, "")
+        assert (opened.broker.ports.https, opened.https_address) == (0, "")
 
 
 async def test_a_client_that_resets_costs_nothing(tmp_path: Path) -> None:
@@ -209,4 +209,4 @@ async def test_a_client_that_resets_costs_nothing(tmp_path: Path) -> None:
             await stream.transport_stream.aclose()
         stream = await https.connect()
         assert (await exchange(stream, request("GET", "/ping", close=True))).endswith(b"OK")
-        assert upgrade.HANDSHAKE_S == 5.0
+        assert tls.HANDSHAKE_S == 5.0

@@ -9,7 +9,7 @@ import trio
 
 from tests.http.conftest import StartBroker
 from trionsq.broker.options import NsqdOptions
-from trionsq.http.rules import PublishRules, in_turns
+from trionsq.http.publish import PublishRules, in_turns
 from trionsq.wire.bodies import Bodies
 
 COUNTS = [10, 200_000]

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.malformed import malformed
-from tests.http.test_short import PING, autojump_clock, place, pub
+from tests.http.test_fast_connection import PING, autojump_clock, place, pub
 from tests.http.ways import cut, way
 
 __all__ = ["autojump_clock"]
@@ -29,7 +29,7 @@ def pieces_of(random: Random) -> list[bytes]:
 
 
 async def test_in_memory(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    """The short way ends or hands back what it does not know; another client is served all along.
+    """The fast path ends or hands back what it does not know; another client is served all along.
 
     What it hands back is a part of what came.
     """
@@ -38,7 +38,7 @@ async def test_in_memory(autojump_clock: MockClock, caplog: pytest.LogCaptureFix
     async with place() as here:
         healthy = here.connect()
         for case in range(CASES_IN_MEMORY):
-            talk = here.connect(capacity_nbytes=1 << 20)
+            talk = here.connect(capacity_bytes=1 << 20)
             pieces = pieces_of(random)
             with suppress(trio.BrokenResourceError):  # it ended before all was sent
                 for piece in pieces:
@@ -51,8 +51,8 @@ async def test_in_memory(autojump_clock: MockClock, caplog: pytest.LogCaptureFix
             if case % HEALTH_EVERY == 0:
                 await healthy.stream.send_all(pub(topic=b"healthy") + PING)
                 assert await healthy.answers(2) == [b"OK", b"OK"]
-        assert len(here.way.connections) == 1
-        assert len(here.way.requests) <= 1024
+        assert len(here.fast_path.connections) == 1
+        assert len(here.fast_path.requests) <= 1024
         count = here.broker.topics["healthy"].core.message_count
         assert count == CASES_IN_MEMORY / HEALTH_EVERY
     assert CASES_IN_MEMORY / 2 < handed_back < CASES_IN_MEMORY
@@ -63,7 +63,7 @@ async def test_on_sockets(autojump_clock: MockClock, caplog: pytest.LogCaptureFi
     """Each connection is answered or closed, nothing is logged as an error, others are served."""
     random = Random(SEED + 1)
     answered = 0
-    async with way(short_way=True) as server:
+    async with way(fast_path=True) as server:
         for case in range(CASES_ON_SOCKETS):
             outcome = await server.exchange(pieces_of(random))
             answered += bool(outcome.answers)

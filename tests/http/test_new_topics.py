@@ -33,13 +33,13 @@ async def answered(stream: trio.SocketStream) -> None:
     assert b" 200 " in came
 
 
-@pytest.mark.parametrize("short_way", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 @pytest.mark.parametrize("request_name", REQUESTS)
 async def test_the_request_that_makes_a_topic_waits_and_no_other(
-    autojump_clock: MockClock, short_way: bool, request_name: str
+    autojump_clock: MockClock, fast_path: bool, request_name: str
 ) -> None:
     """Others publish at once; a second topic on the same connection waits in its turn."""
-    async with way(short_way=short_way) as server, trio.open_nursery() as nursery:
+    async with way(fast_path=fast_path) as server, trio.open_nursery() as nursery:
         broker = server.broker
         network = Network(nursery, ["a", "b"])
         network.connect(broker)

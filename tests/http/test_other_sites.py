@@ -1,4 +1,4 @@
-"""What another site's page has a browser send is refused, on the short way as by the framework."""
+"""What another site's page has a browser send is refused, on the fast path as by the framework."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_a_foreign_page_changes_nothing(target: bytes, host: bytes, line: bytes)
             assert b" 403 " not in outcome.answers
 
 
-@pytest.mark.parametrize("short_way", [True, False])
-async def test_an_allowed_page_is_answered(autojump_clock: MockClock, short_way: bool) -> None:
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_an_allowed_page_is_answered(autojump_clock: MockClock, fast_path: bool) -> None:
     """--http-allow-origin: its preflight is, its request is, and it may see the answer."""
     allowed = ("https://dash.example",)
-    async with way(short_way=short_way, by_tcp=True, http_allow_origin=allowed) as server:
+    async with way(fast_path=fast_path, by_tcp=True, http_allow_origin=allowed) as server:
         origin = b"Origin: https://dash.example\r\nSec-Fetch-Site: cross-site\r\n"
         asks = b"Access-Control-Request-Method: POST\r\n"
         preflight = request(b"OPTIONS /pub?topic=t", b"localhost", origin, asks)
@@ -84,7 +84,7 @@ async def test_a_host_can_be_allowed(autojump_clock: MockClock) -> None:
         "http_allow_host": ("nsq.example",),
         "broadcast_address": "me.example",
     }
-    async with way(short_way=True, by_tcp=True, **names) as server:
+    async with way(fast_path=True, by_tcp=True, **names) as server:
         for host in (b"nsq.example", b"me.example:4151"):
             outcome = await server.exchange([request(b"POST /pub?topic=t", host)])
             assert outcome.answers.endswith(b"OK")

@@ -237,10 +237,10 @@ async def test_far_offsets_are_refused(
 ) -> None:
     """In memory, on disk, in flight and deferred: rather than paid for."""
     monkeypatch.setattr(core_peek, "MAX_SEGMENTS", 5)
-    monkeypatch.setattr(storage_peek, "SCANNED_NBYTES_MAX", 1000)
-    monkeypatch.setattr(storage_peek, "_BLOCK_NBYTES", 500)
-    monkeypatch.setattr(peek, "_PASSED_MAX", 5)
-    monkeypatch.setattr(peek, "_DEFERRED_PASSED_MAX", 5)
+    monkeypatch.setattr(storage_peek, "MAX_SCANNED_BYTES", 1000)
+    monkeypatch.setattr(storage_peek, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(peek, "_MAX_SKIPPED", 5)
+    monkeypatch.setattr(peek, "_MAX_SKIPPED_DEFERRED", 5)
     broker.topic("t")
     for body in numbered(10):
         publish(broker, "t", body)

@@ -17,7 +17,7 @@ from trionsq.broker.broker import Broker
 from trionsq.daemon.listener import open_sockets
 from trionsq.http.serve import serve_http
 from trionsq.web import framework, limits
-from trionsq.web.connection import HttpConnection
+from trionsq.web.framework import HttpConnection
 
 LIMIT_S = 60.0
 """Nothing here takes so long unless it hangs."""

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.ways import Way, way
-from trionsq.web import limits, pace
+from trionsq.web import limits
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n"
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -20,17 +20,17 @@ CHUNKED = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\
 # Waits are looked at now and then, and a peer is listened to for a moment after the last answer.
 LATE_S = 3.0
 
-both = pytest.mark.parametrize("short_way", [True, False], ids=["short", "framework"])
+both = pytest.mark.parametrize("fast_path", [True, False], ids=["short", "framework"])
 
 
 @asynccontextmanager
-async def serving(*, short_way: bool, **options: Any) -> AsyncIterator[Way]:
+async def serving(*, fast_path: bool, **options: Any) -> AsyncIterator[Way]:
     """A broker and its HTTP server, which also ends when the test fails."""
-    async with way(short_way=short_way, **options) as server:
+    async with way(fast_path=fast_path, **options) as server:
         try:
             yield server
         finally:
-            await server.server.end()
+            await server.server.end_connections()
 
 
 async def ok(stream: trio.SocketStream) -> None:
@@ -66,10 +66,10 @@ async def trickle(stream: trio.SocketStream, data: bytes, pause_s: float) -> Non
 @both
 @pytest.mark.parametrize("begun", [b"", b"G", b"GET /pi", PING[:-2], HEAD[:-1]])
 async def test_a_head_that_does_not_come_ends_the_connection(
-    autojump_clock: MockClock, short_way: bool, begun: bytes
+    autojump_clock: MockClock, fast_path: bool, begun: bytes
 ) -> None:
     """Nothing, or a part of it: the connection is given the idle time, and no answer."""
-    async with serving(short_way=short_way) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path) as server, server.connect() as stream:
         start_s = trio.current_time()
         await stream.send_all(begun)
         _, end_s = await ended_s(stream)
@@ -78,11 +78,11 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 
 @both
 async def test_a_head_that_trickles_in_gets_no_more_time(
-    autojump_clock: MockClock, short_way: bool
+    autojump_clock: MockClock, fast_path: bool
 ) -> None:
     """A byte now and then does not hold the connection: the time counts from its begin."""
     head = b"GET /ping HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 1000
-    async with serving(short_way=short_way) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path) as server, server.connect() as stream:
         start_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trickle, stream, head, 1.0)
@@ -93,10 +93,10 @@ async def test_a_head_that_trickles_in_gets_no_more_time(
 
 @both
 async def test_an_idle_connection_ends_after_its_answer(
-    autojump_clock: MockClock, short_way: bool
+    autojump_clock: MockClock, fast_path: bool
 ) -> None:
     """The idle time counts from the last answer."""
-    async with serving(short_way=short_way) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path) as server, server.connect() as stream:
         for _ in range(5):
             await trio.sleep(limits.KEEP_ALIVE_S / 2)
             await stream.send_all(PING)
@@ -110,10 +110,10 @@ async def test_an_idle_connection_ends_after_its_answer(
 @both
 @pytest.mark.parametrize("begin", [HEAD, HEAD + b"half", CHUNKED, CHUNKED + b"5\r\nhal"])
 async def test_a_body_that_stalls_is_refused(
-    autojump_clock: MockClock, short_way: bool, begin: bytes
+    autojump_clock: MockClock, fast_path: bool, begin: bytes
 ) -> None:
     """With an error, after a bounded time, and nothing of it is published."""
-    async with serving(short_way=short_way) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path) as server, server.connect() as stream:
         start_s = trio.current_time()
         await stream.send_all(begin)
         came, end_s = await ended_s(stream)
@@ -129,10 +129,10 @@ async def test_a_body_that_stalls_is_refused(
     ids=["length", "chunked"],
 )
 async def test_a_slow_sender_is_served(
-    autojump_clock: MockClock, short_way: bool, request_bytes: bytes
+    autojump_clock: MockClock, fast_path: bool, request_bytes: bytes
 ) -> None:
     """As long as its body goes on, at one byte a second if need be."""
-    async with serving(short_way=short_way) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path) as server, server.connect() as stream:
         head, mark, content = request_bytes.partition(b"\r\n\r\n")
         await stream.send_all(head + mark)
         await trickle(stream, content, 1.0)
@@ -142,7 +142,7 @@ async def test_a_slow_sender_is_served(
 
 # Bodies are to be ended by their pace, not by their size.
 ANY_SIZE = {"max_msg_size": 1 << 20, "max_body_size": 1 << 20}
-TRICKLE_S = pace.PACE.window_s + LATE_S
+TRICKLE_S = limits.PACE.window_s + LATE_S
 LONG = b"Content-Length: 9000\r\n\r\n"
 
 
@@ -159,10 +159,10 @@ LONG = b"Content-Length: 9000\r\n\r\n"
 )
 @pytest.mark.parametrize("pause_s", [1.0, limits.STALL_S - 2])
 async def test_a_body_that_trickles_is_refused(
-    autojump_clock: MockClock, short_way: bool, begin: bytes, each: bytes, pause_s: float
+    autojump_clock: MockClock, fast_path: bool, begin: bytes, each: bytes, pause_s: float
 ) -> None:
     """A piece now and then does not hold a connection, and nothing of it is published."""
-    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path, **ANY_SIZE) as server, server.connect() as stream:
         start_s = trio.current_time()
         await stream.send_all(begin)
         async with trio.open_nursery() as nursery:
@@ -187,11 +187,11 @@ async def trickle_pieces(stream: trio.SocketStream, piece: bytes, pause_s: float
 
 @both
 async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
-    autojump_clock: MockClock, short_way: bool
+    autojump_clock: MockClock, fast_path: bool
 ) -> None:
     """The answer ends the connection, whatever was still to come."""
     begin = b"POST /topic/create?topic=t HTTP/1.1\r\nHost: a\r\n" + LONG
-    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path, **ANY_SIZE) as server, server.connect() as stream:
         start_s = trio.current_time()
         await stream.send_all(begin)
         async with trio.open_nursery() as nursery:
@@ -203,11 +203,11 @@ async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
 
 
 @both
-async def test_a_large_body_may_take_its_time(autojump_clock: MockClock, short_way: bool) -> None:
+async def test_a_large_body_may_take_its_time(autojump_clock: MockClock, fast_path: bool) -> None:
     """At a modem's pace it is served, for longer than any body that trickles."""
     size = 300 * 1024
     begin = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
-    async with serving(short_way=short_way, **ANY_SIZE) as server, server.connect() as stream:
+    async with serving(fast_path=fast_path, **ANY_SIZE) as server, server.connect() as stream:
         await stream.send_all(begin)
         start_s = trio.current_time()
         for _ in range(size // 1024):
@@ -234,10 +234,10 @@ async def flood(server: Way, request_bytes: bytes) -> tuple[int, float]:
 @both
 @pytest.mark.parametrize("target", [b"/ping", b"/stats?format=json", b"/nothing"])
 async def test_requests_whose_answers_nobody_reads(
-    autojump_clock: MockClock, short_way: bool, target: bytes
+    autojump_clock: MockClock, fast_path: bool, target: bytes
 ) -> None:
     """They are not read beyond what the sockets and one read hold, and the connection ends."""
-    async with serving(short_way=short_way) as server:
+    async with serving(fast_path=fast_path) as server:
         for number in range(50):
             server.broker.topic(f"topic{number}")
         start_s = trio.current_time()
@@ -249,10 +249,10 @@ async def test_requests_whose_answers_nobody_reads(
 
 @both
 async def test_half_open_connections_go_while_others_are_served(
-    autojump_clock: MockClock, short_way: bool
+    autojump_clock: MockClock, fast_path: bool
 ) -> None:
     """200 that say nothing or half a head: a publisher beside them goes on, then all are gone."""
-    async with serving(short_way=short_way, mem_queue_size=10_000) as server:
+    async with serving(fast_path=fast_path, mem_queue_size=10_000) as server:
         streams = [server.connect() for _ in range(200)]
         for stream in streams[::2]:
             await stream.send_all(HEAD[:20])

@@ -17,7 +17,7 @@ from tests.broker.statistics import document_of
 from trionsq.broker.broker import Broker
 from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.core.subscription import Subscription
-from trionsq.http.stats_text import StatsText
+from trionsq.http.stats import StatsText
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.transports.transport import SocketTransport
 from trionsq.wire.bodies import ListBodies
@@ -43,7 +43,7 @@ async def text_of(broker: Broker, asked: StatsFilter) -> str:
     """The text."""
     form = StatsText(broker.clock.now_ns())
     rows = [form.row(row) async for row in statistics(broker, asked)]
-    return b"".join([*rows, form.end()]).decode()
+    return b"".join([*rows, form.end_document()]).decode()
 
 
 def topic_names(document: Mapping[str, Any]) -> list[str] | None:
@@ -128,7 +128,7 @@ async def test_a_snapshot_does_not_touch_what_it_counts(broker: Broker) -> None:
 
 async def test_info_tells_ports_and_limits(broker: Broker) -> None:
     """In nsqd's order, durations in nanoseconds."""
-    broker.tcp_port, broker.http_port = 4150, -1
+    broker.ports.tcp, broker.ports.http = 4150, -1
     document = info(broker)
     assert list(document) == [
         "version",

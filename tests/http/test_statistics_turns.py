@@ -28,10 +28,10 @@ from trionsq.core.latency import Latencies, MergedLatencies
 from trionsq.core.peek import Page
 from trionsq.http import peek
 from trionsq.http.app import create_app
-from trionsq.http.debug_figures import broker_figures
+from trionsq.http.debug import broker_metrics
 from trionsq.testing.conversation import Conversation
-from trionsq.web import turns
-from trionsq.web.turns import SharedDocuments
+from trionsq.web import responses
+from trionsq.web.responses import SharedDocuments
 from trionsq.wire import commands
 
 ROWS_MAX = 64
@@ -159,8 +159,8 @@ async def test_pieces_are_those_of_the_whole(
     """However small the pieces are, the bytes are the same."""
     bodies = []
     with with_channels(broker, 50), client_of(broker) as client:
-        for nbytes in (turns.PIECE_NBYTES, 1):
-            monkeypatch.setattr(turns, "PIECE_NBYTES", nbytes)
+        for nbytes in (responses.PIECE_BYTES, 1):
+            monkeypatch.setattr(responses, "PIECE_BYTES", nbytes)
             answer = await client.get("/stats?format=json&include_mem=false")
             bodies.append(answer.content)
     assert bodies[0] == bodies[1]
@@ -264,6 +264,6 @@ async def test_sums_of_debug_pages_are_made_some_at_a_time(
     monkeypatch.setattr(ChannelState, "held", property(held))
     with with_channels(broker, count):
         async with metered(meter):
-            figures = await broker_figures(broker, 10, 0.0)
+            figures = await broker_metrics(broker, 10, 0.0)
         assert figures["messages_held_in_memory_at_channels"] == count
     assert meter.most <= 200

@@ -90,25 +90,25 @@ def loopback_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @asynccontextmanager
-async def way(*, short_way: bool, by_tcp: bool = False, **options: Any) -> AsyncIterator[Way]:
+async def way(*, fast_path: bool, by_tcp: bool = False, **options: Any) -> AsyncIterator[Way]:
     """A broker and its HTTP server."""
     async with nsqd_in_memory(**{**LIMITS, **options}) as broker, trio.open_nursery() as nursery:
-        server = HttpServer(broker, short_way=short_way)
+        server = HttpServer(broker, fast_path=fast_path)
         connections = await nursery.start(server.hold_connections)
         try:
             yield Way(broker, server, connections, by_tcp=by_tcp)
         finally:
             # A test that failed must not wait for connections that nobody ends.
             with trio.CancelScope(shield=True):
-                await server.end()
+                await server.end_connections()
 
 
 async def _both_ways(
     conversations: Sequence[Sequence[bytes]], by_tcp: bool
 ) -> tuple[Outcome, Outcome]:
     outcomes = []
-    for short_way in (True, False):
-        async with way(short_way=short_way, by_tcp=by_tcp) as server:
+    for fast_path in (True, False):
+        async with way(fast_path=fast_path, by_tcp=by_tcp) as server:
             for pieces in conversations:
                 outcome = await server.exchange(pieces)
         outcomes.append(outcome)
@@ -117,7 +117,7 @@ async def _both_ways(
 
 
 def both_ways(*conversations: Sequence[bytes], by_tcp: bool = False) -> tuple[Outcome, Outcome]:
-    """The outcome of the last conversation: on the short way, and through the framework.
+    """The outcome of the last conversation: on the fast path, and through the framework.
 
     ``by_tcp``: on connections to a loopback address.
     """

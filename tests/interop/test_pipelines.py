@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from pipelines.sink.writer import publish as publish_rows
+from pipelines.sink.writers import publish as publish_rows
 from pipelines.wal import Wal, WalLimits
 from tests.interop.original import binary, needs_original, request
 from tests.interop.original import until as answered

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.processes import NsqdProcess, other_binary, running_nsqd
+from tests.soak import in_short_soak
 from tests.transports.ends import client_context, write_ca, write_pair
 from trionsq.broker.options import NsqdOptions
 from trionsq.local import mount
@@ -160,6 +161,7 @@ async def test_where_tls_is_required(tmp_path: Path) -> None:
         assert "; Secure" in answer.headers["set-cookie"]
 
 
+@in_short_soak
 async def test_http_and_https_at_once(tmp_path: Path) -> None:
     """With a certificate and no requirement, both show it."""
     cert, key = write_pair(tmp_path)
@@ -241,7 +243,7 @@ async def test_its_defects_are_not_the_brokers(
     with trio.fail_after(LIMIT_S):
         async with nsqd_inside(options) as broker, httpx2.AsyncClient() as client:
             await failed.wait()
-            base = f"http://127.0.0.1:{broker.http_port}"
+            base = f"http://127.0.0.1:{broker.ports.http}"
             assert (await client.post(f"{base}/pub?topic=t", content=b"x")).text == "OK"
             assert (await client.get(f"{base}/admin/api/topics/t")).status_code == 200
     assert "a task of the dashboard failed" in caplog.text

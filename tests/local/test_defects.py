@@ -77,7 +77,7 @@ def check_saved_at_its_end(tmp_path: Path, patch: str) -> None:
         with socket.create_connection(split_address(address), LIMIT_S):
             assert nsqd.end() == 1
     assert any("TypeError: injected" in line for line in nsqd.log)
-    assert not [line for line in nsqd.log if "could not be saved" in line]
+    assert not [line for line in nsqd.log if "could not save" in line]
     with running(tmp_path) as nsqd:
         assert nsqd.depths() == {"t": 0, "t:c": 30, "u": 20}
         assert nsqd.end(signal.SIGTERM) == 0

@@ -97,7 +97,7 @@ def test_what_has_no_effect_is_said_in_the_log(tmp_path: Path) -> None:
     done = nsqd(f"--config={config}")
     assert done.returncode == 1  # there is no such data path
     assert re.findall(r"WARNING: (.*)", done.stderr) == [
-        f"ignored in config file {config}: nope is no key of it",
+        f"ignored unknown key in config file {config}: nope",
     ]
 
 
@@ -121,4 +121,4 @@ def test_flags_outrank_the_file_and_the_file_the_defaults(tmp_path: Path) -> Non
 def test_words_after_the_flags_are_reported() -> None:
     """What is ignored is not ignored in silence."""
     _, warnings = read_options(NsqdOptions, "nsqd", ["--verbose=false", "extra"])
-    assert warnings[-1] == "ignored on the command line: extra"
+    assert warnings[-1] == "ignored arguments: extra"

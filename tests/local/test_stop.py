@@ -156,9 +156,9 @@ def test_a_full_disk_at_the_stop(tmp_path: Path) -> None:
         assert mpub(nsqd, "t", 100) == (200, b"OK")
         assert mpub(nsqd, "u", 9) == (200, b"OK")
         assert nsqd.end(signal.SIGTERM) == 1
-    unsaved = [line for line in nsqd.log if "could not be saved" in line]
+    unsaved = [line for line in nsqd.log if "could not save" in line]
     assert len(unsaved) == 1
-    assert "ERROR: NSQ: could not be saved: t: 100 messages only in memory: " in unsaved[0]
+    assert "ERROR: NSQ: could not save: t: 100 messages only in memory: " in unsaved[0]
     assert "File too large" in unsaved[0]
     with running(tmp_path) as nsqd:
         assert nsqd.depths() == {"t": 7, "u": 9}

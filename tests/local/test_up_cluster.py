@@ -14,12 +14,10 @@ from trio.testing import MockClock
 
 from trionsq.daemon import log
 from trionsq.daemon.signals import ECHO_S
-from trionsq.local.up import inside, processes
+from trionsq.local.up import daemons, processes
 from trionsq.local.up.cluster import Cluster, Hosting, Member, run_cluster
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.inside import host_inside
-from trionsq.local.up.options import UpOptions
-from trionsq.local.up.parts import Ports, plan
+from trionsq.local.up.daemons import host_inside
+from trionsq.local.up.options import Ports, UpError, UpOptions, plan
 from trionsq.local.up.processes import host_process
 
 PARTS = plan(UpOptions(nsqd=2, port=0, lookupd_port=0, no_admin=True))
@@ -67,7 +65,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         await trio.lowlevel.checkpoint()
         found.append(f"{name} down")
 
-    monkeypatch.setattr(inside, "KINDS", {"nsqd": daemon, "nsqlookupd": daemon})
+    monkeypatch.setattr(daemons, "KINDS", {"nsqd": daemon, "nsqlookupd": daemon})
     monkeypatch.setattr("os.makedirs", lambda path, exist_ok: None)
     return found
 
@@ -145,7 +143,7 @@ async def test_a_second_signal_cuts_it_short(lines: io.StringIO) -> None:
         await trio.sleep_forever()
 
     assert await run(hosting, body) == 1
-    assert "FATAL: cut short by a second signal" in lines.getvalue()
+    assert "FATAL: stopped at once by a second signal" in lines.getvalue()
     assert "FATAL" not in echoed[0]
 
 
@@ -161,10 +159,8 @@ async def test_a_defect_of_one_part_ends_all_in_order(
     assert await run(host_inside, body) == 1
     assert events[3:] == ["nsqd-2 down", "lookup down"]
     text = lines.getvalue()
-    assert text.splitlines()[-1].endswith(
-        "FATAL: nsqd-1: ended by a defect: RuntimeError('broken')"
-    )
-    assert "ERROR: a defect ends it\n" in text
+    assert text.splitlines()[-1].endswith("FATAL: nsqd-1: unexpected error: RuntimeError('broken')")
+    assert "ERROR: stopped by an unexpected error\n" in text
     assert "\n    | RuntimeError: broken\n" in text
 
 
@@ -224,4 +220,4 @@ async def test_restarts_are_ever_rarer(
         for earlier, later, lasted in zip(starts, starts[1:], lasts_s, strict=False)
     ]
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.5])
-    assert "nsqlookupd ended by itself (exit 1), is started again in 1 s" in lines.getvalue()
+    assert "nsqlookupd exited (exit 1), restarting in 1 s" in lines.getvalue()

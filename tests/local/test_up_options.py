@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from trionsq.broker.options import NsqdOptions
 from trionsq.daemon import flags
 from trionsq.local import main
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.options import UpOptions, check_nsqd_options, read_options
-from trionsq.local.up.parts import Addresses, Part, Ports, plan
+from trionsq.local.up.options import (
+    Addresses,
+    Part,
+    Ports,
+    UpError,
+    UpOptions,
+    check_nsqd_options,
+    plan,
+    read_options,
+)
 
 KNOWN = {"nsqlookupd": Addresses("127.0.0.1:4160", "127.0.0.1:4161")}
 
@@ -94,13 +101,13 @@ def test_a_host_that_is_everywhere_is_reached_at_home() -> None:
         (["--port=4170"], "--admin-port must be neither --port nor the next one"),
         (["--admin-port=4161"], "--admin-port must be neither --lookupd-port nor the next one"),
         (["--port=4161"], "--port and --lookupd-port must be 2 apart at least"),
-        (["--nsqd-opt=data-path=x"], "--nsqd-opt=data-path: that is decided by --data-path"),
+        (["--nsqd-opt=data-path=x"], "--nsqd-opt=data-path: set by --data-path"),
         (["--nsqd-opt=foo=1"], "--nsqd-opt: flag provided but not defined: -foo"),
         (["--nsqd-opt=mem-queue-size=x"], "--nsqd-opt: invalid value"),
         (["--nsqd-opt=mem-queue-size"], "--nsqd-opt: flag needs an argument"),
-        (["--nsqd-opt=help"], "--nsqd-opt: nsqd --help"),
+        (["--nsqd-opt=help"], "--nsqd-opt: see nsqd --help"),
         (["--nosuch"], "flag provided but not defined: -nosuch"),
-        (["3"], "not understood: 3"),
+        (["3"], "unexpected argument: 3"),
     ],
 )
 def test_a_bad_flag_is_one_clear_line(
@@ -132,7 +139,9 @@ def test_a_config_file_of_a_single_nsqd(
     path.write_text('mem_queue_size = 5\ntcp_address = "0.0.0.0:1"\n')
     check_nsqd_options(UpOptions(nsqd_config=str(path)))
     [record] = caplog.records
-    assert record.getMessage() == (f"{path}: tcp_address is ignored: decided by --host and --port")
+    assert record.getMessage() == (
+        f"{path}: tcp_address is ignored, it is set by --host and --port"
+    )
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Iterable
 
-from lookupd.producer import Announced, Producer
+from lookupd.registry import Announced, Producer
 
 IDENTITY = b'{"version":"test"}'
 

@@ -1,4 +1,4 @@
-"""A session on a stream (lookupd.connection): slow, silent and vanishing peers."""
+"""A session on a stream (lookupd.daemon): slow, silent and vanishing peers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 
-from lookupd import connection
+from lookupd import daemon
 from lookupd.registry import Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, frames, identify
@@ -25,7 +25,7 @@ def registry() -> Registry:
 async def serve(stream: trio.abc.HalfCloseableStream, registry: Registry) -> None:
     """A connection's life."""
     session = Session(registry, PEER, IDENTITY)
-    await connection.serve(stream, session, lambda: 0)
+    await daemon.serve_session(stream, session, lambda: 0)
 
 
 async def all_answers(stream: trio.abc.ReceiveStream) -> list[bytes]:
@@ -68,7 +68,7 @@ async def test_half_open_connections_go_while_others_are_served(
             assert frames(bytes(await nsqd.receive_some())) == [b"OK"]
         for ours in streams:
             assert await ours.receive_some() == b""
-        assert trio.current_time() == connection.MAGIC_S
+        assert trio.current_time() == daemon.MAGIC_S
         assert len(list(registry.active_producers(0))) == 1
         await nsqd.aclose()
 
@@ -84,7 +84,7 @@ async def test_a_peer_that_takes_no_answers_is_given_up(
         await ours.send_all(identify())
         await trio.testing.wait_all_tasks_blocked()
         assert len(list(registry.active_producers(0))) == 1
-    assert trio.current_time() == connection.WRITE_STALL_S
+    assert trio.current_time() == daemon.WRITE_STALL_S
     assert list(registry.active_producers(0)) == []
 
 
@@ -96,7 +96,7 @@ async def test_the_last_answer_is_not_lost(registry: Registry, autojump_clock: M
         await ours.send_all(MAGIC + b"NOPE\n")
         await ours.send_all(b"PING\n" * 1000)
         assert await all_answers(ours) == [b"E_INVALID invalid command NOPE"]
-    assert trio.current_time() == connection.LINGER_S
+    assert trio.current_time() == daemon.LINGER_S
 
 
 async def test_a_half_closed_connection_gets_its_answers(registry: Registry) -> None:

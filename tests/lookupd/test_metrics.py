@@ -1,4 +1,4 @@
-"""/metrics, /live and /ready of nsqlookupd (lookupd.metrics, trionsq.web.health)."""
+"""/metrics, /live and /ready of nsqlookupd (lookupd.metrics, trionsq.web.diagnostics)."""
 
 from __future__ import annotations
 

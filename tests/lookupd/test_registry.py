@@ -7,8 +7,7 @@ from collections import Counter, deque
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lookupd.producer import Producer
-from lookupd.registry import ALL, Registry
+from lookupd.registry import ALL, Producer, Registry
 from tests.lookupd.support import found, producer
 
 INACTIVE_NS = 100

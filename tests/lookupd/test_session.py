@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookupd.registry import Registry
-from lookupd.session import BODY_NBYTES_MAX, LINE_NBYTES_MAX, MAGIC, Session
+from lookupd.session import MAGIC, MAX_BODY_BYTES, MAX_LINE_BYTES, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, identify_with
 
 PEER = "127.0.0.1:50001"
@@ -62,7 +62,7 @@ def test_a_producer_is_known_until_its_connection_ends() -> None:
         (b"IDENTIFY\n\x00\x00\x00\x05{}", b"E_BAD_BODY IDENTIFY failed to read body"),
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size 2147483647"),
-        (b"x" * LINE_NBYTES_MAX, b"E_INVALID command line is too long"),
+        (b"x" * MAX_LINE_BYTES, b"E_INVALID command line is too long"),
         (b"\xff\xfe'\n", b"E_INVALID invalid command \xff\xfe'"),
     ],
 )
@@ -100,9 +100,9 @@ def test_members_may_be_spelled_in_any_case() -> None:
 
 def test_the_largest_body_is_taken() -> None:
     """64 KiB is the limit, far beyond what an nsqd sends."""
-    body = identify_with(b"{}".ljust(BODY_NBYTES_MAX))
+    body = identify_with(b"{}".ljust(MAX_BODY_BYTES))
     assert answers(body) == [b"E_BAD_BODY IDENTIFY missing fields"]
-    over = b"IDENTIFY\n" + struct.pack(">I", BODY_NBYTES_MAX + 1)
+    over = b"IDENTIFY\n" + struct.pack(">I", MAX_BODY_BYTES + 1)
     assert answers(over) == [b"E_BAD_BODY IDENTIFY invalid body size 65537"]
 
 

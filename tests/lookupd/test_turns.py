@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +12,20 @@ import trio
 from quart_trio import QuartTrio
 from trio.testing import memory_stream_pair
 
-from lookupd import connection, turns
+import lookupd
+from lookupd import daemon, turns
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
-from lookupd.producer import Producer
-from lookupd.registry import Registry
+from lookupd.registry import Producer, Registry
 from lookupd.session import MAGIC, Session
 from tests.lookupd.support import IDENTITY, found, frames, identify, producer
+from tests.soak import by_level, more_in_soak
 from tests.work import longest_step
-from trionsq.web import answers
+from trionsq.web import protocol
 
-FEW, MANY = 10, 10_000
-# One step of 500 registrations has fewer lines than this, and 10,000 of them have far more.
+FOLDER = f"{Path(lookupd.__file__).parent}/"
+FEW, MANY = 10, by_level(test=3_000, short=10_000, full=10_000)
+# One step of 500 registrations has fewer lines than this, and MANY of them have far more.
 LINES_MAX = 15_000
 
 
@@ -70,6 +73,7 @@ def app_of(registry: Registry) -> QuartTrio:
     return lookupd_app(registry, NsqlookupdOptions(), lambda: 1)
 
 
+@more_in_soak
 @pytest.mark.parametrize("kind", ["populated", "crowded"])
 @pytest.mark.parametrize(("method", "target"), REQUESTS)
 async def test_a_request_is_cut_into_turns(
@@ -82,7 +86,7 @@ async def test_a_request_is_cut_into_turns(
         encoded.append(len(items))
         return plain_encode(items)
 
-    plain_encode = answers.json_bytes
+    plain_encode = protocol.json_bytes
     monkeypatch.setattr(turns, "json_bytes", encode)
     lines = list[int]()
     for count in (FEW, MANY):
@@ -92,10 +96,10 @@ async def test_a_request_is_cut_into_turns(
             client = app.test_client()
             await (client.get(target) if method == "GET" else client.post(target))
 
-        lines.append(await longest_step(ask, "/lookupd/"))
+        lines.append(await longest_step(ask, FOLDER))
     assert lines[0] > 0
     assert lines[1] < LINES_MAX
-    assert max(encoded) <= turns.TOUCHED_MAX
+    assert max(encoded) <= turns.MAX_TOUCHED
 
 
 async def document(app: QuartTrio, target: str) -> Any:
@@ -118,8 +122,9 @@ async def test_answers_in_pieces_are_whole() -> None:
     assert len(dump["client::"]) == 2
 
 
+@more_in_soak
 async def test_a_lost_producer_is_gone_at_once_and_swept_in_turns() -> None:
-    """With 10,000 registrations: no lookup finds it, no step is long, nothing of it is left."""
+    """However much it registered: no lookup finds it, no step is long, nothing of it is left."""
     registry, commands = Registry(10**18, 10**18), MAGIC + identify()
     commands += b"".join(b"REGISTER t%d c\n" % number for number in range(MANY))
     ours, theirs = memory_stream_pair()
@@ -127,7 +132,7 @@ async def test_a_lost_producer_is_gone_at_once_and_swept_in_turns() -> None:
 
     async def live() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.serve, theirs, session, lambda: 0)
+            nursery.start_soon(daemon.serve_session, theirs, session, lambda: 0)
             await ours.send_all(commands)
             answers = b""
             while len(answers) < len(IDENTITY) + 4 + 6 * MANY:

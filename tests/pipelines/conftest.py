@@ -1,4 +1,4 @@
-"""One Spark for all tests of the pipelines: starting it takes longer than most of them."""
+"""One Spark session for all tests of pipelines: starting it takes longer than most of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """No UI. A query must be stopped by who started it."""
+    """A session without UI. The test that starts a query stops it."""
     from pipelines.session import spark_session
 
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}

@@ -1,4 +1,4 @@
-"""Spark's settings for tests: small, and soon there."""
+"""Spark's settings for tests: small, and quick to start."""
 
 from typing import Final
 

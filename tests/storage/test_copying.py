@@ -1,4 +1,4 @@
-"""Large files are read and copied whole, and piece by piece (trionsq.storage.disk)."""
+"""Large files are read and copied whole, and piece by piece (trionsq.disk)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.storage.queues import QUEUE, drain, folder_on, messages, put, queue_on, records_name
-from trionsq.storage.disk import RealDisk, pieces_of, replace_file
+from trionsq.disk import RealDisk, read_pieces, replace_file
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.disk import SimulatedDisk, SimulatedFile
 
@@ -35,12 +35,12 @@ def test_a_file_is_copied_in_pieces(tmp_path: Path) -> None:
     content = os.urandom(5_000)
     (tmp_path / "a").write_bytes(content)
     file = disk.open("a")
-    pieces = list(pieces_of(file, piece_nbytes=999))
+    pieces = list(read_pieces(file, piece_bytes=999))
     assert max(map(len, pieces)) == 999
     assert b"".join(pieces) == content
-    assert b"".join(pieces_of(file, 1_234, 100)) == content[:1_234]
-    assert b"".join(pieces_of(file, 9_999, 100)) == content
-    replace_file(disk, "a", pieces_of(file, 3_000, 100))
+    assert b"".join(read_pieces(file, 1_234, 100)) == content[:1_234]
+    assert b"".join(read_pieces(file, 9_999, 100)) == content
+    replace_file(disk, "a", read_pieces(file, 3_000, 100))
     file.close()
     assert (tmp_path / "a").read_bytes() == content[:3_000]
     assert disk.names() == ["a"]
@@ -66,7 +66,7 @@ def test_a_file_whose_sync_failed_is_written_anew_piece_by_piece(
 ) -> None:
     """However long it is: no read is of more than 1 MiB, and no message is lost."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=1 << 30, body_nbytes_max=1 << 20, sync_every=1 << 30)
+    folder = folder_on(disk, max_file_bytes=1 << 30, max_body_bytes=1 << 20, sync_every=1 << 30)
     queue = DiskQueue(QUEUE, folder)
     wanted = messages(0, 50, (100_000,))
     put(queue, wanted[:1])
@@ -82,10 +82,10 @@ def test_a_file_whose_sync_failed_is_written_anew_piece_by_piece(
     disk.fail(errno.EIO, only={"sync"}, name=records_name(0))
     folder.sync_all()
     assert disk.faults["sync"] == 1
-    folder.try_again()
+    folder.retry()
     assert folder.fault is None
     assert sum(sizes) > 4 * 1024 * 1024
     assert max(sizes) <= 1024 * 1024
     after = disk.after_power_loss()
-    queue = queue_on(after, file_nbytes_max=1 << 30, body_nbytes_max=1 << 20)
+    queue = queue_on(after, max_file_bytes=1 << 30, max_body_bytes=1 << 20)
     assert drain(queue) == wanted

@@ -6,11 +6,12 @@ import pytest
 
 from tests.storage.queues import QUEUE, STAMP_NS, drain, folder_on, messages, put, queue_on
 from trionsq.core.queue import BackendError
-from trionsq.storage.deferrals import DeferralFile
+from trionsq.storage.deferral_file import DeferralFile
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
-from trionsq.storage.leftover import Removal
-from trionsq.storage.sync import SyncJob
+from trionsq.storage.recovery import UndeletedFiles
+from trionsq.storage.sync import QueueSync
+from trionsq.storage.sync_job import SyncJob
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 
@@ -25,7 +26,7 @@ def fault(folder: DataFolder) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "what", ["run", "_sync_files", "_append_due_times", "_write_positions", "_tidy_up"]
+    "what", ["run", "_sync_files", "_store_deferrals", "_write_positions", "_clean_up"]
 )
 def test_a_defect_in_a_sync(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -41,9 +42,9 @@ def test_a_defect_in_a_sync(
         patch.setattr(SyncJob, what, broken)
         for _ in range(3):
             folder.sync_all()
-            folder.try_again()
+            folder.retry()
             assert "a defect of nsqd" in (fault(folder) or "")
-            if what != "_tidy_up":  # all is durable by then
+            if what != "_clean_up":  # all is durable by then
                 with pytest.raises(BackendError, match="a defect of nsqd"):
                     put(queue, messages(5, 1))
     assert background.defects.count >= 3
@@ -51,7 +52,7 @@ def test_a_defect_in_a_sync(
     put(other, messages(0, 1))
     one = queue.read(1, 1_000)
     assert one is not None
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is None
     assert queue.check() is None
     put(queue, messages(5, 1))
@@ -70,20 +71,20 @@ def test_a_defect_when_the_end_of_a_sync_is_told(monkeypatch: pytest.MonkeyPatch
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 3))
     with monkeypatch.context() as patch:
-        patch.setattr(DiskQueue, "_made_durable", broken)
+        patch.setattr(QueueSync, "_apply_success", broken)
         with pytest.raises(TypeError):
             background.run_all()
     assert "a defect of nsqd" in (fault(folder) or "")
     with pytest.raises(BackendError):
         put(queue, messages(3, 1))
-    folder.try_again()
+    folder.retry()
     background.run_all()
     assert fault(folder) is None
     put(queue, messages(3, 1))
     assert drain(queue) == messages(0, 4)
 
 
-def test_a_defect_while_a_sidecar_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_while_a_deferral_file_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The messages come without their delay, as after an error of the disk."""
     disk, background = SimulatedDisk(), HeldBackground()
     queue = queue_on(disk)
@@ -104,14 +105,14 @@ def test_a_defect_while_a_deleted_queue_is_removed(monkeypatch: pytest.MonkeyPat
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 3))
     with monkeypatch.context() as patch:
-        patch.setattr(Removal, "_remove_some", broken)
+        patch.setattr(UndeletedFiles, "_delete_some", broken)
         queue.delete()
-        folder.try_again()
+        folder.retry()
         assert "a defect of nsqd" in (fault(folder) or "")
         queue = DiskQueue(QUEUE, folder)
         put(queue, messages(3, 1))
     folder.sync_all()
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is None
     assert drain(queue) == messages(3, 1)
     queue.delete()
@@ -136,22 +137,22 @@ def spoil(queue: DiskQueue, how: str) -> None:
     """Make the state of a queue with messages contradict itself."""
     if how == "behind":
         queue._positions.read_pos = 10**6
-    elif how == "later ones":
+    elif how == "later files":
         queue._reader.finished.add(10**6)
-    elif how == "taken for full":
+    elif how == "sealed":
         queue._writer.sealed.append((10**6, None))
     elif how == "due times":
         queue.empty()
-        queue._due_times.add([b"x"], [1])
+        queue._deferrals.add([b"x"], [1])
     elif how == "no file":
         queue._is_bare = True
     else:
         queue.read(1, 1)
-        queue._reader._place = 2
+        queue._reader._index = 2
 
 
 @pytest.mark.parametrize(
-    "text", ["behind", "later ones", "taken for full", "due times", "no file", "goes on at"]
+    "text", ["behind", "later files", "sealed", "due times", "no file", "continues at"]
 )
 def test_what_contradicts_itself_is_told(text: str) -> None:
     """`check` names what is wrong; of a sound queue nothing, in any state."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.storage.deferrals import HEADER, DeferralFile, decode, encode
-from trionsq.storage.disk import Disk, RealDisk
+from trionsq.disk import Disk, RealDisk
+from trionsq.storage.deferral_file import HEADER, DeferralFile, decode, encode
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 NAME = "orders:ship.diskqueue.deferred.dat"
@@ -46,7 +46,7 @@ def test_what_was_encoded_is_decoded(wanted: list[tuple[bytes, int]]) -> None:
     data = HEADER + encode(wanted)
     decoded = decode(data)
     assert decoded.due_ns == dict(wanted)
-    assert (decoded.nbytes, decoded.damaged, decoded.known) == (len(data), 0, True)
+    assert (decoded.size, decoded.damaged, decoded.known) == (len(data), 0, True)
 
 
 @given(entries, st.data())
@@ -61,7 +61,7 @@ def test_a_torn_end_costs_the_torn_line_only(
     assert decoded.damaged == 0
     lines = max(0, cut.count(b"\n") - 1)
     assert decoded.due_ns == dict(wanted[:lines])
-    assert decoded.nbytes == cut.rfind(b"\n") + 1
+    assert decoded.size == cut.rfind(b"\n") + 1
 
 
 @given(entries, st.binary(), entries)
@@ -116,7 +116,7 @@ def test_long_files_are_read_whole() -> None:
 @pytest.mark.parametrize("entry", [(b"short", 5), (A + b"x", 5), (A, -1), (A, 10**20)])
 def test_what_could_not_be_read_again_is_not_written(entry: tuple[bytes, int]) -> None:
     """An id or a time without a place in the format is an error, not a damaged line."""
-    with pytest.raises(ValueError, match="no id or due time"):
+    with pytest.raises(ValueError, match="not an id and a due time"):
         encode([entry])
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.storage.queues import (
+    DEFERRAL_FILE,
     META,
     NS_PER_MS,
     QUEUE,
-    SIDECAR,
     STAMP_NS,
     Message,
     contents,
@@ -24,8 +24,8 @@ from tests.storage.queues import (
     queue_on,
     records_name,
 )
-from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.disk import Disk, RealDisk
+from trionsq.disk import Disk, RealDisk
+from trionsq.storage.deferral_file import DeferralFile
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk
@@ -50,7 +50,7 @@ def content(disk: Disk, name: str) -> bytes:
 
 def test_what_goes_in_comes_out(disk: Disk) -> None:
     """In order, with bodies, times and attempts, over files and a clean stop."""
-    queue = queue_on(disk, file_nbytes_max=500)
+    queue = queue_on(disk, max_file_bytes=500)
     wanted = messages(0, 40, (0, 7, 300), attempts=3) + messages(40, 10, attempts=70_000)
     put(queue, wanted[:40])
     put(queue, wanted[40:])
@@ -60,7 +60,7 @@ def test_what_goes_in_comes_out(disk: Disk) -> None:
     assert one is not None
     got = contents(one)
     queue.close()
-    queue = queue_on(disk, file_nbytes_max=500)
+    queue = queue_on(disk, max_file_bytes=500)
     assert queue.depth == 50 - len(got)
     assert got + drain(queue) == expected
     assert queue.depth == 0
@@ -115,7 +115,7 @@ def test_names_are_not_escaped_and_files_are_private(tmp_path: Path) -> None:
 def test_a_record_that_would_exceed_the_limit_begins_a_file() -> None:
     """One that just fits does not; one larger than the limit stands in a file of its own."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=2 * SMALL)
+    queue = queue_on(disk, max_file_bytes=2 * SMALL)
     wanted = messages(0, 3) + messages(3, 1, (500,)) + messages(4, 1)
     for message in wanted:
         put(queue, [message])
@@ -136,7 +136,7 @@ def test_a_batch_is_cut_where_single_messages_would_be() -> None:
     wanted = messages(0, 60, (10, 0, 130, 33))
     disks = SimulatedDisk(), SimulatedDisk()
     for disk, step in zip(disks, (1, 60), strict=True):
-        queue = queue_on(disk, file_nbytes_max=200)
+        queue = queue_on(disk, max_file_bytes=200)
         for start in range(0, 60, step):
             put(queue, wanted[start : start + step])
         queue.close()
@@ -147,7 +147,7 @@ def test_a_finished_file_goes_when_the_positions_do_not_need_it() -> None:
     """Not before the positions that pass it by are durable; the current file stays."""
     disk = SimulatedDisk(logged=True)
     background = HeldBackground()
-    queue = DiskQueue(QUEUE, folder_on(disk, background, file_nbytes_max=2 * SMALL))
+    queue = DiskQueue(QUEUE, folder_on(disk, background, max_file_bytes=2 * SMALL))
     put(queue, messages(0, 4))
     background.run_all()
     drain(queue)
@@ -165,7 +165,7 @@ def test_a_finished_file_goes_when_the_positions_do_not_need_it() -> None:
 def test_emptying_goes_on_with_the_next_number() -> None:
     """All messages and files go; the number of the next file is that after the last one."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=2 * SMALL)
+    queue = queue_on(disk, max_file_bytes=2 * SMALL)
     put(queue, messages(0, 4, due_ns=DUE_NS))
     assert queue.empty() == 4
     assert queue.depth == 0
@@ -177,7 +177,7 @@ def test_emptying_goes_on_with_the_next_number() -> None:
 
 def test_deleting_leaves_nothing(disk: Disk) -> None:
     """Neither records nor positions nor due times, however many files there are."""
-    queue = queue_on(disk, file_nbytes_max=100)
+    queue = queue_on(disk, max_file_bytes=100)
     put(queue, messages(0, 30, due_ns=DUE_NS))
     queue.read(1, 100)
     queue.delete()
@@ -264,7 +264,7 @@ def test_a_record_over_a_lowered_limit_counts_as_corrupt() -> None:
     """After --max-msg-size was lowered its file is set aside."""
     wanted = messages(0, 1) + messages(1, 1, (200,)) + messages(2, 1)
     disk = disk_with(b"3\n0,0\n0,310\n", {0: join(wanted)})
-    queue = queue_on(disk, body_nbytes_max=199)
+    queue = queue_on(disk, max_body_bytes=199)
     assert drain(queue) == wanted[:1]
     assert queue.depth == 0
     assert drain(queue_on(disk_with(b"3\n0,0\n0,310\n", {0: join(wanted)}))) == wanted
@@ -302,7 +302,7 @@ def test_deferred_messages_come_back_alone_with_their_times(disk: Disk) -> None:
     put(queue, messages(2, 2, due_ns=DUE_NS))
     put(queue, messages(4, 2))
     queue.close()
-    assert SIDECAR in disk.names()
+    assert DEFERRAL_FILE in disk.names()
     queue = queue_on(disk)
     counts, got = [], []
     while (one := queue.read(10, 10_000)) is not None:
@@ -313,7 +313,7 @@ def test_deferred_messages_come_back_alone_with_their_times(disk: Disk) -> None:
         assert (message.due_ns is not None) == (number in (2, 3))
         assert 0 <= (message.due_ns or DUE_NS) - DUE_NS < NS_PER_MS
     queue.close()
-    assert SIDECAR not in disk.names()
+    assert DEFERRAL_FILE not in disk.names()
 
 
 def test_no_file_of_due_times_outlives_its_messages() -> None:
@@ -328,7 +328,7 @@ def test_no_file_of_due_times_outlives_its_messages() -> None:
             folder.sync_all()
         drain(queue)
         folder.sync_all()
-        assert SIDECAR not in disk.files()
+        assert DEFERRAL_FILE not in disk.files()
         put(queue, messages(first + 1, 1))
 
 
@@ -336,7 +336,7 @@ def test_due_times_do_not_pile_up() -> None:
     """While the queue is never empty, lines of messages that were read go from time to time, and
     all of them at a clean stop; the others stay."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=100_000, sync_every=50)
+    folder = folder_on(disk, max_file_bytes=100_000, sync_every=50)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 20, due_ns=DUE_NS))
     lines = []
@@ -344,9 +344,9 @@ def test_due_times_do_not_pile_up() -> None:
         put(queue, messages(first, 20, due_ns=DUE_NS))
         for _ in range(20):
             assert queue.read(1, 100) is not None
-        lines.append(disk.files().get(SIDECAR, b"").count(b"\n"))
+        lines.append(disk.files().get(DEFERRAL_FILE, b"").count(b"\n"))
     assert max(lines) < 1_200
     assert len(DeferralFile(disk.after_kill(), QUEUE).load()) >= 20
     queue.close()
-    assert disk.files()[SIDECAR].count(b"\n") == 21
+    assert disk.files()[DEFERRAL_FILE].count(b"\n") == 21
     assert len(drain(queue_on(disk))) == 20

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.soak import by_level, more_in_soak
 from tests.storage.queue_scenario import DUE_NS, Scenario, plain, told
 from tests.storage.queues import QUEUE, drain, folder_on, messages, put, queue_on
 from trionsq.storage.diskqueue import DiskQueue
@@ -13,7 +14,7 @@ from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
-SEEDS = range(4)
+SEEDS = range(by_level(test=1, short=4, full=16))
 DRAWS = 4
 
 each_way = pytest.mark.parametrize("held", [False, True], ids=["at once", "held"])
@@ -49,6 +50,7 @@ def check_it_goes_on(queue: DiskQueue, disk: SimulatedDisk) -> None:
     assert queue_on(disk).depth == 0
 
 
+@more_in_soak
 @each_way
 def test_a_kill_loses_no_accepted_message(held: bool) -> None:
     """After SIGKILL at any operation each message whose append returned and that was not read is
@@ -60,7 +62,7 @@ def test_a_kill_loses_no_accepted_message(held: bool) -> None:
             with told(f"seed {seed}, operation {at}"):
                 scenario = crashed(at, seed, held=held)
                 disk = scenario.disk.after_kill()
-                queue = queue_on(disk, file_nbytes_max=300)
+                queue = queue_on(disk, max_file_bytes=300)
                 assert not scenario.unread or queue.depth > 0
                 got = plain(drain(queue))
                 accepted = plain(scenario.accepted)
@@ -72,6 +74,7 @@ def test_a_kill_loses_no_accepted_message(held: bool) -> None:
                 check_it_goes_on(queue, disk)
 
 
+@more_in_soak
 @each_way
 def test_power_loss_takes_nothing_that_was_synced(held: bool) -> None:
     """When the power fails at any operation, each message that was appended before the last
@@ -83,7 +86,7 @@ def test_power_loss_takes_nothing_that_was_synced(held: bool) -> None:
             for draw in range(DRAWS):
                 with told(f"seed {seed}, operation {at}, draw {draw}"):
                     disk = scenario.disk.after_power_loss()
-                    queue = queue_on(disk, file_nbytes_max=300)
+                    queue = queue_on(disk, max_file_bytes=300)
                     safe = plain(scenario.accepted[scenario.handed : scenario.durable])
                     got = plain(drain(queue))
                     assert [message for message in got if message in safe] == safe
@@ -112,7 +115,7 @@ def test_files_begun_since_the_last_sync_are_found() -> None:
     """However many files were begun while one sync took its time, a kill loses none of them."""
     disk = SimulatedDisk()
     background = HeldBackground()
-    queue = DiskQueue(QUEUE, folder_on(disk, background, file_nbytes_max=100))
+    queue = DiskQueue(QUEUE, folder_on(disk, background, max_file_bytes=100))
     wanted = messages(0, 30)
     for message in wanted:
         put(queue, [message])
@@ -124,7 +127,7 @@ def test_files_begun_since_the_last_sync_are_found() -> None:
 def test_files_that_outlived_their_end_are_removed() -> None:
     """A crash between storing the positions and removing what was read leaves nothing for ever."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=100)
+    queue = queue_on(disk, max_file_bytes=100)
     wanted = messages(0, 10)
     put(queue, wanted)
     before = disk.files()

@@ -66,7 +66,7 @@ def check_it_recovers(scenario: Scenario, *, may_repeat: bool = False) -> None:
     scenario.run_jobs()
     disk.heal()
     for _ in range(2):
-        folder.try_again()
+        folder.retry()
         scenario.run_jobs()
     assert fault(folder) is None
     more = messages(1_000, 3)
@@ -112,10 +112,10 @@ def test_a_refused_append_shows_until_there_is_room() -> None:
     with pytest.raises(BackendError, match="No space left on device"):
         put(queue, messages(1, 2))
     assert fault(folder) == f"/simulated/{records_name(0)}: No space left on device"
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is not None
     disk.capacity += 1_000
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is None
     put(queue, messages(1, 2))
     assert drain(queue) == messages(0, 3)
@@ -124,7 +124,7 @@ def test_a_refused_append_shows_until_there_is_room() -> None:
 def test_a_file_that_could_not_be_begun_is_no_remainder_once_it_is() -> None:
     """What a refused append may have left is removed, and nothing that was accepted since."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=100)
+    folder = folder_on(disk, max_file_bytes=100)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 2))
     disk.fail(errno.EROFS, forever=True, only={"create", "unlink"})
@@ -141,7 +141,7 @@ def test_a_file_that_could_not_be_begun_is_no_remainder_once_it_is() -> None:
 def test_a_file_that_was_let_go_of_is_made_durable_too(seed: int) -> None:
     """The append that follows it is refused, it can't be opened again, and a sync fails before."""
     disk, background = SimulatedDisk(random=Random(seed)), HeldBackground()
-    folder = folder_on(disk, background, file_nbytes_max=100)
+    folder = folder_on(disk, background, max_file_bytes=100)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 2))
     background.run_all()
@@ -152,7 +152,7 @@ def test_a_file_that_was_let_go_of_is_made_durable_too(seed: int) -> None:
     background.run_all()
     disk.heal()
     for _ in range(2):
-        folder.try_again()
+        folder.retry()
         background.run_all()
     folder.sync_all()
     background.run_all()
@@ -176,7 +176,7 @@ def test_a_file_whose_sync_failed_is_not_written_on() -> None:
     assert fault(folder) == f"/simulated/{records_name(0)}: Input/output error"
     with pytest.raises(BackendError, match="Input/output error"):
         put(queue, messages(3, 1))
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is None
     put(queue, messages(3, 1))
     assert first < whole == disk.files()[records_name(0)]
@@ -189,18 +189,18 @@ def test_files_behind_one_whose_sync_failed_are_synced_later() -> None:
     later proves nothing; and the others are not taken for durable."""
     disk = SimulatedDisk()
     background = HeldBackground()
-    folder = folder_on(disk, background, file_nbytes_max=100)
+    folder = folder_on(disk, background, max_file_bytes=100)
     queue = DiskQueue(QUEUE, folder)
     wanted = messages(0, 10)
     put(queue, wanted)
     disk.fail(errno.EIO, only={"sync"}, name=records_name(0))
     background.run_all()
     assert disk.faults["sync"] == 1
-    folder.try_again()
+    folder.retry()
     background.run_all()
     assert fault(folder) is None
     for _ in range(20):
-        assert drain(queue_on(disk.after_power_loss(), file_nbytes_max=100)) == wanted
+        assert drain(queue_on(disk.after_power_loss(), max_file_bytes=100)) == wanted
 
 
 def test_publishers_do_not_wait_for_a_sync_that_failed() -> None:
@@ -223,7 +223,7 @@ def test_publishers_do_not_wait_for_a_sync_that_failed() -> None:
 def failing_to_read(error: int) -> tuple[SimulatedDisk, DiskQueue]:
     """A queue with a file that gives an error and one that does not."""
     disk = SimulatedDisk()
-    queue = queue_on(disk, file_nbytes_max=100)
+    queue = queue_on(disk, max_file_bytes=100)
     put(queue, messages(0, 4))
     disk.fail(error, forever=True, only={"read", "open"}, name=records_name(0))
     return disk, queue
@@ -241,7 +241,7 @@ def test_a_read_that_fails_once_costs_nothing() -> None:
     assert fault(folder) is not None
     disk.heal()
     assert queue.read(1, 100) is None
-    folder.try_again()
+    folder.retry()
     assert drain(queue) == messages(0, 5)
     assert fault(folder) is None
 
@@ -252,7 +252,7 @@ def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
     for _ in range(5):
         assert BAD not in disk.files()
         assert queue.read(1, 100) is None
-        queue._folder.try_again()
+        queue._folder.retry()
     assert BAD in disk.files()
     assert drain(queue) == messages(2, 2)
     assert queue.depth == 0
@@ -264,9 +264,9 @@ def test_a_file_is_not_given_up_for_want_of_file_descriptors() -> None:
     disk, queue = failing_to_read(errno.EMFILE)
     for _ in range(20):
         assert queue.read(1, 100) is None
-        queue._folder.try_again()
+        queue._folder.retry()
     disk.heal()
-    queue._folder.try_again()
+    queue._folder.retry()
     assert drain(queue) == messages(0, 4)
 
 
@@ -281,20 +281,20 @@ def test_reading_goes_on_while_the_disk_is_full() -> None:
         put(queue, messages(4, 1))
     disk.heal()
     woken.clear()
-    queue._folder.try_again()
+    queue._folder.retry()
     assert woken
     one = queue.read(1, 100)
     assert one is not None
     assert contents(one) == messages(0, 1)
 
 
-@pytest.mark.parametrize("file_nbytes_max", [100, 10_000])
+@pytest.mark.parametrize("max_file_bytes", [100, 10_000])
 @pytest.mark.parametrize("other", [False, True], ids=["itself", "another"])
-def test_reading_frees_a_disk_without_a_single_byte_left(file_nbytes_max: int, other: bool) -> None:
+def test_reading_frees_a_disk_without_a_single_byte_left(max_file_bytes: int, other: bool) -> None:
     """Files go that are all read, also when they are not full and there is no room for the
     positions that say so; then appends are taken again, by the other queues as well."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=file_nbytes_max)
+    folder = folder_on(disk, max_file_bytes=max_file_bytes)
     read = DiskQueue(QUEUE, folder)
     refused = DiskQueue("another", folder) if other else read
     put(refused, messages(0, 1))
@@ -304,7 +304,7 @@ def test_reading_frees_a_disk_without_a_single_byte_left(file_nbytes_max: int, o
         put(refused, messages(20, 5))
     assert drain(read)[-10:] == messages(1, 10)
     for _ in range(2):
-        folder.try_again()
+        folder.retry()
     assert fault(folder) is None
     put(refused, messages(20, 5))
     assert drain(refused)[-5:] == messages(20, 5)
@@ -325,7 +325,7 @@ def test_a_file_whose_sync_failed_goes_too_when_it_is_read() -> None:
     folder.sync_all()
     assert drain(queue) == messages(0, 10)
     for _ in range(2):
-        folder.try_again()
+        folder.retry()
     assert fault(folder) is None
     put(queue, messages(10, 5))
     assert drain(queue) == messages(10, 5)
@@ -336,7 +336,7 @@ def test_a_crash_while_room_is_made_loses_nothing(power: bool) -> None:
     """Whichever operation is the last: what was not read comes, what was may come again."""
     for at in range(1, 100):
         disk = SimulatedDisk(random=Random(at))
-        folder = folder_on(disk, file_nbytes_max=300)
+        folder = folder_on(disk, max_file_bytes=300)
         queue = DiskQueue(QUEUE, folder)
         put(queue, messages(0, 20))
         queue.sync()
@@ -348,7 +348,7 @@ def test_a_crash_while_room_is_made_loses_nothing(power: bool) -> None:
             for _ in range(2):
                 with suppress(BackendError):
                     put(queue, messages(20, 1))
-                folder.try_again()
+                folder.retry()
         except Crashed:
             left = disk.after_power_loss() if power else disk.after_kill()
             with told(f"operation {at}"):
@@ -362,7 +362,7 @@ def test_a_crash_while_room_is_made_loses_nothing(power: bool) -> None:
 def test_what_can_not_be_removed_is_removed_later() -> None:
     """A finished file that stays is tried again; messages are taken all the same."""
     disk = SimulatedDisk()
-    folder = folder_on(disk, file_nbytes_max=100)
+    folder = folder_on(disk, max_file_bytes=100)
     queue = DiskQueue(QUEUE, folder)
     put(queue, messages(0, 10))
     disk.fail(errno.EIO, forever=True, only={"unlink"})
@@ -370,7 +370,7 @@ def test_what_can_not_be_removed_is_removed_later() -> None:
     assert fault(folder) is not None
     put(queue, messages(10, 1))
     disk.heal()
-    folder.try_again()
+    folder.retry()
     assert fault(folder) is None
     assert records_name(0) not in disk.files()
 

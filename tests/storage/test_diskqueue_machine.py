@@ -53,12 +53,12 @@ class QueueMachine(RuleBasedStateMachine):
     folder: DataFolder
 
     @initialize(
-        file_nbytes_max=st.sampled_from([1, 100, 300, 5_000]),
+        max_file_bytes=st.sampled_from([1, 100, 300, 5_000]),
         sync_every=st.sampled_from([0, 1, 3, 10, 1_000]),
         seed=st.integers(0, 99),
     )
-    def begin(self, file_nbytes_max: int, sync_every: int, seed: int) -> None:
-        self.limits = {"file_nbytes_max": file_nbytes_max, "sync_every": sync_every}
+    def begin(self, max_file_bytes: int, sync_every: int, seed: int) -> None:
+        self.limits = {"max_file_bytes": max_file_bytes, "sync_every": sync_every}
         self.next_number = 0
         self.log: list[Message] = []  # accepted since the queue was last empty for certain
         self.known: set[bytes] = set()
@@ -152,7 +152,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.folder.sync_all()
         if retry:
             SEEN["tried again"] += self.folder.fault is not None
-            self.folder.try_again()
+            self.folder.retry()
 
     @rule(only_start=st.booleans())
     def run_job(self, only_start: bool) -> None:
@@ -180,12 +180,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.healthy = False
 
     @precondition(lambda self: self.healthy and self.waiting)
-    @rule(error=errors, operation=st.sampled_from(["read", "rename"]))
+    @rule(error=errors, operation=st.sampled_from(["read", "rename", "sync", "close"]))
     def break_one_operation(self, error: int, operation: str) -> None:
         """One that fails seldom by chance, and is needed next."""
         self.disk.fail(error, 1, True, {operation})
         self.healthy = False
-        if operation == "rename":
+        if operation == "read":
+            self.read(1, 1)  # fails unless a block is in memory
+        else:
             self.background.run_all()
             self.read(1, 1)
             self.folder.sync_all()
@@ -205,7 +207,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.background.run_all()
         self.disk.heal()
         self.disk.capacity = None
-        self.folder.try_again()
+        self.folder.retry()
         self.background.run_all()
         assert self.folder.fault is None
         assert not self.queue.behind
@@ -315,7 +317,7 @@ def test_a_queue_is_a_list() -> None:
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=by_level(test=300, short=300, full=3_000), stateful_step_count=40
+            max_examples=by_level(test=120, short=300, full=3_000), stateful_step_count=40
         ),
     )
     happened = {name for name, count in SEEN.items() if count}

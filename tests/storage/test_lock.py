@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from trionsq.storage.lock import DataPathError, lock_folder
+from trionsq.disk import FolderLock, FolderLockError
+from trionsq.storage.folder import DataPathError, lock_data_path
 
 
 def refusal(path: str) -> str:
     with pytest.raises(DataPathError) as caught:
-        lock_folder(path)
+        lock_data_path(path)
     return str(caught.value)
 
 
@@ -27,17 +28,17 @@ def taken(path: object) -> str:
 
 def test_a_folder_is_locked_once_until_it_is_released(tmp_path: Path) -> None:
     """A second lock is refused in nsqd's words; after the end of the first it is granted."""
-    with lock_folder(str(tmp_path)):
+    with lock_data_path(str(tmp_path)):
         assert refusal(str(tmp_path)) == taken(tmp_path)
-    with lock_folder(str(tmp_path)) as lock:
+    with lock_data_path(str(tmp_path)) as lock:
         assert lock.path == str(tmp_path)
 
 
 def test_releasing_twice_does_no_harm(tmp_path: Path) -> None:
     """A late second release neither fails nor frees the lock of another."""
-    first = lock_folder(str(tmp_path))
+    first = lock_data_path(str(tmp_path))
     first.release()
-    with lock_folder(str(tmp_path)):
+    with lock_data_path(str(tmp_path)):
         first.release()
         assert refusal(str(tmp_path)) == taken(tmp_path)
 
@@ -47,7 +48,7 @@ def test_an_empty_path_is_the_current_folder(
 ) -> None:
     """Without --data-path the current folder is locked, and named in full."""
     monkeypatch.chdir(tmp_path)
-    with lock_folder("") as lock:
+    with lock_data_path("") as lock:
         assert lock.path == str(tmp_path)
         assert refusal("") == taken(tmp_path)
         assert refusal(".") == taken(".")
@@ -109,11 +110,11 @@ def test_a_refused_lock_leaves_no_file_open(
 def test_the_lock_holds_between_processes_and_is_not_inherited(tmp_path: Path) -> None:
     """Another process is refused; a program that we started does not keep the folder locked."""
     attempt = (
-        "import sys; from trionsq.storage.lock import *\n"
-        "try: lock_folder(sys.argv[1])\n"
+        "import sys; from trionsq.storage.folder import *\n"
+        "try: lock_data_path(sys.argv[1])\n"
         "except DataPathError as error: print(error)"
     )
-    with lock_folder(str(tmp_path)):
+    with lock_data_path(str(tmp_path)):
         other = subprocess.run(
             [sys.executable, "-c", attempt, str(tmp_path)],
             capture_output=True,
@@ -124,17 +125,33 @@ def test_the_lock_holds_between_processes_and_is_not_inherited(tmp_path: Path) -
         assert other.stdout == taken(tmp_path) + "\n"
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
     try:
-        lock_folder(str(tmp_path)).release()
+        lock_data_path(str(tmp_path)).release()
     finally:
         child.communicate(timeout=60)
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """Releasing frees the folder although another descriptor of the same open file is left."""
-    lock = lock_folder(str(tmp_path))
+    lock = lock_data_path(str(tmp_path))
     copy = os.dup(lock._fd)
     try:
         lock.release()
-        lock_folder(str(tmp_path)).release()
+        lock_data_path(str(tmp_path)).release()
     finally:
         os.close(copy)
+
+
+def test_a_lock_file_in_the_folder_may_stand_for_it(tmp_path: Path) -> None:
+    """It is created if missing, locked once, and independent of the lock of the folder itself."""
+    with FolderLock(str(tmp_path), "LOCK"):
+        assert (tmp_path / "LOCK").exists()
+        with pytest.raises(FolderLockError):
+            FolderLock(str(tmp_path), "LOCK")
+        FolderLock(str(tmp_path)).release()
+    FolderLock(str(tmp_path), "LOCK").release()
+
+
+def test_a_lock_in_a_missing_folder_is_no_refusal(tmp_path: Path) -> None:
+    """A folder that cannot be opened is another error than one that is in use."""
+    with pytest.raises(FileNotFoundError):
+        FolderLock(str(tmp_path / "missing"), "LOCK")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trionsq.storage.disk import Disk, RealDisk
+from trionsq.disk import Disk, RealDisk
 from trionsq.storage.metadata import (
-    FILE_NAME,
+    METADATA_FILE,
     ChannelRecord,
     MetadataError,
     TopicRecord,
@@ -33,7 +33,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 def with_file(data: bytes) -> SimulatedDisk:
     disk = SimulatedDisk()
-    disk.write_file(FILE_NAME, data)
+    disk.write_file(METADATA_FILE, data)
     return disk
 
 
@@ -52,7 +52,7 @@ def test_what_was_saved_is_loaded(disk: Disk) -> None:
     assert load_metadata(disk) == []
     save_metadata(disk, topics)
     assert load_metadata(disk) == topics
-    assert disk.names() == [FILE_NAME]
+    assert disk.names() == [METADATA_FILE]
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.parts[-3])
@@ -60,7 +60,7 @@ def test_recorded_files_are_written_again_to_the_byte(path: Path) -> None:
     """A file of the original is the same after our nsqd has loaded and saved it."""
     disk = with_file(path.read_bytes())
     save_metadata(disk, load_metadata(disk))
-    assert disk.files() == {FILE_NAME: path.read_bytes()}
+    assert disk.files() == {METADATA_FILE: path.read_bytes()}
 
 
 def test_recorded_files_are_there() -> None:
@@ -72,7 +72,7 @@ def test_the_text_is_that_of_the_original(tmp_path: Path) -> None:
     """Compact, null where a list is empty, readable by the owner only, ephemeral left out."""
     disk = RealDisk(tmp_path)
     save_metadata(disk, [])
-    assert (tmp_path / FILE_NAME).read_text() == '{"topics":null,"version":"1.3.0"}'
+    assert (tmp_path / METADATA_FILE).read_text() == '{"topics":null,"version":"1.3.0"}'
     hidden = ChannelRecord("c#ephemeral")
     save_metadata(
         disk,
@@ -82,11 +82,11 @@ def test_the_text_is_that_of_the_original(tmp_path: Path) -> None:
             TopicRecord("none", True, (hidden,)),
         ],
     )
-    assert (tmp_path / FILE_NAME).read_text() == (
+    assert (tmp_path / METADATA_FILE).read_text() == (
         '{"topics":[{"name":"ok","paused":false,"channels":[{"name":"good","paused":true}]},'
         '{"name":"none","paused":true,"channels":null}],"version":"1.3.0"}'
     )
-    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / METADATA_FILE).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_file_of_the_wrong_shape_is_fatal(text: str, reason: str) -> None:
     start = "failed to load metadata - failed to parse metadata in /simulated/nsqd.dat - "
     assert str(caught.value).startswith(start)
     assert reason in str(caught.value)
-    assert disk.files() == {FILE_NAME: text.encode()}
+    assert disk.files() == {METADATA_FILE: text.encode()}
 
 
 @given(st.binary())
@@ -183,10 +183,10 @@ def test_any_content_is_loaded_or_refused(data: bytes) -> None:
 
 def test_a_file_that_cannot_be_read_is_fatal(tmp_path: Path) -> None:
     """Not having read it is never taken for an empty one."""
-    (tmp_path / FILE_NAME).mkdir()
+    (tmp_path / METADATA_FILE).mkdir()
     with pytest.raises(MetadataError) as caught:
         load_metadata(RealDisk(tmp_path))
-    path = tmp_path / FILE_NAME
+    path = tmp_path / METADATA_FILE
     assert str(caught.value) == (
         f"failed to load metadata - failed to read metadata from {path} - "
         f"open {path}: is a directory"
@@ -213,7 +213,7 @@ def test_a_crash_leaves_the_old_or_the_new_topics() -> None:
             for after in (disk.after_kill(), disk.after_power_loss()):
                 assert load_metadata(after) in (old, new)
                 remove_drafts(after)
-                assert after.names() == [FILE_NAME]
+                assert after.names() == [METADATA_FILE]
 
 
 def test_only_drafts_are_removed() -> None:
@@ -294,6 +294,6 @@ def test_many_topics_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     disk = SimulatedDisk(logged=True)
     monkeypatch.setattr(json, "dumps", noting)
     save_metadata(disk, topics)
-    assert disk.files()[FILE_NAME].decode() == dumps(expected, separators=(",", ":"))
+    assert disk.files()[METADATA_FILE].decode() == dumps(expected, separators=(",", ":"))
     assert longest < 200
     assert [operation for operation, _ in disk.log].count("write") > 5

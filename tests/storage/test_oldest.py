@@ -18,7 +18,7 @@ COUNT = 40
 
 def open_queue(disk: SimulatedDisk) -> DiskQueue:
     """The queue t, whose files hold a few messages each."""
-    return DiskQueue("t", DataFolder(disk, InlineBackground(), file_nbytes_max=300))
+    return DiskQueue("t", DataFolder(disk, InlineBackground(), max_file_bytes=300))
 
 
 def append(queue: DiskQueue, numbers: range) -> None:

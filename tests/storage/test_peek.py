@@ -23,8 +23,8 @@ BIG = 2**30
 SIZES = (16, 100, 33)
 
 
-def folder_on(disk: SimulatedDisk, file_nbytes_max: int = 1000) -> DataFolder:
-    return DataFolder(disk, InlineBackground(), file_nbytes_max=file_nbytes_max)
+def folder_on(disk: SimulatedDisk, max_file_bytes: int = 1000) -> DataFolder:
+    return DataFolder(disk, InlineBackground(), max_file_bytes=max_file_bytes)
 
 
 def filled(disk: SimulatedDisk, count: int, sizes: tuple[int, ...] = SIZES) -> DiskQueue:
@@ -101,10 +101,10 @@ def test_what_comes_after_the_view_is_not_in_it() -> None:
     assert ids_of(page) == message_ids(0, 5)
 
 
-@pytest.mark.parametrize("size", [peek._BLOCK_NBYTES - 30, peek._BLOCK_NBYTES, 700_000])
+@pytest.mark.parametrize("size", [peek._BLOCK_BYTES - 30, peek._BLOCK_BYTES, 700_000])
 def test_a_long_body_is_read_no_further_than_shown(size: int) -> None:
     """One that is longer than a block: its beginning, the whole of it, or past it."""
-    queue = DiskQueue("t", folder_on(SimulatedDisk(), file_nbytes_max=BIG))
+    queue = DiskQueue("t", folder_on(SimulatedDisk(), max_file_bytes=BIG))
     queue.append(Segment(batch(0, 3, (size,)), 0, 3, 4))
     ids = message_ids(0, 3)
     (message,) = look(queue, nbytes_max=100).messages
@@ -117,8 +117,8 @@ def test_a_long_body_is_read_no_further_than_shown(size: int) -> None:
 
 def test_a_far_offset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """When so much was read for nothing; what lies before that is shown."""
-    monkeypatch.setattr(peek, "_BLOCK_NBYTES", 1000)
-    monkeypatch.setattr(peek, "SCANNED_NBYTES_MAX", 5000)
+    monkeypatch.setattr(peek, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(peek, "MAX_SCANNED_BYTES", 5000)
     queue = filled(SimulatedDisk(), 1000, (70,))
     assert ids_of(look(queue, skip=45, count_max=1)) == message_ids(45, 1)
     with pytest.raises(PeekTooFar):
@@ -129,9 +129,9 @@ def test_a_far_offset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_bodies_are_passed_at_little_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not read does not count."""
-    monkeypatch.setattr(peek, "_BLOCK_NBYTES", 1000)
-    monkeypatch.setattr(peek, "SCANNED_NBYTES_MAX", 50_000)
-    queue = DiskQueue("t", folder_on(SimulatedDisk(), file_nbytes_max=100_000))
+    monkeypatch.setattr(peek, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(peek, "MAX_SCANNED_BYTES", 50_000)
+    queue = DiskQueue("t", folder_on(SimulatedDisk(), max_file_bytes=100_000))
     queue.append(Segment(batch(0, 40, (50_000,)), 0, 40))
     assert ids_of(look(queue, skip=39)) == message_ids(39, 1)
 

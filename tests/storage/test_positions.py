@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.queues import META, QUEUE, disk_with, folder_on, join, messages, records_name
-from trionsq.storage.positions import Positions, QueueFiles, find_start
+from trionsq.storage.positions import Positions, QueueFiles
+from trionsq.storage.recovery import find_start
 
 FILES = QueueFiles(QUEUE)
 numbers = st.integers(0, 10**18 - 1)

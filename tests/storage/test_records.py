@@ -1,4 +1,4 @@
-"""Records of disk queue files (trionsq.storage.records), held against plain ones."""
+"""Records of disk queue files (trionsq.storage.records), compared with plain ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.subscription import Delivery
 from trionsq.storage.records import (
-    RECORD_NBYTES_EXTRA,
-    Block,
+    RECORD_OVERHEAD_BYTES,
+    EncodedRecords,
     RecordBatch,
-    Records,
+    RecordBlock,
     encode,
     parse,
 )
@@ -85,7 +85,7 @@ def plain_parse(data: bytes, body_max: int) -> Plain:
 # What the codec made, brought to the same terms.
 
 
-def messages_of(block: Block) -> list[Message]:
+def messages_of(block: RecordBlock) -> list[Message]:
     batch = block.batch
     if batch is None:
         return []
@@ -99,12 +99,12 @@ def messages_of(block: Block) -> list[Message]:
     return [Message(*fields) for fields in zip(stamps, attempts, ids, bodies, strict=True)]
 
 
-def check_parse(data: bytes, body_max: int = BODY_MAX) -> Block:
+def check_parse(data: bytes, body_max: int = BODY_MAX) -> RecordBlock:
     """Parse, and compare everything with the plain reading."""
     plain, block = plain_parse(data, body_max), parse(data, body_max)
     assert messages_of(block) == plain.messages
     assert (block.needed, block.corrupt) == (plain.needed, plain.corrupt)
-    assert (block.count, block.nbytes) == (len(plain.messages), plain.ends[-1])
+    assert (block.count, block.size) == (len(plain.messages), plain.ends[-1])
     assert [block.end(index) for index in range(block.count + 1)] == plain.ends
     assert (block.batch is None) == (not plain.messages)
     # Runs are whole: one begins only where the attempts change.
@@ -137,7 +137,7 @@ def batch_of(messages: list[Message], stamped: bool) -> MessageBatch:
     )
 
 
-def encoded_in_runs(block: Block) -> bytes:
+def encoded_in_runs(block: RecordBlock) -> bytes:
     assert block.batch is not None
     parts = [encode(Segment(block.batch, *run)).data for run in block.runs]
     return b"".join(parts)
@@ -205,17 +205,17 @@ def test_encoding_agrees_with_records_made_one_by_one(
     check_records(records, expected)
 
 
-def check_records(records: Records, expected: list[bytes]) -> None:
+def check_records(records: EncodedRecords, expected: list[bytes]) -> None:
     """Bytes, figures, `end` at each record and `fit` around each end."""
     assert records.data == b"".join(expected)
-    assert (records.count, records.nbytes) == (len(expected), len(records.data))
+    assert (records.count, records.size) == (len(expected), len(records.data))
     ends = list(accumulate(map(len, expected), initial=0))
     assert [records.end(count) for count in range(len(ends))] == ends
     for count, end in enumerate(ends):
-        assert records.fit(end) == count
-        assert records.fit(end - 1) == max(count - 1, 0)
-    assert records.fit(-5) == 0
-    assert records.fit(2**40) == len(expected)
+        assert records.count_within(end) == count
+        assert records.count_within(end - 1) == max(count - 1, 0)
+    assert records.count_within(-5) == 0
+    assert records.count_within(2**40) == len(expected)
 
 
 @given(message_lists, st.data())
@@ -241,7 +241,7 @@ def test_a_length_out_of_range_ends_the_records(
     damaged = before + pack(">i", length) + behind[4:]
     block = check_parse(damaged)
     assert block.corrupt
-    assert (block.count, block.nbytes, block.needed) == (at, len(before), 0)
+    assert (block.count, block.size, block.needed) == (at, len(before), 0)
 
 
 @pytest.mark.parametrize("bit", range(32))
@@ -415,7 +415,7 @@ def test_extracted_messages_pin_nothing_of_the_block(
     kept = reachable(extract)
     assert not any(thing is buffer or isinstance(thing, RecordBatch) for thing in kept)
     assert sum(len(thing) for thing in kept if isinstance(thing, bytes)) <= sum(
-        RECORD_NBYTES_EXTRA + len(message.body) for message in chosen
+        RECORD_OVERHEAD_BYTES + len(message.body) for message in chosen
     )
     again = encode(Segment(extract, 0, len(chosen), 9)).data
     assert again == b"".join(plain_record_with(message, 9) for message in chosen)
@@ -466,13 +466,13 @@ def test_recorded_files_are_written_back_byte_for_byte(path: Path) -> None:
     data = path.read_bytes()
     block = check_parse(data, 2**20)
     assert block.count
-    assert encoded_in_runs(block) == data[: block.nbytes]
+    assert encoded_in_runs(block) == data[: block.size]
     messages = messages_of(block)
     made = [
         encode(Segment(batch_of(messages, stamped=True), first, last, attempts)).data
         for first, last, attempts in block.runs
     ]
-    assert b"".join(made) == data[: block.nbytes]
+    assert b"".join(made) == data[: block.size]
 
 
 def test_there_are_recorded_files() -> None:

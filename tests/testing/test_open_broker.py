@@ -1,4 +1,4 @@
-"""A real nsqd for tests of other people's programs (trionsq.testing.broker and .plugin)."""
+"""A real nsqd for tests of users' programs (trionsq.testing.broker and .plugin)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 
 from trionsq import httpget
 from trionsq.client import Consumer, Producer
-from trionsq.storage.lock import DataPathError
+from trionsq.storage.folder import DataPathError
 from trionsq.testing import OpenBroker, broker_in_thread, open_broker
 
 pytest_plugins = ["pytester"]
@@ -51,7 +51,7 @@ def test_options(nsqd):
 
 
 async def test_it_listens_on_free_ports() -> None:
-    """Two of them do not get into each other's way, and clients can use them."""
+    """Two brokers do not disturb each other, and clients can connect."""
     async with open_broker() as one, open_broker() as other:
         assert one.tcp_address != other.tcp_address
         assert (await httpget.get(f"http://{one.http_address}/ping")).body == b"OK"
@@ -67,7 +67,7 @@ async def test_it_listens_on_free_ports() -> None:
 
 
 async def test_the_folder_goes_unless_it_was_given(tmp_path: Path) -> None:
-    """A given one keeps the messages for the next broker."""
+    """A given folder keeps the messages for the next broker; a temporary one is removed."""
     async with open_broker() as nsqd:
         folder = nsqd.data_path
         assert folder.is_dir()
@@ -82,7 +82,7 @@ async def test_the_folder_goes_unless_it_was_given(tmp_path: Path) -> None:
 
 
 async def test_options_are_given_by_name() -> None:
-    """Those of nsqd; others are a TypeError."""
+    """Options of nsqd are keyword arguments; an unknown one is a TypeError."""
     async with open_broker(max_msg_size=5) as nsqd:
         assert nsqd.broker.options.max_msg_size == 5
     with pytest.raises(TypeError):
@@ -98,7 +98,7 @@ async def test_exceptions_of_the_body_come_out_as_they_are() -> None:
 
 
 async def test_cancelling_stops_it_in_order(tmp_path: Path) -> None:
-    """Messages are saved all the same."""
+    """Messages are saved although the body was cancelled."""
     with trio.CancelScope() as scope:
         async with open_broker(tmp_path) as nsqd, Producer(nsqd.tcp_address) as producer:
             await producer.publish("t", b"kept")
@@ -109,7 +109,7 @@ async def test_cancelling_stops_it_in_order(tmp_path: Path) -> None:
 
 
 def test_it_runs_in_a_thread(tmp_path: Path) -> None:
-    """For programs that are not on trio; errors of the start come out here."""
+    """For programs without trio; errors of the start are raised in the caller."""
     with broker_in_thread(tmp_path) as nsqd:
         answer = trio.run(httpget.get, f"http://{nsqd.http_address}/ping")
         assert answer.body == b"OK"
@@ -120,14 +120,14 @@ def test_it_runs_in_a_thread(tmp_path: Path) -> None:
 
 
 def test_the_fixture_gives_one_to_any_test(pytester: pytest.Pytester) -> None:
-    """Plain, asyncio, with options."""
+    """For plain and asyncio tests, and with options."""
     pytester.makepyfile(TEST_OF_A_USER)
     result = pytester.runpytest_subprocess("-p", "trionsq.testing.plugin", "-W", "error")
     result.assert_outcomes(passed=3)
 
 
 def test_the_plugin_imports_no_broker() -> None:
-    """Other people's test runs do not pay for it."""
+    """Test runs that do not use the fixture do not pay for the import."""
     code = "import sys, trionsq.testing.plugin; print(sorted(sys.modules))"
     modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -137,7 +137,7 @@ def test_the_plugin_imports_no_broker() -> None:
 
 
 def test_the_opened_broker_says_where_it_is(tmp_path: Path) -> None:
-    """Its repr helps in a failed test."""
+    """The repr helps when a test fails."""
     with broker_in_thread(tmp_path) as nsqd:
         assert isinstance(nsqd, OpenBroker)
         assert nsqd.tcp_address in repr(nsqd)

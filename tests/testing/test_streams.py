@@ -11,7 +11,7 @@ from trionsq.transports.transport import Transport
 
 
 async def test_the_clients_end_is_a_trio_stream(autojump_clock: MockClock) -> None:
-    """It passes trio's own examination of streams, at both ends."""
+    """It passes trio's own checks for streams, at both ends."""
 
     async def two_streams() -> tuple[MemoryStream, MemoryStream]:
         there, back = Pipe(1000), Pipe(1000)
@@ -27,8 +27,8 @@ async def test_the_clients_end_is_a_trio_stream(autojump_clock: MockClock) -> No
 
 
 async def test_a_pipe_is_bounded(autojump_clock: MockClock) -> None:
-    """No more than the capacity is taken; the rest waits until the other end has read."""
-    stream, transport = memory_connection(capacity_nbytes=10)
+    """A write accepts no more than the capacity; the rest waits for the reader."""
+    stream, transport = memory_connection(capacity_bytes=10)
     broker_side: Transport = transport
     assert broker_side.send_nowait(b"0123456789abc") == 10
     assert broker_side.send_nowait(b"abc") == 0
@@ -58,7 +58,7 @@ async def test_waiting_ends_when_there_is_something(autojump_clock: MockClock) -
 
 
 async def test_one_task_at_a_time_may_wait(autojump_clock: MockClock) -> None:
-    """As with a socket: a second one is told so."""
+    """As with a socket, a second task gets BusyResourceError."""
     _, transport = memory_connection()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(transport.wait_readable)
@@ -71,7 +71,7 @@ async def test_one_task_at_a_time_may_wait(autojump_clock: MockClock) -> None:
 
 
 async def test_a_clean_end_keeps_what_is_under_way() -> None:
-    """The peer reads everything, then the end."""
+    """The peer reads all bytes, then the end."""
     stream, transport = memory_connection()
     transport.send_nowait(b"last words")
     transport.close()
@@ -83,7 +83,7 @@ async def test_a_clean_end_keeps_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("who", ["broker", "client"])
 async def test_closing_with_unread_input_resets(who: str) -> None:
-    """What is under way to the peer is lost, as it may be with a kernel."""
+    """Bytes on their way to the peer are lost, as they may be with a kernel."""
     stream, transport = memory_connection()
     stream.send_nowait(b"unread")
     transport.send_nowait(b"unread")
@@ -100,7 +100,7 @@ async def test_closing_with_unread_input_resets(who: str) -> None:
 
 
 async def test_a_stall_holds_everything_back(autojump_clock: MockClock) -> None:
-    """Nothing arrives, not even the end, until it is over; that it was felt is counted."""
+    """Until `resume` nothing arrives, not even the end; each affected call is counted."""
     stream, transport = memory_connection()
     transport.incoming.stall()
     stream.send_nowait(b"x")
@@ -117,7 +117,7 @@ async def test_a_stall_holds_everything_back(autojump_clock: MockClock) -> None:
 
 
 async def test_a_break_is_felt_at_both_ends() -> None:
-    """The broker gets the very error, the client trio's; each time is counted."""
+    """The broker gets the error itself, the client trio's; each affected call is counted."""
     stream, transport = memory_connection()
     error = TimeoutError("no route")
     transport.outgoing.break_with(error)

@@ -1,4 +1,4 @@
-"""A small real HTTP server that notes what it is sent, and answers as a test says."""
+"""A small real HTTP server that records requests, and answers as a test says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it is answered."""
+    """The answer to a request."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -47,12 +47,12 @@ class Receiver:
     answer: Callable[[Received], Awaitable[Answer]] | None = None
 
     def url(self, path: str = "/", scheme: str = "http") -> str:
-        """A URL of it."""
+        """A URL of the server."""
         return f"{scheme}://{self.address}{path}"
 
     @property
     def bodies(self) -> list[bytes]:
-        """Those of all requests."""
+        """The bodies of all requests."""
         return [one.body for one in self.received]
 
 
@@ -63,7 +63,7 @@ async def receiver(
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Receiver]:
-    """A server on 127.0.0.1; its connections are cut when it is left."""
+    """Run a server on 127.0.0.1; its connections are cut at the end."""
     server = Receiver(answer=answer)
     async with trio.open_nursery() as nursery:
         (raw,) = await trio.open_tcp_listeners(port, host="127.0.0.1")

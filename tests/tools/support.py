@@ -1,4 +1,4 @@
-"""The tools as real processes, and what a broker has of a channel."""
+"""The tools as real processes, and the state of a broker's channel."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from typing import Any
 import pytest
 import trio
 
+from tests.soak import smoke
 from trionsq import httpget
 from trionsq.client import Config, Consumer
 from trionsq.testing import OpenBroker
 
 LIMIT_S = 60.0
+SIGNALS = smoke({"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}, "SIGTERM")
+"""Those that end a tool in order."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a tool ended."""
+    """The result of a tool."""
 
     code: int
     out: bytes
@@ -34,7 +37,7 @@ class Ended:
 
 
 def command(tool: str, *flags: str) -> list[str]:
-    """What starts the tool."""
+    """The command line that starts the tool."""
     return [sys.executable, "-m", f"trionsq.tools.{tool}", *flags]
 
 
@@ -52,7 +55,7 @@ async def run(tool: str, *flags: str, stdin: bytes = b"") -> Ended:
 
 
 def run_here(tool: str, flags: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Ended:
-    """Run the tool to its end in this process: for what is soon over."""
+    """Run the tool to its end in this process, for short runs."""
     main: Callable[[Sequence[str]], int] = import_module(f"trionsq.tools.{tool}").main
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(main(flags))
@@ -66,7 +69,7 @@ def run_here(tool: str, flags: Sequence[str], capsys: pytest.CaptureFixture[str]
 async def running(
     tool: str, *flags: str, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
 ) -> AsyncIterator[trio.Process]:
-    """The tool as a process, killed when left if it runs still."""
+    """Run the tool as a process, and kill it at the end if it still runs."""
     process = await trio.lowlevel.open_process(command(tool, *flags), stdin=stdin, stdout=stdout)
     try:
         yield process
@@ -78,14 +81,14 @@ async def running(
 
 
 def handles(process: trio.Process, signum: signal.Signals) -> bool:
-    """Whether the process does something of its own at this signal."""
+    """Whether the process has a handler for this signal."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
 
     async def holds() -> bool:
         return condition()
@@ -94,7 +97,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until it holds; it is about another process, which has no event to wait for."""
+    """Wait until the condition about another process holds; there is no event to wait for."""
     with trio.fail_after(LIMIT_S):
         while not await condition():  # noqa: ASYNC110
             await trio.sleep(0.01)
@@ -114,7 +117,7 @@ async def channel_stats(nsqd: OpenBroker, topic: str, channel: str) -> dict[str,
 
 
 async def bodies(nsqd: OpenBroker, topic: str, channel: str, count: int) -> list[bytes]:
-    """Take so many messages, in the order in which they come."""
+    """Receive this many messages, in their order of arrival."""
     found: list[bytes] = []
     config = Config(max_in_flight=2500)
     with trio.fail_after(LIMIT_S):
@@ -129,7 +132,7 @@ async def bodies(nsqd: OpenBroker, topic: str, channel: str, count: int) -> list
 
 
 def drain(fd: int) -> bytes:
-    """Read what is in a pipe, without waiting for more."""
+    """Read all bytes in a pipe, without waiting for more."""
     os.set_blocking(fd, False)
     found = b""
     try:

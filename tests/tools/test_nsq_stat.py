@@ -1,4 +1,4 @@
-"""The command nsq_stat, as a process and against a real nsqd."""
+"""The tool nsq_stat, as a process and against a real nsqd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tools.support import LIMIT_S, bodies, run, run_here, running, until_t
 from trionsq import httpget
 from trionsq.client import Producer
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.nsq_stat import Figures, row
+from trionsq.tools.nsq_stat import ChannelCounts, row
 
 HEADER = (
     "------rate------+----------------depth----------------+--------------metadata---------------\n"
@@ -22,13 +22,15 @@ HEADER = (
 
 
 def test_a_row() -> None:
-    """The columns have the original's widths; rates are per second and cut."""
-    figures = Figures(depth=3, in_flight_count=1, message_count=6, backend_depth=0, client_count=0)
+    """The columns have the original's widths; rates are per second and rounded down."""
+    figures = ChannelCounts(
+        depth=3, in_flight_count=1, message_count=6, backend_depth=0, client_count=0
+    )
     assert row(figures, figures, 2) == (
         "      0       0 |       3       3       0     1     0 |       0       0"
         "            6       0"
     )
-    now = Figures(8, 5, 1, 2, 3, 4, 17, 9)
+    now = ChannelCounts(8, 5, 1, 2, 3, 4, 17, 9)
     assert row(figures, now, 2) == (
         "      5       3 |       8       3       5     1     2 |       3       4"
         "           17       9"
@@ -36,7 +38,7 @@ def test_a_row() -> None:
 
 
 async def _fill(nsqd: OpenBroker, count: int) -> None:
-    """The channel c of t, with so many messages that wait."""
+    """Create channel c of topic t with this many messages."""
     async with Producer(nsqd.tcp_address) as producer:
         await producer.publish("t", b"first")
         await bodies(nsqd, "t", "c", 1)
@@ -58,12 +60,12 @@ async def test_rows_are_sums_over_all_nsqds() -> None:
             "--count=26",
         )
         assert (ended.code, ended.err) == (0, "")
-        line = row(zero := Figures(7, message_count=9), zero, 1) + "\n"
+        line = row(zero := ChannelCounts(7, message_count=9), zero, 1) + "\n"
         assert ended.out.decode() == HEADER + line * 24 + HEADER + line * 2
 
 
 async def test_nsqds_are_discovered() -> None:
-    """With --lookupd-http-address the figures are those of the nsqds that have the topic."""
+    """With --lookupd-http-address the counts are those of the nsqds that have the topic."""
     async with (
         running_nsqlookupd() as lookupd,
         open_broker(
@@ -87,7 +89,7 @@ async def test_nsqds_are_discovered() -> None:
             "--count=1",
         )
         assert ended.code == 0
-        line = row(figures := Figures(2, message_count=3), figures, 1) + "\n"
+        line = row(figures := ChannelCounts(2, message_count=3), figures, 1) + "\n"
         assert ended.out.decode() == HEADER + line
 
 
@@ -112,7 +114,7 @@ async def test_signals_end_it(signum: signal.Signals) -> None:
 
 
 async def test_a_channel_that_is_not_there() -> None:
-    """It says that there is no such channel, exit code 1."""
+    """The tool reports a missing channel and exits with 1."""
     async with open_broker() as nsqd:
         await _fill(nsqd, 1)
         address = f"--nsqd-http-address={nsqd.http_address}"
@@ -147,7 +149,7 @@ async def test_a_channel_that_is_not_there() -> None:
     ],
 )
 def test_wrong_usage(flags: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says what is wrong, exit code 1."""
+    """One line reports the error, exit code 1."""
     ended = run_here("nsq_stat", flags, capsys)
     assert ended.code == 1
     assert text in ended.err

@@ -1,4 +1,4 @@
-"""The command nsq_tail, as a process and against a real nsqd."""
+"""The tool nsq_tail, as a process and against a real nsqd."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import trio
 from tests.processes import running_nsqlookupd
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     channel_stats,
     drain,
@@ -37,13 +38,13 @@ async def _publish(nsqd: OpenBroker, topic: str, messages: list[bytes]) -> None:
 
 
 def _waiting_nbytes(fd: int) -> int:
-    """What is in a pipe."""
+    """The number of bytes in a pipe."""
     (nbytes,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))
     return int(nbytes)
 
 
 async def test_n_messages_and_not_one_more() -> None:
-    """It ends after -n with 0: these are finished, all others wait for the next reader."""
+    """After -n messages it exits with 0; these are finished, all others remain."""
     messages = [b"%d" % number for number in range(10)]
     async with open_broker() as nsqd:
         await _publish(nsqd, "t", messages)
@@ -83,9 +84,9 @@ async def test_by_default_a_channel_of_its_own() -> None:
         os.close(writing)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> None:
-    """Stopped while nobody reads its output, it gives back at once what it has not written."""
+    """Stopped while nobody reads its output, it returns unwritten messages at once."""
     messages = [b"%0100d" % number for number in range(3000)]
     reading, writing = os.pipe()
     try:
@@ -111,7 +112,7 @@ async def test_a_signal_in_mid_work_loses_nothing(signum: signal.Signals) -> Non
 
 
 async def test_a_second_signal_ends_it_at_once() -> None:
-    """While it waits for its output to take the rest of a line, another signal kills it."""
+    """While it waits to write the rest of a line, a second signal kills it."""
     reading, writing = os.pipe()
     try:
         async with open_broker() as nsqd:
@@ -151,7 +152,7 @@ async def test_nsqds_are_found_through_nsqlookupd() -> None:
 
 
 async def test_a_message_is_not_given_up() -> None:
-    """However often it was delivered before, a message is written rather than dropped."""
+    """However often a message was delivered, it is written."""
     async with open_broker() as nsqd:
         await _publish(nsqd, "t", [b"one"])
         where = [nsqd.tcp_address]
@@ -166,7 +167,7 @@ async def test_a_message_is_not_given_up() -> None:
 
 
 async def test_nobody_reads_on() -> None:
-    """When its output is closed it says so, exit code 1, and every message waits again."""
+    """When its output is closed it reports that and exits with 1; every message remains."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -185,7 +186,7 @@ async def test_nobody_reads_on() -> None:
 
 
 async def test_nsqd_sees_who_reads() -> None:
-    """nsqd shows the client with the user agent of the original's tool."""
+    """nsqd shows the client with the original tool's user agent."""
     async with open_broker() as nsqd:
         address = f"--nsqd-tcp-address={nsqd.tcp_address}"
         async with running("nsq_tail", "--topic=t", "--channel=c", address):
@@ -220,7 +221,7 @@ async def test_nsqd_sees_who_reads() -> None:
 def test_wrong_usage(
     flags: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says what is wrong, exit code 1; with the usage and 2 for the flags themselves."""
+    """One line reports the error, exit code 1; for a bad flag the usage, exit code 2."""
     ended = run_here("nsq_tail", flags, capsys)
     assert ended.code == code
     assert text in ended.err
@@ -228,6 +229,6 @@ def test_wrong_usage(
 
 
 async def test_version() -> None:
-    """--version prints it, exit code 0."""
+    """--version prints the version, exit code 0."""
     ended = await run("nsq_tail", "--version")
     assert (ended.code, ended.out) == (0, b"nsq_tail v1.3.0\n")

@@ -15,12 +15,13 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from tests.tools.support import run_here
+from tests.soak import smoke
+from tests.tools.support import SIGNALS, run_here
 from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.common import Progress
-from trionsq.tools.nsq_to_file.options import Options
-from trionsq.tools.nsq_to_file.run import TopicTask
+from trionsq.tools.nsq_to_file import TopicTask
+from trionsq.tools.nsq_to_file_options import NsqToFileOptions
+from trionsq.tools.stdio import Progress
 
 COMMAND = [sys.executable, "-m", "trionsq.tools.nsq_to_file"]
 LIMIT_S = 60.0
@@ -28,7 +29,7 @@ LIMIT_S = 60.0
 
 @asynccontextmanager
 async def running(nsqd: OpenBroker, folder: Path, *flags: str) -> AsyncIterator[trio.Process]:
-    """The tool, for topic t unless the flags say which."""
+    """Run the tool, for topic t unless the flags name one."""
     base = [f"--nsqd-tcp-address={nsqd.tcp_address}", f"--output-dir={folder}"]
     if not any(flag.startswith("--topic") for flag in flags):
         base.append("--topic=t")
@@ -47,7 +48,7 @@ async def running(nsqd: OpenBroker, folder: Path, *flags: str) -> AsyncIterator[
 
 
 async def stop(process: trio.Process, signum: int = signal.SIGTERM) -> str:
-    """Signal it and wait until it ends, which must be with exit code 0; its log."""
+    """Send a signal and wait for exit code 0. Returns the log."""
     process.send_signal(signum)
     text = await log_of(process)
     assert process.returncode == 0, text
@@ -55,7 +56,7 @@ async def stop(process: trio.Process, signum: int = signal.SIGTERM) -> str:
 
 
 async def log_of(process: trio.Process) -> str:
-    """Its log until it ends."""
+    """The log until the tool ends."""
     assert process.stderr is not None
     text = b"".join([chunk async for chunk in process.stderr])
     await process.wait()
@@ -63,14 +64,14 @@ async def log_of(process: trio.Process) -> str:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it."""
+    """Wait until the condition holds."""
     with trio.fail_after(LIMIT_S):
         while not is_so():  # noqa: ASYNC110 - nothing tells
             await trio.sleep(0.01)
 
 
 def records(folder: Path) -> list[bytes]:
-    """Those of all files."""
+    """The records of all files."""
     found: list[bytes] = []
     for path in sorted(folder.rglob("*.*")):
         data = path.read_bytes()
@@ -82,7 +83,7 @@ def records(folder: Path) -> list[bytes]:
 
 
 def finished(nsqd: OpenBroker) -> int:
-    """Messages of the channel that were finished."""
+    """The number of finished messages of the channel."""
     topic = nsqd.broker.topics.get("t")
     channel = topic.channels.get("nsq_to_file") if topic else None
     if channel is None:
@@ -92,7 +93,7 @@ def finished(nsqd: OpenBroker) -> int:
 
 
 def names(folder: Path) -> list[str]:
-    """Files, sorted."""
+    """The names of all files, sorted."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -135,16 +136,16 @@ async def publish(nsqd: OpenBroker, bodies: Sequence[bytes], topic: str = "t") -
 def test_refusals(
     flags: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What can't work is said, with the original's texts and exit codes."""
+    """Refused options have the original's texts and exit codes."""
     ended = run_here("nsq_to_file", flags, capsys)
     assert (ended.code, line in ended.err) == (code, True), ended.err
     if flags == ["--version"]:
         assert ended.out == b"nsq_to_file v1.3.0\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_syncs_finishes_and_closes(tmp_path: Path, signum: int) -> None:
-    """Messages too few for a sync are in the file and finished when the tool ends, with 0."""
+    """Messages too few for a sync are written and finished when the tool ends with 0."""
     async with open_broker() as nsqd:
         async with running(nsqd, tmp_path) as process:
             await publish(nsqd, [b"one", b"two"])
@@ -158,10 +159,19 @@ async def test_a_signal_syncs_finishes_and_closes(tmp_path: Path, signum: int) -
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--gzip", "--rotate-size=5000", "--work-dir={work}", "--max-in-flight=50"]]
+    "flags",
+    smoke(
+        {
+            "plain": [],
+            "all at once": [
+                *("--gzip", "--rotate-size=5000", "--work-dir={work}", "--max-in-flight=50")
+            ],
+        },
+        "all at once",
+    ),
 )
 async def test_nothing_is_lost_when_stopped_in_mid_work(tmp_path: Path, flags: list[str]) -> None:
-    """Stopped and started again and again under load: each message is in a file, and once."""
+    """Stopped and started repeatedly under load: each message is in a file exactly once."""
     expected = [b"%d" % number for number in range(20_000)]
     output = tmp_path / "output"
     flags = [flag.format(work=tmp_path / "work") for flag in flags]
@@ -192,7 +202,7 @@ async def test_nothing_is_lost_when_stopped_in_mid_work(tmp_path: Path, flags: l
 
 
 async def test_nothing_is_lost_when_killed(tmp_path: Path) -> None:
-    """After kill -9 in mid-work a second run writes the rest; none is missing.
+    """After kill -9 a second run writes the rest; no message is missing.
 
     What the first had in flight comes after its time-out: nsqd does not requeue on a disconnection.
     """
@@ -225,7 +235,7 @@ async def test_hang_up_begins_another_file(tmp_path: Path) -> None:
 
 
 async def test_sync_interval(tmp_path: Path) -> None:
-    """A message waits no longer than the interval for its FIN; ticks rotate without messages."""
+    """A message waits at most the interval for its FIN; files rotate also without messages."""
     flags = ["--sync-interval=50ms", "--rotate-interval=200ms"]
     async with open_broker() as nsqd, running(nsqd, tmp_path, *flags) as process:
         await publish(nsqd, [b"one"])
@@ -236,7 +246,7 @@ async def test_sync_interval(tmp_path: Path) -> None:
 
 
 async def test_a_write_error_is_fatal_and_gives_back(tmp_path: Path) -> None:
-    """A full disk ends the tool with 1, and nsqd still has every message."""
+    """On a full disk the tool exits with 1, and nsqd still has every message."""
     (tmp_path / "full").symlink_to("/dev/full")
     async with open_broker() as nsqd:
         async with running(nsqd, tmp_path, "--filename-format=full") as process:
@@ -251,7 +261,7 @@ async def test_a_write_error_is_fatal_and_gives_back(tmp_path: Path) -> None:
 
 
 async def test_topics_by_pattern(tmp_path: Path) -> None:
-    """Topics that nsqlookupd comes to know are written too, those that match."""
+    """Matching topics that appear at nsqlookupd later are written too."""
     async with (
         running_nsqlookupd() as lookupd,
         open_broker(
@@ -275,7 +285,7 @@ async def test_topics_by_pattern(tmp_path: Path) -> None:
 
 
 async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
-    """At any fsync, nsqd has had no FIN for a record that earlier ones did not make durable.
+    """At any fsync, nsqd has had no FIN for a record that is not yet durable.
 
     And a failed one is the last: it ends the topic, and what it was for goes back to nsqd.
     """
@@ -302,7 +312,7 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
                         "t", [b"%d" % n for n in range(number, number + 10)]
                     )
 
-        options = Options(
+        options = NsqToFileOptions(
             topic=("t",),
             nsqd_tcp_address=(nsqd.tcp_address,),
             output_dir=str(tmp_path),
@@ -324,7 +334,7 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
 
 
 async def test_what_waits_for_a_sync_is_not_delivered_again(tmp_path: Path) -> None:
-    """A sync interval longer than nsqd's time-out is no reason to deliver a message again."""
+    """nsqd redelivers nothing, although the sync interval exceeds its timeout."""
     async with open_broker() as nsqd:
         where = [nsqd.tcp_address]
         flags = ["--consumer-opt=msg_timeout,3s", "--sync-interval=1h"]
@@ -348,7 +358,9 @@ async def test_what_waits_for_a_sync_is_not_delivered_again(tmp_path: Path) -> N
 
 
 async def test_what_a_killed_run_left_is_moved_by_the_next(tmp_path: Path) -> None:
-    """After kill -9 the work dir's file is moved; its messages come again, so none is missing."""
+    """After kill -9 the next run moves the work dir's file; messages come again, and none is
+    missing.
+    """
     output, work = tmp_path / "output", tmp_path / "work"
     flags = ["--gzip", f"--work-dir={work}", "--sync-interval=50ms", "--max-in-flight=1"]
     async with open_broker() as nsqd:

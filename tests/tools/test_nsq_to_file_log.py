@@ -1,4 +1,4 @@
-"""The files of a topic, as the tool nsq_to_file writes them, without broker and clock."""
+"""The files of a topic, as nsq_to_file writes them, without a broker or a clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trionsq.tools.nsq_to_file import names
-from trionsq.tools.nsq_to_file.topic_log import Now, Settings, TopicLog
+from trionsq.tools import nsq_to_file_options as names
+from trionsq.tools.nsq_to_file_log import Now, TopicLog
+from trionsq.tools.nsq_to_file_options import LogSettings
 
 BEGIN = datetime(2026, 11, 21, 23, 59, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> Now:
-    """So long after the tests' begin."""
+    """The time so long after the start of the tests."""
     return Now(BEGIN + timedelta(seconds=seconds), seconds)
 
 
@@ -35,11 +36,11 @@ def make(folder: Path, **changes: Any) -> TopicLog:
         "output_dir": str(folder),
         "work_dir": str(folder),
     }
-    return TopicLog(Settings(**(given | changes)))
+    return TopicLog(LogSettings(**(given | changes)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What the folder's files hold, by name; gzip is unpacked, to the last byte."""
+    """The contents of the folder's files, by name; gzip files are unpacked completely."""
     return {
         str(path.relative_to(folder)): unpacked(path)
         for path in sorted(folder.rglob("*"))
@@ -57,7 +58,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def test_datetime_directives_are_those_of_the_original() -> None:
-    """The documented subset is replaced; anything else stays as it is."""
+    """The documented directives are replaced; other characters stay."""
     now = datetime(2026, 1, 2, 15, 4, 5, tzinfo=UTC)
     shown = names.format_datetime("%B %b %m %A %a %d %H %I %M %S %Y %y %p %Z %z %% %j %", now)
     assert shown == ("January Jan 01 Friday Fri 02 15 03 04 05 2026 26 PM UTC +0000 % %j %")
@@ -68,12 +69,12 @@ def test_datetime_directives_are_those_of_the_original() -> None:
     [("", "web"), ("<SHORT_HOST>-a", "web-a"), ("<HOSTNAME>", "web.example.org"), ("x", "x")],
 )
 def test_host_identifier(text: str, expected: str) -> None:
-    """The short name by default; both forms of the name can be used in another."""
+    """The short name by default; a format may contain both forms of the name."""
     assert names.host_identifier(text, "web.example.org") == expected
 
 
 def test_revision_is_removed_where_none_is_needed() -> None:
-    """Plain, unrotated files in one folder have a name without revision."""
+    """Plain, unrotated files in one folder have no revision."""
     text = "<TOPIC>.<HOST><REV>.<PID>.<DATETIME>.log"
     plain = names.name_format(text, "t", "h", 7, gzip=False, needs_revision=False)
     assert plain == "t.h.7.<DATETIME>.log"
@@ -85,7 +86,7 @@ def test_revision_is_removed_where_none_is_needed() -> None:
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40), st.datetimes())
 def test_any_datetime_format_is_taken(text: str, now: datetime) -> None:
-    """No text of a format is refused, and without directives it is the name."""
+    """No format is refused; one without directives is used as it is."""
     shown = names.format_datetime(text, now)
     if "%" not in text:
         assert shown == text
@@ -95,7 +96,7 @@ def test_any_datetime_format_is_taken(text: str, now: datetime) -> None:
 
 
 def test_plain_files_are_continued(tmp_path: Path) -> None:
-    """A second run appends to the file of the first, which has no revision in its name."""
+    """A second run appends to the file of the first."""
     for body in (b"one", b"two"):
         log = make(tmp_path, name_format="t.<DATETIME>.log")
         log.write([body], at(0))
@@ -105,7 +106,7 @@ def test_plain_files_are_continued(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"gzip_level": 6}, {"rotate_interval_s": 60.0}])
 def test_exclusive_files_take_the_next_revision(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """gzip and interval files are never continued: what exists stays as it is."""
+    """gzip files and files with an interval are never continued."""
     suffix = ".gz" if "gzip_level" in changes else ""
     for body in (b"one", b"two"):
         log = make(tmp_path, name_format=f"t<REV>.log{suffix}", **changes)
@@ -118,7 +119,7 @@ def test_exclusive_files_take_the_next_revision(tmp_path: Path, changes: dict[st
 
 
 def test_name_changes_with_the_time(tmp_path: Path) -> None:
-    """The next hour's records are in the next hour's file, revision 0."""
+    """Records of the next hour are in the next hour's file, revision 0."""
     log = make(tmp_path)
     assert not log.write([b"old"], at(0))
     assert log.write([b"new"], at(60))
@@ -138,7 +139,7 @@ def test_size_is_checked_for_each_record(tmp_path: Path) -> None:
 
 
 def test_size_found_at_open_counts(tmp_path: Path) -> None:
-    """A file that is too large already is not continued."""
+    """A file that is already too large is not continued."""
     (tmp_path / "t-000000.log").write_bytes(b"x" * 8)
     log = make(tmp_path, name_format="t<REV>.log", rotate_size=7)
     log.write([b"a"], at(0))
@@ -147,7 +148,7 @@ def test_size_found_at_open_counts(tmp_path: Path) -> None:
 
 
 def test_interval(tmp_path: Path) -> None:
-    """A file older than the interval is done, whatever its name."""
+    """A file older than the interval is closed, whatever its name."""
     log = make(tmp_path, name_format="t<REV>.log", rotate_interval_s=10.0)
     log.write([b"a"], at(0))
     log.write([b"b"], at(10))
@@ -157,29 +158,29 @@ def test_interval(tmp_path: Path) -> None:
 
 
 def test_ticks_make_empty_files_unless_told_otherwise(tmp_path: Path) -> None:
-    """Nothing is there before the first tick; then a file for each interval, even if empty."""
+    """Before the first tick there is no file; then one for each interval, even if empty."""
     log = make(tmp_path, name_format="t<REV>.log.gz", rotate_interval_s=10.0, gzip_level=1)
     assert not contents(tmp_path)
     for seconds in (0, 5, 11):
-        log.tick(at(seconds))
+        log.rotate_if_due(at(seconds))
     log.close()
     assert contents(tmp_path) == {"t-000000.log.gz": b"", "t-000001.log.gz": b""}
 
 
 def test_skip_empty_files(tmp_path: Path) -> None:
-    """A tick closes the file that is done, and opens none."""
+    """A tick closes the finished file and opens none."""
     log = make(tmp_path, name_format="t<REV>.log", rotate_interval_s=10.0, skip_empty_files=True)
-    log.tick(at(0))
+    log.rotate_if_due(at(0))
     log.write([b"a"], at(1))
-    log.tick(at(12))
+    log.rotate_if_due(at(12))
     assert log.path is None
-    log.tick(at(24))
+    log.rotate_if_due(at(24))
     log.close()
     assert contents(tmp_path) == {"t-000000.log": b"a\n"}
 
 
 def test_each_sync_ends_a_gzip_member(tmp_path: Path) -> None:
-    """After a sync the file is whole for every reader, though it is still being written."""
+    """After a sync every reader can unpack the file, although it is still being written."""
     log = make(tmp_path, name_format="t<REV>.log.gz", gzip_level=9)
     for count in (1, 2):
         log.write([b"record"], at(0))
@@ -193,7 +194,9 @@ def test_each_sync_ends_a_gzip_member(tmp_path: Path) -> None:
 
 
 def test_work_dir(tmp_path: Path) -> None:
-    """Files in progress are in the work dir, done ones in the same folders of the output dir."""
+    """Files in progress are in the work dir, finished ones in the same subfolders of the output
+    dir.
+    """
     work, output = tmp_path / "work", tmp_path / "output"
     log = make(
         output, work_dir=str(work), name_format="<DATETIME>/t<REV>.log", datetime_format="%Y/%m"
@@ -209,14 +212,14 @@ def test_work_dir(tmp_path: Path) -> None:
 
 
 def umask() -> int:
-    """That of this process."""
+    """This process's umask."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def test_a_move_never_replaces_a_file(tmp_path: Path) -> None:
-    """Names taken in the output dir are not begun; one that was taken since is passed over."""
+    """Names that exist in the output dir are skipped, at opening and at moving."""
     work, output = tmp_path / "work", tmp_path / "output"
     output.mkdir()
     (output / "t-000000.log").write_bytes(b"theirs")
@@ -234,14 +237,14 @@ def test_a_move_never_replaces_a_file(tmp_path: Path) -> None:
 
 
 def test_an_error_leaves_records_unsynced(tmp_path: Path) -> None:
-    """A failed fsync comes out, and nothing counts as durable."""
+    """A failed fsync raises, and no record counts as durable."""
 
     def fail(fd: int) -> None:
         if not os.path.isdir(f"/proc/self/fd/{fd}"):
             raise OSError(5, "Input/output error")
 
     log = TopicLog(
-        Settings(
+        LogSettings(
             name_format="t.log",
             datetime_format="",
             output_dir=str(tmp_path),
@@ -257,7 +260,7 @@ def test_an_error_leaves_records_unsynced(tmp_path: Path) -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Any life of a log: every record is in exactly one file, in order, and durable in time."""
+    """Any sequence of calls: every record is in exactly one file, in order, and durable in time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +293,7 @@ class Life(RuleBasedStateMachine):
     ) -> None:
         """Any settings."""
         self.suffix = ".gz" if level else ""
-        self.settings = Settings(
+        self.settings = LogSettings(
             name_format=f"<DATETIME>t<REV>.log{self.suffix}",
             datetime_format=moment,
             output_dir=str(self.root / "output"),
@@ -303,13 +306,13 @@ class Life(RuleBasedStateMachine):
         self.log = TopicLog(self.settings, self.fsync)
 
     def fsync(self, fd: int) -> None:
-        """Remember what is durable, by inode."""
+        """Record the durable content, by inode."""
         status = os.fstat(fd)
         self.durable[status.st_ino] = status.st_size
 
     @rule(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=8))
     def write(self, lengths: list[int]) -> None:
-        """A batch; what earlier ones left in a file that is done is durable."""
+        """Write a batch. Earlier records in a closed file are durable."""
         bodies = [b"%d:%s" % (len(self.expected) + i, b"x" * n) for i, n in enumerate(lengths)]
         files = self.log.files
         had_path = self.log.path is not None
@@ -319,37 +322,37 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        """Everything is durable, and readable."""
+        """Sync. Everything is durable and readable."""
         self.log.sync()
         self.check_all()
 
     @rule(seconds=st.sampled_from([0.5, 6.0, 3600.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now_s += seconds
 
     @rule()
     def tick(self) -> None:
-        """The tool notices."""
-        self.log.tick(at(self.now_s))
+        """Rotate if due."""
+        self.log.rotate_if_due(at(self.now_s))
 
     @rule()
     def close(self) -> None:
-        """SIGHUP."""
+        """Close the file, as SIGHUP does."""
         self.log.close()
         assert self.log.path is None
         self.check_all()
 
     @rule()
     def restart(self) -> None:
-        """SIGTERM, and a new process over the same folders."""
+        """Stop as SIGTERM does, and start a new process over the same folders."""
         self.log.close()
         self.log = TopicLog(self.settings, self.fsync)
 
     @precondition(lambda self: self.settings.has_work_dir)
     @rule()
     def steal_a_name(self) -> None:
-        """Another process takes the name that the file in progress was to have."""
+        """Another process takes the name for which the file in progress is meant."""
         if self.log.path is not None:
             taken = Path(self.log.path.replace("/work/", "/output/"))
             if not taken.exists():
@@ -359,12 +362,12 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def unsynced_is_what_may_be_lost(self) -> None:
-        """Without unsynced records, all is durable."""
+        """Without unsynced records, all records are durable."""
         if hasattr(self, "log") and not self.log.unsynced:
             self.check_all()
 
     def check_all(self) -> None:
-        """Each record is there once, whole and durable; no file is larger than it may be."""
+        """Each record exists once, complete and durable; no file exceeds its size."""
         found: list[bytes] = []
         for path in self.root.rglob("*"):
             if path.is_file():

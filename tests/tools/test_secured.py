@@ -1,4 +1,4 @@
-"""The tools, as processes, with an nsqd that wants TLS, a certificate and a secret."""
+"""The tools, as processes, with an nsqd that requires TLS, a client certificate and a secret."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.secured import SECRET, Papers, auth_server, make_papers
+from tests.soak import smoke
 from tests.tools.support import LIMIT_S, run, running, until
 from trionsq.testing import OpenBroker, open_broker
 
@@ -26,7 +27,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @asynccontextmanager
 async def locked_nsqd(papers: Papers) -> AsyncIterator[OpenBroker]:
-    """It lets in who has a certificate and the secret."""
+    """An nsqd that requires a certificate and the secret."""
     async with (
         auth_server() as server,
         open_broker(
@@ -39,13 +40,13 @@ async def locked_nsqd(papers: Papers) -> AsyncIterator[OpenBroker]:
 
 
 def opts(flag: str, papers: Papers, *more: str) -> list[str]:
-    """What opens it."""
+    """The client options for that nsqd."""
     options = ("tls_v1", f"tls_root_ca_file,{papers.ca}", f"tls-cert,{papers.client}")
     secret = f"auth_secret,{SECRET}"
     return [f"--{flag}={option}" for option in (*options, secret, *more)]
 
 
-@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+@pytest.mark.parametrize("compression", smoke({"snappy": "snappy", "deflate": "deflate"}, "snappy"))
 async def test_lines_through_two_locked_nsqds(
     compression: str, papers: Papers, tmp_path: Path
 ) -> None:
@@ -80,7 +81,7 @@ async def test_lines_through_two_locked_nsqds(
 async def https_nsqlookupd(
     papers: Papers, nsqd: OpenBroker, asked: list[bytes]
 ) -> AsyncIterator[str]:
-    """The URL of one that knows the topic t and the nsqd; it notes what it is asked."""
+    """The URL of an nsqlookupd that knows topic t and the nsqd; it records requests."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(papers.cert, papers.key)
     host, port = nsqd.tcp_address.split(":")
@@ -110,7 +111,7 @@ async def https_nsqlookupd(
 
 
 async def test_an_nsqlookupd_over_https(papers: Papers, tmp_path: Path) -> None:
-    """It is trusted as nsqd is, by the topics' discovery too; the secret goes with /lookup."""
+    """The TLS options for nsqd apply, also when topics are discovered; /lookup gets the secret."""
     consuming = opts("consumer-opt", papers)
     asked: list[bytes] = []
     async with (
@@ -139,9 +140,9 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", smoke({tool: tool for tool in TOOLS}, "nsq_tail"))
 async def test_who_is_not_let_in(tool: str, papers: Papers) -> None:
-    """It ends with 1 and one line that says with whom and why; the secret is not in it."""
+    """It exits with 1 and one line with the address and the reason, without the secret."""
     flag, *rest = TOOLS[tool]
     wrong = f"--{flag}=auth_secret,wrong-secret"
     cases = [
@@ -164,7 +165,7 @@ async def test_who_is_not_let_in(tool: str, papers: Papers) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 async def test_a_bad_file(tool: str, tmp_path: Path) -> None:
-    """Is a wrong flag: the usage, and 2, before anything is connected to."""
+    """A bad file is a bad flag: the usage, exit code 2, before any connection."""
     flag, *rest = TOOLS[tool]
     bad = f"--{flag}=tls_root_ca_file,{tmp_path}/none.pem"
     ended = await run(tool, "--nsqd-tcp-address=127.0.0.1:1", *rest, f"--{flag}=tls_v1", bad)

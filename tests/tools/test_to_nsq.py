@@ -1,4 +1,4 @@
-"""The command to_nsq, as a process and against a real nsqd."""
+"""The tool to_nsq, as a process and against a real nsqd."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tools.support import (
     LIMIT_S,
+    SIGNALS,
     bodies,
     command,
     drain,
@@ -25,13 +26,13 @@ from tests.tools.support import (
 )
 from trionsq.client import Config
 from trionsq.testing import OpenBroker, open_broker
-from trionsq.tools.to_nsq import Records, ToNsqOptions, _Publishing, groups
+from trionsq.tools.to_nsq import RecordSplitter, ToNsqOptions, _Publishing, groups
 
 
 @given(st.lists(st.text(alphabet="ab\n").map(str.encode)))
 def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
-    """However the input is cut, the records are those between delimiters; empty ones are none."""
-    records = Records(b"\n")
+    """However the input is cut, the records are the same; empty ones are dropped."""
+    records = RecordSplitter(b"\n")
     found = [record for piece in pieces for record in records.feed(piece)]
     if rest := records.pop_rest():
         found.append(rest)
@@ -39,7 +40,7 @@ def test_records_do_not_depend_on_how_they_come(pieces: list[bytes]) -> None:
 
 
 def test_groups_are_bounded_and_leave_out_nothing() -> None:
-    """A run has 500 records and 256 KiB at most; a larger record is alone."""
+    """A group has at most 500 records and 256 KiB; a larger record stands alone."""
     records = [b"x"] * 1100 + [b"y" * 300_000] + [b"z" * 200_000] * 2
     parted = list(groups(records))
     assert [record for group in parted for record in group] == records
@@ -47,7 +48,7 @@ def test_groups_are_bounded_and_leave_out_nothing() -> None:
 
 
 async def test_each_nsqd_gets_every_record() -> None:
-    """Records are published in order to all nsqds; empty ones are not, the last one is whole."""
+    """Records are published in order to all nsqds, without empty ones and with the last one."""
     async with open_broker() as one, open_broker() as two:
         ended = await run(
             "to_nsq",
@@ -62,7 +63,7 @@ async def test_each_nsqd_gets_every_record() -> None:
 
 
 async def test_another_delimiter() -> None:
-    """--delimiter replaces the newline, which is then a byte like others."""
+    """--delimiter replaces the newline, which is then an ordinary byte."""
     async with open_broker() as nsqd:
         address = f"--nsqd-tcp-address={nsqd.tcp_address}"
         ended = await run("to_nsq", "--topic=t", address, "--delimiter=,", stdin=b"a\n,b")
@@ -71,7 +72,7 @@ async def test_another_delimiter() -> None:
 
 
 async def test_a_refused_record_ends_it() -> None:
-    """What nsqd refuses is said, exit code 1; the records before it are published, none after."""
+    """nsqd's error ends the tool with 1; the records before it are published, none after it."""
     async with open_broker(max_msg_size=100) as nsqd:
         address = f"--nsqd-tcp-address={nsqd.tcp_address}"
         lines = b"a\nb\n" + b"x" * 101 + b"\n" + b"after\n" * 5000
@@ -82,7 +83,7 @@ async def test_a_refused_record_ends_it() -> None:
 
 
 async def test_progress_is_shown_on_a_terminal() -> None:
-    """On a terminal stderr tells how many were published; elsewhere it stays empty."""
+    """On a terminal stderr shows the number of published records; otherwise it stays empty."""
     terminal, slave = os.openpty()
     try:
         async with open_broker() as nsqd:
@@ -96,7 +97,7 @@ async def test_progress_is_shown_on_a_terminal() -> None:
 
 
 async def _feed(fd: int, sent: bytearray) -> None:
-    """Write lines to a pipe until cancelled; *sent* is what it took."""
+    """Write lines to a pipe until cancelled; *sent* collects the written bytes."""
     os.set_blocking(fd, False)
     number = 0
     rest = b""
@@ -116,11 +117,11 @@ async def _published(nsqd: OpenBroker) -> int:
 
 
 @pytest.mark.parametrize(("rate", "least"), [("0", 2000), ("50", 3)])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", SIGNALS)
 async def test_a_signal_in_mid_work_loses_nothing(
     rate: str, least: int, signum: signal.Signals
 ) -> None:
-    """Every byte that was read is published; what was not is still in the pipe, line by line."""
+    """Every byte that was read is published; the others are still in the pipe, line by line."""
     sent = bytearray()
     reading, writing = os.pipe()
     try:
@@ -149,7 +150,7 @@ async def test_a_signal_in_mid_work_loses_nothing(
 
 
 async def test_a_second_signal_ends_it_at_once() -> None:
-    """While it waits for the end of a record that was begun, another signal kills it."""
+    """While it waits for the end of a record, a second signal kills it."""
     reading, writing = os.pipe()
     try:
         async with open_broker() as nsqd:
@@ -172,12 +173,12 @@ async def test_a_second_signal_ends_it_at_once() -> None:
 
 
 async def test_the_rate(autojump_clock: trio.testing.MockClock) -> None:
-    """Messages begin 1/rate apart; time that was lost waiting for input is not made up for."""
+    """Messages start 1/rate apart; time spent waiting for input is not made up for."""
     publishing = _Publishing(ToNsqOptions(rate=4), Config())
     begins = []
     for pause_s in (0, 0, 0, 10, 0, 0):
         await trio.sleep(pause_s)
-        await publishing._pace()
+        await publishing._wait_for_turn()
         begins.append(trio.current_time())
     assert [begin - begins[0] for begin in begins] == pytest.approx([0, 0.25, 0.5, 10.5, 10.75, 11])
 
@@ -201,7 +202,7 @@ async def test_the_rate(autojump_clock: trio.testing.MockClock) -> None:
     ],
 )
 async def test_wrong_usage(flags: tuple[str, ...], code: int, text: str) -> None:
-    """One line says what is wrong, exit code 1; with the usage and 2 for the flags themselves."""
+    """One line reports the error, exit code 1; for a bad flag the usage, exit code 2."""
     ended = await run("to_nsq", *flags, stdin=b"x")
     assert ended.code == code
     assert text in ended.err

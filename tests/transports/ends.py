@@ -10,11 +10,9 @@ from pathlib import Path
 import trustme
 
 from trionsq.testing.streams import MemoryTransport, Pipe
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import Layer, UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import Engine, SslEngine, TlsLayer
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import Layer, LayeredTransport, Transport
 
 STEPS_MAX = 100_000
 HOST = "127.0.0.1"
@@ -88,33 +86,33 @@ def shaken(server: Engine, client: Engine) -> tuple[Engine, Engine]:
                 done += 1
             except ssl.SSLWantReadError:
                 pass
-            other.feed(engine.take())
+            other.put_received(engine.take_unsent())
         if done == 2:
             return server, client
     raise AssertionError("no handshake")
 
 
-def memory_pair(capacity_nbytes: int) -> tuple[MemoryTransport, MemoryTransport]:
+def memory_pair(capacity_bytes: int) -> tuple[MemoryTransport, MemoryTransport]:
     """The two ends of a connection, both as transports."""
-    there, back = Pipe(capacity_nbytes), Pipe(capacity_nbytes)
+    there, back = Pipe(capacity_bytes), Pipe(capacity_bytes)
     return MemoryTransport(there, back), MemoryTransport(back, there)
 
 
-def _tls(one: Transport, other: Transport) -> tuple[UpgradedTransport, UpgradedTransport]:
+def _tls(one: Transport, other: Transport) -> tuple[LayeredTransport, LayeredTransport]:
     engines = shaken(SslEngine(server_context(), server_side=True), client_engine())
     return (
-        UpgradedTransport(one, TlsLayer(engines[0])),
-        UpgradedTransport(other, TlsLayer(engines[1])),
+        LayeredTransport(one, TlsLayer(engines[0])),
+        LayeredTransport(other, TlsLayer(engines[1])),
     )
 
 
-Ends = tuple[UpgradedTransport, UpgradedTransport]
+Ends = tuple[LayeredTransport, LayeredTransport]
 
 
 def _both(layer: Callable[[], Layer]) -> Callable[[Transport, Transport], Ends]:
     return lambda one, other: (
-        UpgradedTransport(one, layer()),
-        UpgradedTransport(other, layer()),
+        LayeredTransport(one, layer()),
+        LayeredTransport(other, layer()),
     )
 
 

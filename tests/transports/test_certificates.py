@@ -30,9 +30,8 @@ from tests.transports.ends import (
     write_pair,
 )
 from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles
-from trionsq.transports.cipher_names import suite_name, version_name
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.tls import Engine, SslEngine, TlsLayer, reason_of
+from trionsq.transports.tls import Engine, SslEngine, TlsLayer, reason_of, suite_name, version_name
+from trionsq.transports.transport import LayeredTransport
 
 POLICIES = ("", "require", "require-verify")
 
@@ -61,7 +60,7 @@ def test_whom_a_policy_lets_in(tmp_path: Path, policy: str) -> None:
     seen = {}
     for who, certificate in (("nobody", None), ("ours", ours), ("foreign", foreign)):
         try:
-            seen[who] = meets(tls.engine(0.0), certificate)
+            seen[who] = meets(tls.new_engine(0.0), certificate)
         except ssl.SSLError:
             seen[who] = "refused"
     assert (
@@ -78,7 +77,7 @@ def test_whom_a_policy_lets_in(tmp_path: Path, policy: str) -> None:
 def test_either_engine_carries_a_stream(tmp_path: Path, policy: str) -> None:
     """Long messages both ways, the end of the stream, and what was agreed on."""
     engine, peer = shaken(
-        server(tmp_path, policy).engine(0.0),
+        server(tmp_path, policy).new_engine(0.0),
         client_engine(client_context(issue(authority(), "worker"))),
     )
     info = engine.info()
@@ -86,8 +85,8 @@ def test_either_engine_carries_a_stream(tmp_path: Path, policy: str) -> None:
     assert info.version == "TLSv1.3"
     one, other = memory_pair(2**21)
     inside, outside = (
-        UpgradedTransport(one, TlsLayer(engine)),
-        UpgradedTransport(other, TlsLayer(peer)),
+        LayeredTransport(one, TlsLayer(engine)),
+        LayeredTransport(other, TlsLayer(peer)),
     )
     data = bytes(range(256)) * 1000
     assert inside.send_nowait(data) == len(data)
@@ -105,17 +104,17 @@ def test_the_lowest_version_is_kept_to(tmp_path: Path, policy: str) -> None:
     """A client that can do no better than TLS 1.2 is refused where 1.3 is the least."""
     context = client_context(issue(authority()))
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    there, _ = shaken(server(tmp_path, policy).engine(0.0), client_engine(context))
+    there, _ = shaken(server(tmp_path, policy).new_engine(0.0), client_engine(context))
     assert there.info().version == "TLSv1.2"
     tls = server(tmp_path, policy, min_version="tls1.3")
     with pytest.raises(ssl.SSLError):
-        shaken(tls.engine(0.0), client_engine(context))
+        shaken(tls.new_engine(0.0), client_engine(context))
 
 
 @pytest.mark.parametrize("version", ["tls1.0", "tls1.1", "tls1.2", "tls1.3"])
 def test_every_lowest_version_can_be_asked_for(tmp_path: Path, version: str) -> None:
     """Also those that no client of today can be met with."""
-    there, _ = shaken(server(tmp_path, min_version=version).engine(0.0), client_engine())
+    there, _ = shaken(server(tmp_path, min_version=version).new_engine(0.0), client_engine())
     assert there.info().version == "TLSv1.3"
 
 
@@ -124,7 +123,7 @@ def test_with_require_verify_and_no_ca_the_system_decides(tmp_path: Path) -> Non
     cert, key = write_pair(tmp_path)
     tls = ServerTls(TlsFiles(cert, key, "", "require-verify"))
     with pytest.raises(ssl.SSLError):
-        meets(tls.engine(0.0), issue(authority(), "worker"))
+        meets(tls.new_engine(0.0), issue(authority(), "worker"))
 
 
 def spoil(folder: Path, how: str) -> TlsFiles:
@@ -174,7 +173,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, how: str) -> None:
 
 def name_seen(tls: ServerTls, now_s: float) -> str:
     """The common name of the certificate that a new connection is shown."""
-    _, peer = shaken(tls.engine(now_s), client_engine(no_check()))
+    _, peer = shaken(tls.new_engine(now_s), client_engine(no_check()))
     assert isinstance(peer, SslEngine)
     return peer.info().common_name
 
@@ -194,7 +193,7 @@ def test_a_changed_certificate_is_used_within_a_second(
     write_ca(tmp_path)
     cert, key = write_pair(tmp_path, name="old")
     tls = ServerTls(TlsFiles(cert, key))
-    old = tls.engine(0.0)
+    old = tls.new_engine(0.0)
     assert name_seen(tls, 100.0) == "old"
     write_pair(tmp_path, name="new")
     assert name_seen(tls, 100.9) == "old"
@@ -202,8 +201,8 @@ def test_a_changed_certificate_is_used_within_a_second(
     # A handshake that had begun goes on with what it had.
     _, peer = shaken(old, client_engine(no_check()))
     assert peer.info().common_name == "old"
-    assert [text for text in caplog.messages if "anew" in text] == [
-        f"TLS: certificate {cert} loaded anew"
+    assert [text for text in caplog.messages if "reloaded" in text] == [
+        f"TLS: reloaded certificate {cert}"
     ]
 
 
@@ -211,11 +210,11 @@ def test_a_changed_authority_decides_anew(tmp_path: Path) -> None:
     """Whoever had the trust of the old one is refused."""
     tls = server(tmp_path, "require-verify")
     worker = issue(authority(), "worker")
-    assert meets(tls.engine(0.0), worker) == "worker"
+    assert meets(tls.new_engine(0.0), worker) == "worker"
     write_ca(tmp_path, stranger())
     with pytest.raises(ssl.SSLError):
-        meets(tls.engine(1.0), worker)
-    assert meets(tls.engine(2.0), issue(stranger(), "new")) == "new"
+        meets(tls.new_engine(1.0), worker)
+    assert meets(tls.new_engine(2.0), issue(stranger(), "new")) == "new"
 
 
 @pytest.mark.parametrize("how", [how for how in FAULTS if how != "no key"])
@@ -316,5 +315,5 @@ def test_a_client_with_a_weak_certificate_is_told(
     server_cert, server_key = write_pair(tmp_path)
     files = TlsFiles(server_cert, server_key, write_ca(tmp_path), "require-verify")
     with pytest.raises(ssl.SSLError) as caught:
-        shaken(ServerTls(files).engine(0.0), client_engine(context))
+        shaken(ServerTls(files).new_engine(0.0), client_engine(context))
     assert reason in reason_of(caught.value)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.transports.ends import STACKS, memory_pair, receive
 from trionsq.testing.streams import Pipe
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import BrokenStreamError, Layer, UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
+from trionsq.transports.transport import BrokenStreamError, Layer, LayeredTransport
 
 MEBIBYTE = 2**20
 READ_NBYTES = 128 * 1024
@@ -156,7 +155,7 @@ def test_what_follows_the_end_of_deflate_is_not_read() -> None:
     inner, peer = memory_pair(MEBIBYTE)
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     peer.send_nowait(compressor.compress(b"all") + compressor.flush() + b"garbage")
-    ended = UpgradedTransport(inner, DeflateLayer(6))
+    ended = LayeredTransport(inner, DeflateLayer(6))
     assert receive(ended) == (b"all", True)
     peer.send_nowait(b"more garbage")
     assert receive(ended) == (b"", True)
@@ -177,11 +176,11 @@ class Chatty:
         self._owed += len(data)
         return b""
 
-    def answer(self) -> bytes:
+    def take_reply(self) -> bytes:
         owed, self._owed = self._owed, 0
         return bytes(owed * 1024)
 
-    def finish(self) -> bytes:
+    def end_stream(self) -> bytes:
         return b""
 
 
@@ -190,7 +189,7 @@ def test_answers_that_nobody_takes_are_bounded() -> None:
     asked, answers = Pipe(MEBIBYTE), Pipe(1000)
     inner, _ = memory_pair(MEBIBYTE)
     inner.incoming, inner.outgoing = asked, answers
-    upgraded = UpgradedTransport(inner, Chatty())
+    upgraded = LayeredTransport(inner, Chatty())
     asked.write(b"?" * 10)
     assert upgraded.receive_nowait(100) is None
     asked.write(b"?" * 1000)

@@ -18,11 +18,11 @@ from tests.transports.ends import (
     server_context,
     shaken,
 )
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
+from trionsq.transports.compression import DeflateLayer
 from trionsq.transports.tls import Engine, SslEngine, TlsLayer
+from trionsq.transports.transport import LayeredTransport
 
-CAPACITY_NBYTES = 2**20
+CAPACITY_BYTES = 2**20
 # A TLS record: 16 KiB of text, its header and what makes it tamper-proof.
 RECORD_NBYTES_MAX = 16 * 1024 + 256
 
@@ -53,7 +53,7 @@ def test_all_arrives_in_order(stack: str, parts: list[tuple[bytes, int]], sizes:
             turn += 1
             data, _ = receive(receiver, sizes[turn % len(sizes)])
             came += data
-            inner.outgoing.capacity_nbytes = sizes[turn % len(sizes)]
+            inner.outgoing.capacity_bytes = sizes[turn % len(sizes)]
     data, is_end = receive(receiver)
     assert (came + data, is_end) == (b"".join(sent), False)
 
@@ -61,7 +61,7 @@ def test_all_arrives_in_order(stack: str, parts: list[tuple[bytes, int]], sizes:
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_was_written_can_be_read_at_once(stack: str) -> None:
     """Nothing is kept back for a better compression: a small message arrives without another."""
-    sender, receiver = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    sender, receiver = STACKS[stack](*memory_pair(CAPACITY_BYTES))
     for number in range(100):
         assert sender.send_nowait(b"%d" % number) == len(b"%d" % number)
         assert receive(receiver) == (b"%d" % number, False)
@@ -77,7 +77,7 @@ def test_a_peer_that_takes_nothing_gets_each_byte_once(stack: str) -> None:
         assert sender.send_nowait(message) == 0
     held = len(sender._unsent)
     assert 0 < held < 140_000
-    inner.outgoing.capacity_nbytes = CAPACITY_NBYTES
+    inner.outgoing.capacity_bytes = CAPACITY_BYTES
     taken = sender.send_nowait(message)
     assert taken == len(message)
     assert receive(receiver) == (message, False)
@@ -92,7 +92,7 @@ def test_progress_is_told(stack: str) -> None:
     assert sender.send_nowait(message) == 0
     view, came, idle = memoryview(message), b"", 0
     while view:
-        inner.outgoing.capacity_nbytes = len(inner.outgoing) + 5_000
+        inner.outgoing.capacity_bytes = len(inner.outgoing) + 5_000
         taken = sender.send_nowait(view)
         idle = 0 if taken else idle + 1
         assert idle < 3
@@ -105,7 +105,7 @@ def test_progress_is_told(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_both_ways_at_once(stack: str) -> None:
     """The directions do not mix."""
-    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    one, other = STACKS[stack](*memory_pair(CAPACITY_BYTES))
     for _ in range(3):
         one.send_nowait(b"from one" * 1000)
         other.send_nowait(b"from other" * 1000)
@@ -116,7 +116,7 @@ def test_both_ways_at_once(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_end_of_sending_is_the_end_for_the_peer(stack: str) -> None:
     """What was sent before it is read first; the end is told as often as asked."""
-    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    one, other = STACKS[stack](*memory_pair(CAPACITY_BYTES))
     one.send_nowait(b"last")
     one.end_sending()
     one.end_sending()
@@ -127,7 +127,7 @@ def test_the_end_of_sending_is_the_end_for_the_peer(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_ragged_end_is_an_end(stack: str) -> None:
     """A peer that goes without the layer's own end: what it sent counts, and no error."""
-    inner, peer = memory_pair(CAPACITY_NBYTES)
+    inner, peer = memory_pair(CAPACITY_BYTES)
     one, other = STACKS[stack](inner, peer)
     one.send_nowait(b"last")
     inner.end_sending()
@@ -137,7 +137,7 @@ def test_a_ragged_end_is_an_end(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 async def test_whoever_waits_is_woken(stack: str) -> None:
     """Also for what was read from below already, and for the layer's own end."""
-    inner, peer = memory_pair(CAPACITY_NBYTES)
+    inner, peer = memory_pair(CAPACITY_BYTES)
     one, other = STACKS[stack](inner, peer)
     one.send_nowait(b"x" * 100_000)
     one.end_sending()
@@ -154,9 +154,9 @@ async def test_whoever_waits_is_woken(stack: str) -> None:
 @pytest.mark.parametrize("stack", [stack for stack in STACKS if not stack.endswith("snappy")])
 async def test_the_end_of_a_layer_wakes_too(stack: str) -> None:
     """A peer may end its stream and keep the connection; snappy has no end of its own."""
-    one, other = STACKS[stack](*memory_pair(CAPACITY_NBYTES))
+    one, other = STACKS[stack](*memory_pair(CAPACITY_BYTES))
     one.send_nowait(b"last")
-    one._inner.send_nowait(one._layer.finish())
+    one._inner.send_nowait(one._layer.end_stream())
     assert other.receive_nowait(100) == b"last"
     with trio.fail_after(30):
         await other.wait_readable()
@@ -165,8 +165,8 @@ async def test_the_end_of_a_layer_wakes_too(stack: str) -> None:
 
 async def test_what_was_read_before_comes_first() -> None:
     """It wakes whoever waits, though nothing more arrives from below."""
-    inner, _ = memory_pair(CAPACITY_NBYTES)
-    upgraded = UpgradedTransport(inner, DeflateLayer(6), DeflateLayer(6).encode(b"early"))
+    inner, _ = memory_pair(CAPACITY_BYTES)
+    upgraded = LayeredTransport(inner, DeflateLayer(6), DeflateLayer(6).encode(b"early"))
     with trio.fail_after(30):
         await upgraded.wait_readable()
     assert upgraded.receive_nowait(100) == b"early"
@@ -199,11 +199,11 @@ class Watched:
         self.handshake, self.read, self.write = engine.handshake, engine.read, engine.write
         self.shutdown, self.info = engine.shutdown, engine.info
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         self.fed.append(len(data))
-        self._engine.feed(data)
+        self._engine.put_received(data)
 
-    def take(self) -> bytes:
-        data = self._engine.take()
+    def take_unsent(self) -> bytes:
+        data = self._engine.take_unsent()
         self.taken.append(len(data))
         return data

@@ -1,8 +1,17 @@
 """The trio shell of nsqd: tasks, sockets and time around the decisions of `trionsq.core`.
 
-- `options`: what nsqd can be told
-- `broker`: topics, channels and clients, and the tasks they live in
-- `topic`, `channel` (with `inbox`): the task of each, and what it is handed
-- `client` (with `commands`, `output`, `heartbeats`): a connection: ioloop and message pump
-- `listener`, `timers`, `clock`: sockets and time
+In this order each file imports only from those before it, and from other packages:
+
+- `options`, `runtime`, `defects`, `chores`: options; clock and ports; unexpected
+  exceptions; work in turns
+- `admission`, `auth`, `heartbeats`, `inbox`, `output`: parts of a connection
+- `client`: a connection: its ioloop and its message pump
+- `channel`, `topic`: the task of each
+- `lookup_peer`, `lookup`: the nsqlookupds that nsqd is registered at
+- `timers`: queue scan, heartbeats and disk syncs
+- `registry`: topics and channels by name
+- `identify`, `commands`: what is done for each command of a client
+- `stats_types`, `statistics`, `statsd`: what nsqd says of itself
+- `background`, `saving`, `metadata`, `checks`: disk jobs; the stop; nsqd.dat; invariants
+- `broker`: all of them together
 """

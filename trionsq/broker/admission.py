@@ -1,102 +1,40 @@
-"""Which TCP connections are let in: so many at once, and so many a second from one address.
+"""Limits on TCP connections: a number of them at once, and a rate for each address.
 
-Connections of HTTP are not counted here, so that operators and probes get in during a flood; PHP
-and curl open one for each message, so a rate that suits consumers would cut them off.
+HTTP connections are not counted here, so that operators and probes get in during a flood. PHP and
+curl open a connection for each message, so a rate that suits consumers would cut them off.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from ipaddress import IPv6Address, ip_address
+from collections import Counter
 from typing import Final
 
-__all__ = ["Admission", "ConnectionRates", "origin"]
+from trionsq.daemon.token_buckets import TokenBuckets
+
+__all__ = ["Admission"]
 
 log = logging.getLogger("trionsq")
 
-# A log line for each refusal would be one more thing that a flood of connections costs.
+# A log line for each refusal would add to the cost of a flood.
 _LOG_INTERVAL_S: Final = 1.0
-_ORIGINS_MAX: Final = 65_536
-_FORGOTTEN_AT_ONCE: Final = 4
-# Whoever has an IPv6 address has, as a rule, all of its /64.
-_IPV6_HOST_BITS: Final = 64
+_MAX_ORIGINS: Final = 65_536
 _COUNT_FLAG: Final = "--max-connections"
 _RATE_FLAG: Final = "--max-connection-rate"
 
 
-def origin(host: str) -> int | str:
-    """What the connections of an address are counted by: IPv4 each, IPv6 by their /64."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            return int(address.ipv4_mapped)
-        # Beyond all IPv4 ones.
-        return (int(address) >> _IPV6_HOST_BITS) + 2**32
-    return int(address)
-
-
-class ConnectionRates:
-    """A token bucket for each origin; the clock is an argument.
-
-    An origin may open ``burst`` connections at once and ``rate`` a second on average. Buckets that
-    are full again are forgotten. If there are too many others, whoever was let in longest ago is
-    forgotten: a flood from so many addresses costs no more memory, and --max-connections alone
-    holds it.
-    """
-
-    __slots__ = ("_full_at_s", "_interval_s", "_origins_max", "_slack_s")
-
-    def __init__(self, rate: int, burst: int, origins_max: int = _ORIGINS_MAX) -> None:
-        """``rate`` and ``burst`` are above 0."""
-        self._interval_s = 1 / rate
-        self._slack_s = (burst - 1) / rate
-        self._origins_max = origins_max
-        # When each bucket will be full; whoever was let in last is last.
-        self._full_at_s: OrderedDict[int | str, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._full_at_s)
-
-    def admit(self, who: int | str, now_s: float) -> bool:
-        """Whether one more connection of ``who`` may come; if so, it is counted."""
-        self._forget(now_s)
-        full_at_s = max(now_s, self._full_at_s.get(who, now_s))
-        # A millionth: for sums of intervals that are no binary fractions.
-        if full_at_s - now_s > self._slack_s + 1e-6:
-            return False
-        self._full_at_s[who] = full_at_s + self._interval_s
-        self._full_at_s.move_to_end(who)
-        if len(self._full_at_s) > self._origins_max:
-            self._full_at_s.popitem(last=False)
-        return True
-
-    def _forget(self, now_s: float) -> None:
-        held = self._full_at_s
-        for _ in range(_FORGOTTEN_AT_ONCE):
-            if not held:
-                return
-            first = next(iter(held))
-            if held[first] > now_s:
-                return
-            del held[first]
-
-
 class Admission:
-    """The count of TCP connections, and who is turned away.
+    """Counts TCP connections, and refuses those above a limit.
 
     Attributes:
-        limit: connections that there may be, 0: any number.
-        connections: open now, also those that are only told of their end.
-        refused_by: connections that were closed at once since the start, by the limit that was met.
+        limit: maximum open connections, 0: no limit.
+        connections: open connections, those included that are about to be closed.
+        refused_by: refused connections since the start, by the name of the limit.
     """
 
     __slots__ = (
+        "_buckets",
         "_log_from_s",
-        "_rates",
         "_refused_logged",
         "connections",
         "limit",
@@ -104,14 +42,17 @@ class Admission:
     )
 
     def __init__(self, limit: int, rate: int = 0, burst: int = 0) -> None:
-        """``rate``: connections a second of one address, 0: any number.
+        """Set the limits.
 
-        ``burst``: as many at once, 0: twice the rate.
+        Args:
+            limit: maximum open connections, 0: no limit.
+            rate: maximum connections per second from one address, 0: no limit.
+            burst: maximum connections at once from one address, 0: twice the rate.
         """
         self.limit = limit
         self.connections = 0
         self.refused_by: Counter[str] = Counter(max_connections=0, max_connection_rate=0)
-        self._rates = ConnectionRates(rate, burst or 2 * rate) if rate else None
+        self._buckets = TokenBuckets(1 / rate, burst or 2 * rate, _MAX_ORIGINS) if rate else None
         self._refused_logged = 0
         self._log_from_s = float("-inf")
 
@@ -120,24 +61,27 @@ class Admission:
 
     @property
     def refused(self) -> int:
-        """Connections that were closed at once, since the start."""
+        """Refused connections since the start."""
         return self.refused_by.total()
 
     @property
     def has_room(self) -> bool:
-        """Whether one more connection may come."""
+        """Whether one more connection is allowed."""
         return not self.limit or self.connections < self.limit
 
     def admit(self, host: str, peer: str, now_s: float) -> bool:
-        """Whether a connection may come; if not, that is counted, and logged once a second at most.
+        """Whether a connection is allowed. A refusal is counted, and logged once a second at most.
 
-        ``host`` is empty for a unix socket, whose rate is not limited: file permissions say who may
-        connect there. ``peer`` is for the log.
+        Args:
+            host: the remote host. It is empty for a unix socket, whose rate is not limited: file
+                permissions say who may connect.
+            peer: the remote address for the log.
+            now_s: monotonic time in seconds.
         """
         if not self.has_room:
             self._refuse("max_connections", _COUNT_FLAG, peer, now_s)
             return False
-        if self._rates is None or not host or self._rates.admit(origin(host), now_s):
+        if self._buckets is None or not host or not self._buckets.take_token(host, now_s):
             return True
         self._refuse("max_connection_rate", _RATE_FLAG, peer, now_s)
         return False

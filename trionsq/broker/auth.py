@@ -1,6 +1,6 @@
-"""Asking the auth servers what a client may do.
+"""The auth servers, which decide what a client may do.
 
-Whatever goes wrong, the answer is no. No log line has a secret, or anything that a server said.
+If anything goes wrong, the client may do nothing. No log line has a secret or text of a server.
 
 Spec: tcp-protocol, section 9 (auth server contract).
 """
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from trionsq import httpget
+from trionsq.broker.options import NsqdOptions
 from trionsq.durations import SECOND_NS
 from trionsq.wire.auth import (
     MAX_ANSWER_BYTES,
@@ -29,21 +30,18 @@ from trionsq.wire.auth import (
     read_grant,
 )
 
-if TYPE_CHECKING:
-    from trionsq.broker.options import NsqdOptions
-
 __all__ = ["AuthServers", "ClientAuth"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("trionsq")
 
-# Clients that are asked for at a time. After a restart thousands come at once, and an auth server
-# that is slow must not be given them all.
-_ASKED_AT_ONCE: Final = 48
-# A longer answer is read in a thread. The worst of this size has 400 different patterns of 20 us
-# each to compile: 8 ms in which nobody is served.
-_INLINE_NBYTES_MAX: Final = 2 * 1024
+# Requests at a time, each for one client. After a restart thousands of clients come at once, which
+# would overload a slow auth server.
+_MAX_REQUESTS: Final = 48
+# A longer answer is read in a thread. The worst answer of this size has 400 different patterns that
+# take 20 us each to compile: 8 ms in which no client is served.
+_MAX_INLINE_BYTES: Final = 2 * 1024
 _OK: Final = 200
 _FORBIDDEN: Final = 403
 _ACCEPT: Final = {"Accept": "application/vnd.nsq; version=1.0"}
@@ -51,13 +49,13 @@ _POSTED: Final = {**_ACCEPT, "Content-Type": "application/json"}
 
 
 class ClientAuth:
-    """What a connection was granted.
+    """The grant of a connection.
 
     Attributes:
-        secret: that it sent with AUTH, to ask again.
+        secret: the secret that it sent with AUTH, to renew the grant.
         grant: the auth server's answer.
-        expires_s: monotonic time from which on the server is asked again, in seconds.
-        may_finish_mpub: an MPUB was allowed whose body is still to come.
+        expires_s: monotonic time at which the grant has to be renewed, in seconds.
+        may_finish_mpub: an MPUB was allowed and its body has not come yet.
     """
 
     __slots__ = ("expires_s", "grant", "may_finish_mpub", "secret")
@@ -72,7 +70,7 @@ class ClientAuth:
         return f"<ClientAuth {self.grant!r}>"
 
     def renew(self, grant: Grant, now_s: float) -> None:
-        """Take the answer to having asked again."""
+        """Replace the grant by a newer one."""
         self.grant = grant
         self.expires_s = now_s + grant.ttl_s
 
@@ -83,7 +81,7 @@ class _Refusal:
 
 
 def _value_or_refusal(read: Callable[[bytes], T], body: bytes) -> T | _Refusal:
-    """As an error on its way out of a thread keeps the answer until the next garbage collection."""
+    """Return an error as a value: a raised one would keep the answer until the next GC."""
     try:
         return read(body)
     except ValueError as error:
@@ -94,9 +92,9 @@ class AuthServers:
     """The servers of ``--auth-http-address``.
 
     Attributes:
-        dial: connects to them.
-        asking: clients that are asked for at this moment.
-        waiting: clients that wait for their turn.
+        dial: connects to a server. Tests replace it.
+        active_requests: requests under way.
+        waiting_requests: clients whose request waits for its turn.
     """
 
     def __init__(self, options: NsqdOptions, random: Random) -> None:
@@ -113,45 +111,48 @@ class AuthServers:
             options.http_client_request_timeout_ns / SECOND_NS
         )
         self._random = random
-        self._turns = trio.Semaphore(_ASKED_AT_ONCE)
-        # One at a time: threads take each other's turns, and the event loop's.
+        self._turns = trio.Semaphore(_MAX_REQUESTS)
+        # One at a time: threads compete for the interpreter, with the event loop too.
         self._reading = trio.CapacityLimiter(1)
 
     def __repr__(self) -> str:
-        return f"<AuthServers {len(self._urls)} asking={self.asking} waiting={self.waiting}>"
+        requests = f"active={self.active_requests} waiting={self.waiting_requests}"
+        return f"<AuthServers {len(self._urls)} {requests}>"
 
     @property
-    def asking(self) -> int:
-        return _ASKED_AT_ONCE - self._turns.value
+    def active_requests(self) -> int:
+        return _MAX_REQUESTS - self._turns.value
 
     @property
-    def waiting(self) -> int:
+    def waiting_requests(self) -> int:
         return self._turns.statistics().tasks_waiting
 
-    async def ask(self, question: Question) -> Grant | None:
-        """Ask one server after the other, from a random one on, until one grants something.
+    async def request_grant(self, question: Question) -> Grant | None:
+        """Ask one server after the other, beginning with a random one, until one answers.
 
-        Takes --http-client-request-timeout at most for its turn, and as long again for each server
-        (twice that for one which says that it wants https).
+        This waits up to --http-client-request-timeout for its turn, and as long again for each
+        server (twice as long if the server redirects to https).
 
         Returns:
-            The first valid answer, None if there is none; the log has the reasons.
+            The first valid answer. None if there is none; the log has the reasons.
         """
         with trio.move_on_after(self._request_timeout_s) as waiting:
             await self._turns.acquire()
         if waiting.cancelled_caught:
-            log.error("AUTH: %d clients are being asked for, too many others wait", self.asking)
+            log.error(
+                "AUTH: timed out in the queue of requests, %d are under way", self.active_requests
+            )
             return None
         try:
-            return await self._ask_in_turn(question)
+            return await self._try_servers(question)
         finally:
             self._turns.release()
 
-    async def _ask_in_turn(self, question: Question) -> Grant | None:
+    async def _try_servers(self, question: Question) -> Grant | None:
         first = self._random.randrange(len(self._urls))
         for url in self._urls[first:] + self._urls[:first]:
             try:
-                return await self._ask_one(url, question)
+                return await self._request_from(url, question)
             except httpget.AnswerError:
                 reason = "no HTTP answer"  # the error's text may quote what the server said
             except (httpget.GetError, ValueError, OSError) as error:
@@ -159,24 +160,26 @@ class AuthServers:
             log.error("AUTH: asking %s failed: %s", httpget.shown_url(url), reason)
         return None
 
-    async def _ask_one(self, url: str, question: Question) -> Grant:
-        said = await self._send(url, question)
-        if said.status == _FORBIDDEN:
-            https_url = await self._read(partial(https_retry_url, url), said.body)
+    async def _request_from(self, url: str, question: Question) -> Grant:
+        answer = await self._send(url, question)
+        if answer.status == _FORBIDDEN:
+            https_url = await self._read(partial(https_retry_url, url), answer.body)
             if https_url is not None:
-                said = await self._send(https_url, question)
-        if said.status != _OK:
-            raise ValueError(f"status {said.status}")
-        return await self._read(read_grant, said.body)
+                answer = await self._send(https_url, question)
+        if answer.status != _OK:
+            raise ValueError(f"status {answer.status}")
+        return await self._read(read_grant, answer.body)
 
     async def _read(self, read: Callable[[bytes], T], body: bytes) -> T:
-        """What ``read`` makes of an answer. Once it has begun it can't be cancelled."""
-        if len(body) <= _INLINE_NBYTES_MAX:
+        """Parse an answer with ``read``, in a thread if it is long. It can't be cancelled."""
+        if len(body) <= _MAX_INLINE_BYTES:
             return read(body)
-        found = await trio.to_thread.run_sync(_value_or_refusal, read, body, limiter=self._reading)
-        if isinstance(found, _Refusal):
-            raise ValueError(found.reason)
-        return found
+        content = await trio.to_thread.run_sync(
+            _value_or_refusal, read, body, limiter=self._reading
+        )
+        if isinstance(content, _Refusal):
+            raise ValueError(content.reason)
+        return content
 
     async def _send(self, url: str, question: Question) -> httpget.Answer:
         limits = (self._connect_timeout_s, self._request_timeout_s, MAX_ANSWER_BYTES)
@@ -189,7 +192,7 @@ class AuthServers:
         return await httpget.get(url, _ACCEPT, *limits, ssl_context=context, dial=self.dial)
 
     def _context(self) -> ssl.SSLContext:
-        """Trusts --tls-root-ca-file if there is one, else what the system trusts."""
+        """Trust --tls-root-ca-file if it is set, else the system's certificates."""
         if self._ssl_context is None:
             self._ssl_context = ssl.create_default_context(cafile=self._root_ca_file or None)
         return self._ssl_context

@@ -1,4 +1,4 @@
-"""Blocking disk work in threads, with the trio side of it."""
+"""Blocking disk work in threads of trio."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Final
 
 import trio
 
-from trionsq.storage.background import Done, Job, JobDefects
+from trionsq.storage.folder import Job, JobDefects, JobDone
 
 __all__ = ["ThreadBackground"]
 
-# More at once would queue at the disk instead.
-_THREADS_MAX: Final = 4
+# More threads would only wait for each other at the disk.
+_MAX_THREADS: Final = 4
 
 
 class ThreadBackground:
-    """A `trionsq.storage.background.Background` that runs jobs in threads of trio's.
+    """A `trionsq.storage.folder.Background` that runs jobs in threads.
 
-    No exception of a job, or of what is told of its end, ends the broker.
+    An exception of a job, or of its ``done``, does not end the broker.
 
     Attributes:
-        defects: exceptions that nobody expected.
+        defects: unexpected exceptions.
     """
 
     def __init__(self) -> None:
         self.defects = JobDefects()
         self._nursery: trio.Nursery | None = None
-        self._limiter = trio.CapacityLimiter(_THREADS_MAX)
-        # Each disk queue has one job here at most.
-        self._waiting: deque[tuple[Job, Done]] = deque()
+        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
+        # At most one job of each disk queue, and of each other file.
+        self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._workers = 0
         self._idle = trio.Event()
 
@@ -37,22 +37,22 @@ class ThreadBackground:
         return f"<ThreadBackground workers={self._workers} waiting={len(self._waiting)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take jobs until cancelled. A job under way is abandoned then: wait for idleness first."""
+        """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
             await trio.sleep_forever()
 
-    def submit(self, job: Job, done: Done) -> None:
-        """Run ``job`` in a thread, then call ``done`` here. They begin in the order they came."""
-        assert self._nursery is not None, "the background does not run"
+    def submit(self, job: Job, done: JobDone) -> None:
+        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order."""
+        assert self._nursery is not None, "the background is not running"
         self._waiting.append((job, done))
-        if self._workers < _THREADS_MAX:
+        if self._workers < _MAX_THREADS:
             self._workers += 1
-            self._nursery.start_soon(self._work)
+            self._nursery.start_soon(self._work, name="disk job")
 
     async def _work(self) -> None:
-        """Run jobs until none waits."""
+        """Run jobs until none is waiting."""
         while self._waiting:
             await self._run(*self._waiting.popleft())
         self._workers -= 1
@@ -60,21 +60,21 @@ class ThreadBackground:
             self._idle.set()
             self._idle = trio.Event()
 
-    async def _run(self, job: Job, done: Done) -> None:
+    async def _run(self, job: Job, done: JobDone) -> None:
         error: Exception | None = None
         try:
             await trio.to_thread.run_sync(job, limiter=self._limiter, abandon_on_cancel=True)
-        except OSError as caught:
-            error = caught
-        except Exception as caught:
-            self.defects.tell(caught)
-            error = caught
+        except OSError as failure:
+            error = failure
+        except Exception as defect:
+            self.defects.report(defect)
+            error = defect
         try:
             done(error)
-        except Exception as caught:
-            self.defects.tell(caught)
+        except Exception as defect:
+            self.defects.report(defect)
 
     async def wait_idle(self) -> None:
-        """Wait until all jobs, and those that follow from them, are done."""
+        """Wait until all jobs are done, with those that they submit."""
         while self._workers:
             await self._idle.wait()

@@ -1,8 +1,7 @@
-"""The broker: topics, channels and clients, and the tasks that they live in."""
+"""The broker: its parts, its tasks, its start and its stop."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -13,88 +12,70 @@ import trio
 
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
-from trionsq.broker.auth_commands import handlers_with_auth
-from trionsq.broker.channel import Channel
 from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
-from trionsq.broker.commands import HANDLERS
+from trionsq.broker.client import Client, ClientContext
+from trionsq.broker.commands import AuthCommands, Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
+from trionsq.broker.identify import IdentifyCommand, server_tls
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.saving import keep_trying, save_all
+from trionsq.broker.registry import TopicRegistry
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
+from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
-    ScanQueue,
     run_disk_retries,
     run_disk_syncs,
     run_heartbeats,
     run_queue_scan,
 )
 from trionsq.broker.topic import Topic
-from trionsq.broker.upgrade import server_tls
-from trionsq.core.channel import ChannelState
-from trionsq.core.ids import IdSource
-from trionsq.core.latency import Latencies
-from trionsq.core.queue import Backend
-from trionsq.core.topic import TopicState
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
-from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import DataFolder
-from trionsq.storage.idfloor import IdFloor
-from trionsq.storage.leftover import finish_removals
-from trionsq.storage.metadata import TopicRecord, load_metadata
-from trionsq.storage.none import DroppingBackend
+from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.lines import CommandLimits
-from trionsq.wire.names import is_ephemeral
 
 __all__ = ["VERSION", "Broker", "data_folder"]
 
 log = logging.getLogger("trionsq")
 
-# The nsqd whose behaviour this is.
+# The version of nsqd whose behaviour this is.
 VERSION: Final = "1.3.0"
-# With --mem-queue-size=0 ephemeral messages would all be dropped: so many go through memory.
-_EPHEMERAL_MEMORY_MIN: Final = 256
-_IDS_LIMIT_S: Final = 2.0
-# So many names go into a line of the log.
-_STRANGERS_MAX: Final = 5
+# For the last save of the id reserve. The older reserve on disk is higher, so it is safe too.
+_SAVE_IDS_S: Final = 2.0
 
 
 class Broker:
     """An nsqd without its listeners.
 
     Attributes:
-        options: it runs with; replaced as a whole when one of them changes.
-        options_changed: called with the new options after each change, in this order.
+        live_options: the options that it runs with, and who observes their changes.
+        ports: where it listens.
         folder: its data path.
-        lookups: the nsqlookupds that it is registered at.
-        auth_servers: that decide who may do what, None if everybody may do all.
-        handlers: what is done for each command of a client.
-        statsd: pushes figures, if there is an address for them.
+        clock: its two times.
+        registry: makes and deletes topics and channels.
         topics: by name.
-        clients: the connections of now.
-        looks: which client is looked at next, for heartbeats and stalls.
-        admission: how many connections there are, may be, and were refused.
+        clients: the open connections.
+        context: what the connections use of it.
+        admission: how many connections are open, are allowed, and were refused.
+        lookups: the nsqlookupds that it is registered at.
+        auth_servers: decide who may do what; None if everybody may do all.
+        statsd: pushes metrics, if --statsd-address is given.
+        tls: its side of TLS, None without a certificate.
         started_s: start time, in whole seconds since the epoch.
-        features, limits: what the protocol needs of the options.
-        defects: exceptions that nobody expected, and what they cost.
-        chores: what takes more than one turn of the event loop.
-        checks: whether what queues count adds up.
+        defects: unexpected exceptions, and what they cost.
+        chores: work that takes more than one turn of the event loop.
+        checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
-        tls: its side of TLS, None without certificate.
-        tls_required: clients must begin with TLS.
-        tcp_port, http_port, https_port: where it listens (-1 for a unix socket, 0 if it does not).
     """
 
     def __init__(
@@ -104,78 +85,107 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """Make it; it listens nowhere by itself.
+        """Make a broker that listens nowhere by itself.
 
         Raises:
             TlsConfigError: the certificate's files can't be used.
         """
-        self._random = random or Random()
-        self.options = options
-        self.options_changed: list[Callable[[NsqdOptions], None]] = []
+        random = random or Random()
+        self.live_options = LiveOptions(options)
+        self.ports = ListeningPorts()
         self.folder = folder
         self.clock = clock or Clock()
-        self.lookups = Lookups(self)
-        self.auth_servers = (
-            AuthServers(options, self._random) if options.auth_http_address else None
-        )
-        self.handlers = handlers_with_auth(self.auth_servers) if self.auth_servers else HANDLERS
-        self.statsd = Statsd(self)
         self.topics: dict[str, Topic] = {}
         self.clients: dict[Client, None] = {}
-        self.looks = TimingWheel[Client]()
         self.admission = Admission(
             options.max_connections, options.max_connection_rate, options.max_connection_burst
         )
         self.started_s = self.clock.now_ns() // SECOND_NS
-        self.features = _features(options)
-        self.limits = _limits(options)
-        self.tls = server_tls(options)
-        self.tls_required = options.tls_required != "false"
-        self.max_msg_timeout_s = options.max_msg_timeout_ns / SECOND_NS
-        self.requeue_on_disconnect = options.requeue_on_disconnect
         self.defects = Defects()
         self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.unsaved: list[str] = []
-        self.tcp_port = 0
-        self.http_port = 0
-        self.https_port = 0
         self.chores = Chores(self.defects)
         self.checks = Checks(self.topics, self.clients)
-        self._scan = ScanQueue()
-        # Topics under deletion that still have channels, by name.
-        self._closing: dict[str, list[Topic]] = {}
+        self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
+        self.statsd = Statsd(self, self.defects)
+        self.tls = server_tls(options)
+        self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
+        self.registry = TopicRegistry(
+            self.topics,
+            options,
+            folder,
+            self.clock,
+            random,
+            self.chores,
+            self.defects,
+            self.lookups,
+            self._topics_changed,
+        )
+        self.context = self._client_context()
+        self._metadata = MetadataKeeper(
+            folder, self.topics, lambda: self.registry.ids_after_ns, self.clock.now_ns
+        )
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()
         self._ended = trio.Event()
-        self._metadata = MetadataKeeper(
-            folder, self.topics, lambda: self._ids_after_ns, self.clock.now_ns
+
+    def _client_context(self) -> ClientContext:
+        options = self.options
+        features = _features(options)
+        commands = Commands(
+            self.registry,
+            self.clock,
+            self.chores,
+            IdentifyCommand(features, self.tls, self.clock),
+            max_msg_timeout_s=options.max_msg_timeout_ns / SECOND_NS,
+            max_channel_consumers=options.max_channel_consumers,
         )
-        self._loading = False
-        self._ids_after_ns = 0
+        handlers = commands.handlers
+        if self.auth_servers is not None:
+            handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
+        return ClientContext(
+            features=features,
+            limits=_limits(options),
+            tls_required=options.tls_required != "false",
+            requeue_on_disconnect=options.requeue_on_disconnect,
+            clock=self.clock,
+            defects=self.defects,
+            admission=self.admission,
+            clients=self.clients,
+            heartbeat_checks=TimingWheel(),
+            handlers=handlers,
+        )
+
+    @property
+    def options(self) -> NsqdOptions:
+        """The options that it runs with now."""
+        return self.live_options.current
 
     def __repr__(self) -> str:
         return f"<Broker topics={len(self.topics)} clients={len(self.clients)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The broker's life, until `stop`: then connections are closed, messages saved.
+        """Run until `stop`, then close the connections and save the messages.
 
-        If an exception ends it that nobody expected, messages are saved all the same, and then it
-        is raised. Cancellation ends it at once, and what is in memory only is lost.
+        An unexpected exception is raised after the messages are saved. A cancellation ends the
+        broker at once; messages that are only in memory are lost.
 
         Raises:
-            MetadataError: there are metadata that can't be understood.
+            MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
-        self._ids_after_ns = IdFloor(self.folder.disk).load()
+        self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
             try:
                 await self._serve(records, task_status)
             except Exception as error:
-                if self._loading:
-                    raise  # to write down the topics that there are so far would lose the others
-                log.critical("NSQ: ends by a defect; messages are saved first", exc_info=error)
+                if self.registry.is_loading:
+                    raise  # saving an incomplete list of topics would lose the others
+                log.critical(
+                    "NSQ: stopping because of a defect; saving messages first", exc_info=error
+                )
                 self.stop()
                 await self._save()
                 saved = True
@@ -185,12 +195,13 @@ class Broker:
         finally:
             self._ended.set()
             if not saved:
-                self._say_what_is_lost()
+                self._log_lost_messages()
 
     async def _serve(self, records: list[TopicRecord], task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as tasks:
             self._tasks = tasks
-            self._load(records)
+            self.registry.run_in(tasks)
+            self.registry.load(records)
             await self._metadata.save()
             await self._metadata.reserve_ids()
             self._start_timers(tasks)
@@ -202,119 +213,78 @@ class Broker:
             tasks.cancel_scope.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until `run` has ended: all that could be saved is saved."""
+        """Wait until `run` has ended and has saved what can be saved."""
         await self._ended.wait()
 
     def _start_timers(self, tasks: trio.Nursery) -> None:
         options, folder, defects = self.options, self.folder, self.defects
         sync_s = options.sync_timeout_ns / SECOND_NS
-        timers: dict[str, Callable[[], Awaitable[None]]] = {
-            "chore": self.chores.run,
-            "check": self.checks.run,
-            "scan": partial(run_queue_scan, self._scan, self.clock, options, defects),
-            "heartbeat": partial(run_heartbeats, self.looks, self.clock, defects),
-            "disk_sync": partial(run_disk_syncs, folder, sync_s),
-            "disk_retry": partial(run_disk_retries, folder),
-            "metadata": self._metadata.run,
-            "id_reserve": self._metadata.run_id_reserve,
-            "lookup": self.lookups.run,
-            "loop_lag": partial(watch_loop_lag, self.loop_lag_s),
-        }
+        heartbeats = partial(run_heartbeats, self.context.heartbeat_checks, self.clock, defects)
+        scan = partial(run_queue_scan, self.registry.scan_queue, self.clock, options, defects)
+        timers: list[tuple[str, str, Callable[[], Awaitable[None]]]] = [
+            ("chore", "long work, in turns", self.chores.run),
+            ("check", "checks", self.checks.run),
+            ("scan", "queue scan", scan),
+            ("heartbeat", "heartbeats", heartbeats),
+            ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
+            ("disk_retry", "disk retries", partial(run_disk_retries, folder)),
+            ("metadata", "metadata", self._metadata.run),
+            ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
+            ("lookup", "nsqlookupds", self.lookups.run),
+            ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
+        ]
         if options.statsd_address:
-            timers["statsd"] = self.statsd.run
-        for part, timer in timers.items():
-            tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=timer)
-
-    def _load(self, records: list[TopicRecord]) -> None:
-        """Make the topics and channels that the metadata name."""
-        self._loading = True
-        for record in records:
-            topic = self.topic(record.name)
-            topic.core.paused = record.paused
-            for channel_record in record.channels:
-                channel = topic.channel(channel_record.name)
-                channel.core.paused = channel_record.paused
-        self._loading = False
-        self._tell_strangers()
-
-    def _tell_strangers(self) -> None:
-        """Say which files wait for a topic or channel of their name to be made, as in nsqd."""
-        known = {
-            queue
-            for topic in self.topics.values()
-            for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
-        }
-        if strangers := finish_removals(self.folder, self.folder.strangers(known)):
-            log.warning(
-                "NSQ: messages on disk of %d topics or channels that there are not come back if "
-                "one of that name is made: %s",
-                len(strangers),
-                ", ".join(strangers[:_STRANGERS_MAX]),
-            )
+            timers.append(("statsd", "statsd", self.statsd.run))
+        for part, name, timer in timers:
+            tasks.start_soon(defects.keep_running, part, f"NSQ: {part}", timer, name=name)
 
     async def save_metadata(self) -> None:
-        """Write down which topics and channels there are and which are paused.
+        """Save which topics and channels exist and which are paused.
 
         A failure is logged, and shows in `health`.
         """
         await self._metadata.save()
 
     async def _save(self) -> None:
-        """Move everything to disk, in bounded time."""
-        for topic in [topic for topics in self._closing.values() for topic in topics]:
-            for name in list(topic.channels):
-                topic.delete_channel(name)
+        """Move all messages and metadata to disk, in bounded time."""
+        self.registry.finish_deletions()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._save_metadata_at_last)
+            nursery.start_soon(self._save_metadata_at_last, name="last save of the metadata")
             self.unsaved += await save_all(self.topics.values(), self.folder)
-        # Tried once: if it fails, the reserve on disk stands, which is higher.
-        with trio.move_on_after(_IDS_LIMIT_S):
+        with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 
     async def _save_metadata_at_last(self) -> None:
-        if not await keep_trying(self._metadata.save):
+        if not await retry_until_saved(self._metadata.save):
             self.unsaved.append("the metadata (nsqd.dat)")
 
-    def change_log_level(self, level: str) -> None:
-        """Log from ``level`` on: debug, info, warn, error or fatal."""
-        self._change(dataclasses.replace(self.options, log_level=level))
-
-    def change_lookupds(self, addresses: tuple[str, ...] | None) -> None:
-        """Announce topics and channels to other nsqlookupds; None shows as null in /config."""
-        self._change(dataclasses.replace(self.options, lookupd_tcp_address=addresses))
-
-    def _change(self, options: NsqdOptions) -> None:
-        self.options = options
-        for changed in self.options_changed:
-            changed(options)
-
     def stop(self) -> None:
-        """Begin to end `run`."""
+        """Have `run` end."""
         self._stop.set()
 
     @property
     def client_failures(self) -> int:
-        """Connections that ended by a defect of nsqd."""
+        """Connections that a defect of nsqd ended."""
         return self.defects.counts["client"]
 
     @property
     def exiting(self) -> bool:
-        """Whether `stop` was called: topics and channels are not made or changed any more."""
+        """Whether `stop` was called: no topic or channel is made or changed any more."""
         return self._stop.is_set()
 
     @property
     def unready(self) -> str | None:
-        """Why clients had better go elsewhere now, None if they need not."""
+        """Why clients should use another nsqd now; None if this one is ready."""
         if self.exiting:
             return "exiting"
-        if self._tasks is None or self._loading:
+        if self._tasks is None or self.registry.is_loading:
             return "loading"
         fault = self.folder.fault
         return None if fault is None else f"disk: {fault}"
 
     @property
     def health(self) -> str:
-        """``OK``, or ``NOK -`` and what is wrong, as /ping and /stats tell it."""
+        """``OK``, or ``NOK -`` and the fault, as /ping and /stats show it."""
         fault = self.folder.fault
         if fault is None and self.defects.stopped:
             what, reason = next(iter(self.defects.stopped.items()))
@@ -323,19 +293,15 @@ class Broker:
 
     @property
     def defect_counts(self) -> Mapping[str, int]:
-        """Exceptions that nobody expected, by the part of nsqd, the disk jobs among them."""
+        """Unexpected exceptions by the part of nsqd; the disk jobs are one of the parts."""
         return {**self.defects.counts, "disk_job": self.folder.background.defects.count}
 
-    def _say_what_is_lost(self) -> None:
-        kept = sum(
-            topic.core.held + sum(channel.core.held for channel in topic.channels.values())
-            for topic in self.topics.values()
-        )
-        if kept:
-            log.warning("NSQ: %d messages were in memory only and end with this process", kept)
+    def _log_lost_messages(self) -> None:
+        if count := self.registry.count_held():
+            log.warning("NSQ: %d messages were in memory only and are lost", count)
 
     def accept(self, transport: Transport) -> None:
-        """Serve a connection as `connect` does; close it at once if `admission` has it so."""
+        """Serve a connection as `connect` does, or close it at once if `admission` refuses it."""
         try:
             admitted = not self.exiting and self.admission.admit(
                 transport.host, transport.peer, self.clock.now_s()
@@ -349,129 +315,43 @@ class Broker:
 
     @property
     def queued_output_nbytes(self) -> int:
-        """Bytes for clients that their sockets have not taken yet."""
+        """Bytes for clients that their sockets have not accepted yet."""
         return sum(client.output.pending for client in self.clients)
 
     def connect(self, transport: Transport) -> Client:
-        """Serve a connection, in a task of its own, however many there are."""
+        """Serve a connection in a task of its own, without asking `admission`."""
         assert self._connections is not None, "the broker does not run"
-        client = Client(self, transport)
+        client = Client(self.context, transport)
         self.clients[client] = None
         self.admission.connections += 1
-        self._connections.start_soon(client.serve)
+        self._connections.start_soon(client.serve, name=f"client {client.peer}")
         return client
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made if need be. The name is valid.
-
-        Where a command makes it, `Topic.claim_wait` tells what that has to wait for.
-        """
-        topic = self.topics.get(name)
-        if topic is None:
-            assert self._tasks is not None, "the broker does not run"
-            ids = IdSource(self.options.node_id, self._ids_after_ns)
-            core = TopicState(name, self._memory_limit(name), self._backend(name, name), ids)
-            topic = self.topics[name] = Topic(
-                core,
-                self.clock,
-                self.chores,
-                self._new_channel,
-                self._delete_topic,
-                self._channel_gone,
-            )
-            if isinstance(core.store.backend, DroppingBackend):
-                core.store.backend.dropped = core.dropped
-            log.info("TOPIC(%s): created", name)
-            self._changed(topic.is_ephemeral, name)
-            if self.lookups.known:
-                topic.prepare()
-                self._tasks.start_soon(topic.run, self.defects, self.lookups.channels)
-            else:
-                self._tasks.start_soon(topic.run, self.defects)
-        return topic
+        """See `TopicRegistry.topic`."""
+        return self.registry.topic(name)
 
     def delete_topic(self, name: str) -> Chore:
-        """Delete a topic with its channels: their clients are closed, messages dropped.
+        """See `TopicRegistry.delete_topic`."""
+        return self.registry.delete_topic(name)
 
-        It has no effect any more on what happens under its name; the chore does the work.
-
-        Raises:
-            KeyError: there is no such topic.
-        """
-        return self._delete_topic(self.topics[name])
-
-    def _delete_topic(self, topic: Topic) -> Chore:
-        log.info("TOPIC(%s): deleting", topic.name)
-        del self.topics[topic.name]
-        # A topic of that name may be made again, and its ids must not be these.
-        self._ids_after_ns = max(self._ids_after_ns, topic.core.ids.until_ns)
-        chore = topic.close()
-        if topic.channels:
-            self._closing.setdefault(topic.name, []).append(topic)
-        self._changed(topic.is_ephemeral, topic.name, gone=True)
-        return chore
-
-    def _new_channel(self, topic: Topic, name: str) -> Channel:
-        assert self._tasks is not None, "the broker does not run"
-        self._delete_old_channel(topic.name, name)
-        backend = self._backend(name, f"{topic.name}:{name}")
-        core = ChannelState(name, self._memory_limit(name), backend, self._random)
-        if isinstance(core.store.backend, DroppingBackend):
-            core.store.backend.dropped = core.dropped
-        if isinstance(backend, DiskQueue) and backend.is_recovering():
-            core.store.is_recovering = backend.is_recovering
-        core.failed = partial(self.defects.note, "channel", f"CHANNEL({topic.name}:{name})")
-        core.wake_at = partial(self._scan.set_time, core)
-        if self.options.e2e_processing_latency_percentile:
-            window_s = self.options.e2e_processing_latency_window_time_ns / SECOND_NS
-            core.latencies = Latencies(window_s, self.clock.now_ns, self.clock.now_s())
-        channel = Channel(topic, core, self.clock, self.chores)
-        log.info("TOPIC(%s): new channel(%s)", topic.name, name)
-        self._changed(topic.is_ephemeral or channel.is_ephemeral, topic.name, name)
-        self._tasks.start_soon(channel.run, self.defects)
-        return channel
-
-    def _delete_old_channel(self, topic_name: str, name: str) -> None:
-        """Of a deleted topic of that name: its files must be gone before there are new ones."""
-        closing = self._closing.get(topic_name, [])
-        for topic in list(closing):
-            if name in topic.channels:
-                topic.delete_channel(name)
-
-    def _channel_gone(self, channel: Channel) -> None:
-        topic = channel.topic
-        if not topic.channels and topic in (closing := self._closing.get(topic.name, [])):
-            closing.remove(topic)
-            if not closing:
-                del self._closing[topic.name]
-        is_ephemeral = topic.is_ephemeral or channel.is_ephemeral
-        self._changed(is_ephemeral, topic.name, channel.name, gone=True)
-
-    def _changed(
-        self, is_ephemeral: bool, topic: str, channel: str = "", *, gone: bool = False
+    def _topics_changed(
+        self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
     ) -> None:
-        """A topic or one of its channels was made or deleted."""
-        if not is_ephemeral and not self._loading:
+        """See `ChangeListener`."""
+        if not is_ephemeral and not self.registry.is_loading:
             self._metadata.changed()
         if not self.exiting:
-            self.lookups.changed(topic, channel, gone)
-
-    def _memory_limit(self, name: str) -> int:
-        size = self.options.mem_queue_size
-        return max(size, _EPHEMERAL_MEMORY_MIN) if is_ephemeral(name) and not size else size
-
-    def _backend(self, name: str, queue: str) -> Backend:
-        """``queue`` is the name of the disk queue."""
-        return DroppingBackend() if is_ephemeral(name) else DiskQueue(queue, self.folder)
+            self.lookups.announce(topic, channel, gone)
 
 
 def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
-    """The data path with what the options say of it."""
+    """The data path, with the limits of the options."""
     return DataFolder(
         disk,
         background,
-        file_nbytes_max=options.max_bytes_per_file,
-        body_nbytes_max=options.max_msg_size,
+        max_file_bytes=options.max_bytes_per_file,
+        max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
     )
 

@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
 from trionsq.wire.errors import ProtocolError
@@ -120,7 +120,7 @@ class Channel:
         """End a subscription, and delete an ephemeral channel after its last client."""
         self.clients.discard(client)
         self.core.remove_subscription(
-            client.consumer, client.unwritten(), requeue_now, self._clock.now_s()
+            client.consumer, client.pump.pop_unwritten(), requeue_now, self._clock.now_s()
         )
         if self.is_ephemeral and not self.clients and not self.exiting:
             self.topic.delete_channel(self.name)

@@ -1,125 +1,130 @@
 """A client connection: a nursery with two sibling tasks, the ioloop and the message pump.
 
-The ioloop reads, acts on commands and writes their answers; the message pump writes messages.
-When either ends, for whatever reason, the other is cancelled, and the connection with it.
+The ioloop reads commands, runs them and writes their replies. The message pump writes messages.
+When either ends, for whatever reason, the other is cancelled, and the connection is closed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
-from trionsq.broker.heartbeats import Finding, Heartbeats
-from trionsq.broker.inbox import Inbox
-from trionsq.broker.output import Output
-from trionsq.core.subscription import Delivery, Subscription
-from trionsq.transports.layered import BrokenStreamError
+from trionsq.broker.admission import Admission
+from trionsq.broker.auth import ClientAuth
+from trionsq.broker.defects import Defects
+from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
+from trionsq.broker.output import MessagePump, Output
+from trionsq.broker.runtime import Clock
+from trionsq.core.channel import ChannelState
+from trionsq.logtext import printable
 from trionsq.transports.tls import TlsInfo
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import BrokenStreamError, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.identify import Negotiated
-from trionsq.wire.lines import LineTooLong
+from trionsq.wire.identify import Negotiated, ServerFeatures
+from trionsq.wire.lines import CommandLimits, LineTooLong
 from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
-if TYPE_CHECKING:
-    from trionsq.broker.auth import ClientAuth
-    from trionsq.broker.broker import Broker
-    from trionsq.broker.channel import Channel
-
-__all__ = ["Client"]
+__all__ = ["Client", "ClientContext", "Handler", "Reply"]
 
 log = logging.getLogger("trionsq")
 
 # 64 KiB to 1 MiB measured equal; smaller reads cost publishers a quarter of their rate.
-_READ_NBYTES_MAX: Final = 128 * 1024
+_READ_BYTES: Final = 128 * 1024
 # Full reads in a row before other tasks get their turn.
-_READS_MAX: Final = 4
+_MAX_FULL_READS: Final = 4
 # A read that does not fill the buffer took all there was. To wait for more costs two system calls;
-# to give other tasks a turn and then ask again costs one, if the peer is quick or the broker busy.
-# Whether that is so is tried after this many reads.
-_READS_BEFORE_ASKING: Final = 16
-# Commands acted on before other tasks get their turn; a run of PUBs or FINs is one. What a read
-# brings may be 32,000 NOPs, and compressed that is next to nothing for who sends it.
-_COMMANDS_MAX: Final = 128
-# Deliveries on their way to the pump; they hold no frames yet.
-_INBOX_DELIVERIES_MAX: Final = 64
-# Their bodies may be there for this client only, read from disk. At least one delivery may wait.
-_INBOX_NBYTES_MAX: Final = 4 * 1024 * 1024
-# Those of smaller batches are not counted: their number is bound enough, and counting costs.
-_LIGHT_NBYTES_MAX: Final = 64 * 1024
-# Frames that the pump joins for one write, and writes before other tasks get their turn.
-_WRITE_NBYTES_MAX: Final = 256 * 1024
-_WRITES_MAX: Final = 8
-# Deliveries that go out with the answers to the commands which brought the credit.
-_OWN_TURN_MAX: Final = 4
-# Each of them has at most so many bytes in bodies.
-_OWN_TURN_NBYTES_MAX: Final = 256 * 1024
+# to give other tasks a turn and then read again costs one, if the peer is quick or the broker busy.
+# After this many reads the second way is tried, and kept as long as it finds something.
+_READS_PER_TRIAL: Final = 16
+# Commands run before other tasks get their turn; a run of PUBs or FINs is one. One read may bring
+# 32,000 NOPs, and compressed they cost their sender next to nothing.
+_MAX_COMMANDS: Final = 128
 # A fatal error's frame gets this long to reach a client that still sends.
-_LAST_WORDS_S: Final = 1.0
-# Characters of a client's mistake that the log shows.
-_SHOWN_MAX: Final = 200
+_FATAL_ERROR_S: Final = 1.0
+
+Reply: TypeAlias = bytes | Awaitable[bytes] | None
+"""The frames to answer, an awaitable of them if the command must wait, None for no answer."""
+Handler: TypeAlias = "Callable[[Client, Any], Reply]"
+"""Runs a command of a client. mypy can't say that each handler takes its own event.
+
+Raises ProtocolError to refuse the command and end the connection.
+"""
 
 
-def _shown(error: ProtocolError) -> str:
-    """Its text may be what the client sent, of any length, and meant to look like other lines."""
-    text = str(error)
-    if len(text) > _SHOWN_MAX:
-        text = f"{text[:_SHOWN_MAX]}..."
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+class SubscribedChannel(Protocol):
+    """The channel of a client, as its connection uses it."""
+
+    core: ChannelState
+
+    def remove_client(self, client: Client, requeue_now: bool) -> None: ...
 
 
-def _refuse(delivery: Delivery) -> bool:
-    """What takes the deliveries of a client that has gone."""
-    return False
+@dataclass(slots=True, eq=False)
+class ClientContext:
+    """What the connections of a broker use of it.
 
+    Attributes:
+        features, limits: what the protocol needs of the options.
+        tls_required: clients must begin with TLS.
+        requeue_on_disconnect: messages in flight are requeued when their client disconnects.
+        clock, defects, admission: of the broker.
+        clients: the open connections.
+        heartbeat_checks: when each connection is checked for heartbeats and stalls.
+        handlers: run the commands, by the class of their event.
+    """
 
-class _Wake:
-    """Makes the message pump drain the output, without a message."""
-
-
-_WAKE: Final = _Wake()
+    features: ServerFeatures
+    limits: CommandLimits
+    tls_required: bool
+    requeue_on_disconnect: bool
+    clock: Clock
+    defects: Defects
+    admission: Admission
+    clients: dict[Client, None]
+    heartbeat_checks: TimingWheel[Client]
+    handlers: Mapping[type, Handler]
 
 
 class Client:
     """One connection.
 
     Attributes:
-        broker: it is connected to.
-        peer, host: the remote address and its host part.
-        parser: the commands, and the protocol state.
+        peer, host: the remote address, and its host alone.
+        parser: parses the commands, and has the protocol state.
         output: what the client is sent.
-        identity: what IDENTIFY settled.
-        consumer: the subscription's state, also before SUB.
-        channel: subscribed to, None before SUB.
-        auth: what AUTH has brought, None before.
-        transport: the connection, with what was laid over it.
-        tls: what was agreed on, None without TLS.
-        snappy, deflate: whether the connection is compressed so.
+        pump: writes the messages.
+        identity: the result of IDENTIFY.
+        consumer: the state of its subscription, also before SUB.
+        context: what it uses of its broker.
+        channel: the channel it is subscribed to, None before SUB.
+        auth: the result of AUTH, None before.
+        transport: the connection with its layers.
+        tls: the result of the TLS handshake, None without TLS.
+        snappy, deflate: whether the connection has that layer.
         pub_counts: messages published, by topic.
         connected_s: time of the connection, in whole seconds since the epoch.
-        heartbeats: when heartbeats go out, and when the client has been silent for too long.
+        heartbeats: the times of its heartbeats, and of its last command.
     """
 
-    # Thousands of idle connections are usual, so each does without a __dict__.
+    # Slots save memory: an nsqd may have thousands of idle connections.
     __slots__ = (
         "__weakref__",
         "_bottom",
         "_cancel_scope",
-        "_inbox",
-        "_inbox_nbytes",
-        "_owes_answers",
-        "_own_turn",
+        "_owes_replies",
         "auth",
-        "broker",
         "channel",
         "connected_s",
         "consumer",
+        "context",
         "deflate",
         "heartbeats",
         "host",
@@ -128,59 +133,58 @@ class Client:
         "parser",
         "peer",
         "pub_counts",
+        "pump",
         "snappy",
         "tls",
         "transport",
     )
 
-    def __init__(self, broker: Broker, transport: Transport) -> None:
-        self.broker = broker
+    def __init__(self, context: ClientContext, transport: Transport) -> None:
+        self.context = context
         self.peer = transport.peer
         self.host = transport.host
-        self.parser = ServerParser(broker.limits, broker.tls_required)
+        self.parser = ServerParser(context.limits, context.tls_required)
         self.output = Output(transport)
-        self.identity = Negotiated.default(broker.features, transport.host)
-        self._inbox = Inbox[Delivery | _Wake](_INBOX_DELIVERIES_MAX)
-        self._inbox_nbytes = 0
-        # Deliveries to this client while its own commands are acted on; None in other turns.
-        self._own_turn: list[Delivery] | None = None
-        self.consumer = Subscription(self._offer, self.identity.msg_timeout_ms / 1e3)
-        self.channel: Channel | None = None
+        self.identity = Negotiated.default(context.features, transport.host)
+        self.pump = MessagePump(self.output, self.identity.msg_timeout_ms / 1e3)
+        self.consumer = self.pump.subscription
+        self.channel: SubscribedChannel | None = None
         self.auth: ClientAuth | None = None
         self.pub_counts: Counter[str] = Counter()
-        self.connected_s = broker.clock.now_ns() // 10**9
+        self.connected_s = context.clock.now_ns() // 10**9
         self.transport = self._bottom = transport
         self.tls: TlsInfo | None = None
         self.snappy = self.deflate = False
         self._cancel_scope = trio.CancelScope()
-        self._owes_answers = False
-        self.heartbeats = Heartbeats(broker.clock.now_s())
+        self._owes_replies = False
+        self.heartbeats = Heartbeats(context.clock.now_s())
         self.restart_heartbeats()
 
     def __repr__(self) -> str:
         return f"<Client {self.peer} {self.parser.state.name} {self.consumer!r} {self.output!r}>"
 
     async def serve(self) -> None:
-        """The connection's life. Errors end it, never the broker."""
+        """Run the connection until it ends. An error ends the connection, never the broker."""
         log.info("TCP: new client(%s)", self.peer)
         try:
             closed_before = self._cancel_scope.cancel_called
             async with trio.open_nursery() as nursery:
                 self._cancel_scope = nursery.cancel_scope
-                nursery.start_soon(self._sibling, self._ioloop)
-                nursery.start_soon(self._sibling, self._message_pump)
+                name = f"client {self.peer}"
+                nursery.start_soon(self._sibling, self._ioloop, name=f"{name} ioloop")
+                pump = partial(self.pump.run, self._unblock)
+                nursery.start_soon(self._sibling, pump, name=f"{name} message_pump")
                 if closed_before:
                     self.close()
         except* Exception as errors:
-            # It costs this client and no other.
-            self.broker.defects.note("client", f"client({self.peer})", errors)
+            # It affects no other client.
+            self.context.defects.note("client", f"client({self.peer})", errors)
         finally:
-            with self.broker.defects.fence("client", f"client({self.peer})"):
+            with self.context.defects.fence("client", f"client({self.peer})"):
                 self._leave()
             self.transport.close()
-            # The one cycle of references: without it client and buffers go with the last of them.
-            self.consumer.offer = _refuse
-            self.broker.admission.connections -= 1
+            self.pump.close()
+            self.context.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
 
     async def _sibling(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -193,20 +197,25 @@ class Client:
         finally:
             self._cancel_scope.cancel()
 
-    def use(self, transport: Transport) -> None:
-        """Go on with ``transport``, which lies over the one of now. Nothing is pending."""
-        self.output.use(transport)
+    def switch_transport(self, transport: Transport) -> None:
+        """Switch to ``transport``, which wraps the current one. No output may be pending."""
+        self.output.switch_transport(transport)
         self.transport = transport
 
     def close(self) -> None:
         """End the connection without a frame."""
         self._cancel_scope.cancel()
 
-    def _leave(self) -> None:
-        self.broker.clients.pop(self, None)
-        self.broker.looks.remove(self)
+    def _unblock(self) -> None:
+        """Have the channel deliver again, after the pump refused a delivery."""
         if self.channel is not None:
-            self.channel.remove_client(self, self.broker.requeue_on_disconnect)
+            self.channel.core.unblock(self.consumer, self.context.clock.now_s())
+
+    def _leave(self) -> None:
+        self.context.clients.pop(self, None)
+        self.context.heartbeat_checks.remove(self)
+        if self.channel is not None:
+            self.channel.remove_client(self, self.context.requeue_on_disconnect)
             self.channel = None
 
     # Reading
@@ -214,12 +223,12 @@ class Client:
     async def _ioloop(self) -> None:
         transport, parser, output = self.transport, self.parser, self.output
         reads = 0
-        ask_again = False
+        read_again = False
         await transport.wait_readable()
         while True:
-            data = transport.receive_nowait(_READ_NBYTES_MAX)
+            data = transport.receive_nowait(_READ_BYTES)
             if data is None:
-                ask_again = False
+                read_again = False
                 await transport.wait_readable()
                 continue
             if not data:
@@ -227,78 +236,88 @@ class Client:
                 return
             nbytes = len(data)
             parser.receive(data)
-            data = None  # an idle connection holds nothing
+            data = None  # an idle connection keeps no buffer
             while True:
-                parser.pause_after(_COMMANDS_MAX)
-                if not await self._act():
+                parser.pause_after(_MAX_COMMANDS)
+                if not await self._run_commands():
                     return
-                if self._owes_answers:
-                    # Not for messages: whoever takes those slowly must still be heard.
+                if self._owes_replies:
+                    # Not for messages: a client that reads them slowly is still listened to.
                     if output.pending:
                         await output.drain()
-                    self._owes_answers = False
-                    transport = self.transport  # IDENTIFY may have laid something over it
+                    self._owes_replies = False
+                    transport = self.transport  # IDENTIFY may have added layers
                 if not parser.paused:
                     break
                 await trio.lowlevel.checkpoint()
             reads += 1
-            if nbytes == _READ_NBYTES_MAX:
+            if nbytes == _READ_BYTES:
                 # What is upgraded may have cost its sender a thousandth.
-                if reads % _READS_MAX == 0 or transport is not self._bottom or parser.is_walking:
+                if (
+                    reads % _MAX_FULL_READS == 0
+                    or transport is not self._bottom
+                    or parser.is_walking
+                ):
                     await trio.lowlevel.checkpoint()
-            elif ask_again or reads % _READS_BEFORE_ASKING == 0:
-                ask_again = True
+            elif read_again or reads % _READS_PER_TRIAL == 0:
+                read_again = True
                 await trio.lowlevel.checkpoint()
             else:
                 await transport.wait_readable()
 
-    async def _act(self) -> bool:
-        """Act on what was read, to the parser's pause; False if that ends the connection."""
+    async def _run_commands(self) -> bool:
+        """Run the commands that were read, up to the parser's pause.
+
+        Returns:
+            False if the connection has to end.
+        """
         replies: list[bytes] = []
         next_event = self.parser.next_event
-        handlers = self.broker.handlers
-        self._own_turn = []
+        handlers = self.context.handlers
+        pump = self.pump
+        pump.with_replies = []
         try:
             while (event := next_event()) is not None:
                 reply = handlers[type(event)](self, event)
                 if reply is None:
                     continue
                 if not isinstance(reply, bytes):
-                    # A command that must wait: what was read after it waits in the parser.
-                    self._end_turn(replies)
-                    self._owes_answers = True
+                    # The command has to wait. The commands after it wait in the parser.
+                    self._write_replies(replies)
+                    self._owes_replies = True
                     reply = await reply
-                    self._own_turn = []
+                    pump.with_replies = []
                 replies.append(reply)
         except ProtocolError as error:
             replies.append(frames.error(error))
             self.output.write(b"".join(replies))
-            await self._last_words(error)
+            await self._send_fatal_error(error)
             return False
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
-            self._end_turn(replies)
+            self._write_replies(replies)
             return False
-        self._end_turn(replies)
+        self._write_replies(replies)
         return True
 
-    def _end_turn(self, replies: list[bytes]) -> None:
-        """Write the answers, and the messages that the commands gave credit for."""
-        deliveries, self._own_turn = self._own_turn, None
+    def _write_replies(self, replies: list[bytes]) -> None:
+        """Write the replies, and the messages that the commands gave credit for."""
+        pump = self.pump
+        deliveries, pump.with_replies = pump.with_replies, None
         if replies:
-            self._owes_answers = True
+            self._owes_replies = True
         if deliveries:
-            replies.extend(map(self._frames, deliveries))
-        if replies and not self.output.write(b"".join(replies)) and not self._owes_answers:
-            self._inbox.offer(_WAKE)  # the pump drains it
+            replies.extend(map(pump.frames, deliveries))
+        if replies and not self.output.write(b"".join(replies)) and not self._owes_replies:
+            pump.wake()  # it drains the output
         replies.clear()
 
     async def close_at_end_of_input(self) -> None:
-        """While a command waits: close when the peer has, unless it sends something more."""
+        """Close when the peer does, while a command waits. Return if the peer sends more."""
         while not self.parser.buffered:
             await self.transport.wait_readable()
             try:
-                data = self.transport.receive_nowait(_READ_NBYTES_MAX)
+                data = self.transport.receive_nowait(_READ_BYTES)
             except OSError:
                 data = b""
             if data == b"":
@@ -311,137 +330,54 @@ class Client:
         error = self.parser.end_of_input()
         if error is not None:
             self.output.write(frames.error(error))
-            await self._last_words(error)
+            await self._send_fatal_error(error)
 
-    async def _last_words(self, error: ProtocolError) -> None:
-        """See to it that an error frame arrives.
+    async def _send_fatal_error(self, error: ProtocolError) -> None:
+        """Send an error frame so that it arrives, before the connection is closed.
 
-        Closing a socket that has unread input resets the connection and may take the frame with
-        it, so the input is read and thrown away for a moment, until the peer closes. It is not
-        even inflated.
+        Closing a socket that has unread input resets the connection, and the reset may overtake
+        the frame. So for a moment the input is read and discarded, until the peer closes; it is
+        not even decompressed.
         """
-        log.error("client(%s) - %s", self.peer, _shown(error))
+        log.error("client(%s) - %s", self.peer, printable(str(error)))
         self._leave()
         transport = self._bottom
-        with trio.move_on_after(_LAST_WORDS_S):
+        with trio.move_on_after(_FATAL_ERROR_S):
             await self.output.drain()
-            self.output.end()
-            while transport.receive_nowait(_READ_NBYTES_MAX) != b"":
+            self.output.end_stream()
+            while transport.receive_nowait(_READ_BYTES) != b"":
                 await transport.wait_readable()
 
-    # Writing messages
-
-    def _offer(self, delivery: Delivery) -> bool:
-        own_turn = self._own_turn
-        if (
-            own_turn is None
-            or len(own_turn) == _OWN_TURN_MAX
-            or self._inbox
-            or self.output.pending
-            or (
-                delivery.batch.bodies.nbytes > _LIGHT_NBYTES_MAX
-                and delivery.nbytes > _OWN_TURN_NBYTES_MAX
-            )
-        ):
-            return self._hand_over(delivery)
-        own_turn.append(delivery)
-        return True
-
-    def _hand_over(self, delivery: Delivery) -> bool:
-        if delivery.batch.bodies.nbytes <= _LIGHT_NBYTES_MAX:
-            return self._inbox.offer(delivery)
-        waiting = self._inbox_nbytes
-        nbytes = delivery.nbytes
-        if waiting and waiting + nbytes > _INBOX_NBYTES_MAX:
-            return False
-        if not self._inbox.offer(delivery):
-            return False
-        self._inbox_nbytes = waiting + nbytes
-        return True
-
-    async def _message_pump(self) -> None:
-        output, consumer = self.output, self.consumer
-        while True:
-            item: Delivery | _Wake | None = await self._inbox.receive()
-            for _ in range(_WRITES_MAX):
-                self._write_messages(item)
-                item = None
-                if output.pending or not self._inbox:
-                    break
-            if output.pending:
-                await output.drain()
-            if consumer.blocked and self.channel is not None:
-                self.channel.core.unblock(consumer, self.broker.clock.now_s())
-
-    def _write_messages(self, item: Delivery | _Wake | None) -> None:
-        """Write a delivery and what has come after it, up to a limit."""
-        take = self._inbox.pop_item
-        if item is None:
-            item = take()
-        parts: list[bytes] = []
-        nbytes = 0
-        while item is not None:
-            if isinstance(item, Delivery):
-                if item.batch.bodies.nbytes > _LIGHT_NBYTES_MAX:
-                    self._inbox_nbytes -= item.nbytes
-                frame = self._frames(item)
-                parts.append(frame)
-                nbytes += len(frame)
-            if nbytes >= _WRITE_NBYTES_MAX:
-                break
-            item = take()
-        if parts:
-            self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
-
-    def _frames(self, delivery: Delivery) -> bytes:
-        delivery.written = True
-        if delivery.some_gone:
-            present = self.consumer.present_ids(delivery)
-            if not present:
-                return b""
-            segment = delivery.extract(present)
-            segment.attempts -= 1
-            return Delivery(segment, 0.0, 0.0).frames()
-        return delivery.frames()
-
-    def unwritten(self) -> list[Delivery]:
-        """Take the deliveries that have not been written."""
-        deliveries, self._own_turn = self._own_turn or [], None
-        while (item := self._inbox.pop_item()) is not None:
-            if isinstance(item, Delivery):
-                deliveries.append(item)
-        return deliveries
-
-    # By time
+    # Heartbeats
 
     def restart_heartbeats(self) -> None:
-        """Count the heartbeat interval from now on."""
+        """Start a heartbeat interval now."""
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is not None:
-            self.heartbeats.restart(interval_ms / 1e3, self.broker.clock.now_s())
-            self._schedule_look(interval_ms / 1e3)
+            self.heartbeats.restart(interval_ms / 1e3, self.context.clock.now_s())
+            self._schedule_check(interval_ms / 1e3)
 
-    def _schedule_look(self, interval_s: float) -> None:
-        self.broker.looks.schedule(self, self.heartbeats.next_look_s, interval_s)
+    def _schedule_check(self, interval_s: float) -> None:
+        self.context.heartbeat_checks.schedule(self, self.heartbeats.next_check_s, interval_s)
 
-    def look_after(self, now_s: float) -> None:
-        """Send a heartbeat that is due; close a connection that is silent, or takes nothing.
+    def check_heartbeat(self, now_s: float) -> None:
+        """Send a heartbeat if one is due; close a connection that is silent or reads nothing.
 
-        It is called when the connection comes out of the broker's `looks`.
+        Called when the connection is due in the context's `heartbeat_checks`.
         """
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is None or self.heartbeats.is_stopped:
             return
-        finding = self.heartbeats.look(
+        finding = self.heartbeats.check(
             interval_ms / 1e3,
             now_s,
             commands=self.parser.commands,
-            is_read=not self._owes_answers,
+            is_read=not self._owes_replies,
             blocked_since_s=self.output.blocked_since_s,
         )
-        self._schedule_look(interval_ms / 1e3)
+        self._schedule_check(interval_ms / 1e3)
         if not self.consumer.in_flight:
-            self.consumer.in_flight.clear()  # lets go of what a dictionary keeps for its return
+            self.consumer.in_flight.clear()  # an empty dict keeps the memory of its entries
         if finding is Finding.DUE:
             self._heartbeat()
         elif finding is not Finding.FINE:
@@ -451,10 +387,10 @@ class Client:
     def _heartbeat(self) -> None:
         output = self.output
         if output.pending:
-            return  # more would only queue behind what is stuck
+            return  # a heartbeat would only queue behind the pending output
         try:
             if not output.write(frames.HEARTBEAT):
-                self._inbox.offer(_WAKE)  # if that is full, the pump has reason to drain anyway
+                self.pump.wake()
         except OSError as error:
             log.debug("client(%s) - connection lost: %s", self.peer, error)
             self.close()

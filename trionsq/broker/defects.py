@@ -1,8 +1,8 @@
-"""What nobody expected: exceptions that cost one part of nsqd, are counted, and never end it.
+"""Defects: unexpected exceptions. They stop one part of nsqd, are counted, and never end nsqd.
 
-A part is a task, or one step of a task for one thing (a channel's scan, a client's heartbeat). Each
-defect is counted by its part. The log has the trace of the first, and of one a minute afterwards:
-what fails at every tick must not fill the disk with its traces.
+A part is a task, or a step of a task for one object (a channel's scan, a client's heartbeat). Each
+defect is counted by its part. The log has the traceback of the first one and then one a minute, so
+that a failure at every tick does not fill the disk.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import Final
 
 import trio
+
+from trionsq.logtext import printable
 
 __all__ = ["PARTS", "Defects"]
 
@@ -37,25 +39,23 @@ PARTS: Final = (
 )
 """All parts, as /metrics names them."""
 
-# Between two traces of one part.
+# Between two tracebacks of one part.
 _LOG_INTERVAL_S: Final = 60.0
-# What failed is started again after the first pause, which doubles up to the last.
+# A failed task is restarted after a pause, which doubles from the first to the last.
 _PAUSE_MIN_S: Final = 0.1
 _PAUSE_MAX_S: Final = 30.0
-# Whatever has run for so long has got over its defect: the next pause is the shortest again.
+# After this time without a failure, the next pause is the shortest again.
 _SOUND_S: Final = 60.0
-# Characters of an exception's text in /ping and /debug.
-_SHOWN_MAX: Final = 200
 
 
 class Defects:
     """The defects of one broker since its start.
 
     Attributes:
-        counts: by part; each of `PARTS` is there.
-        last: what failed last, and how, by part.
-        stopped: the topics and channels whose task waits for its next try, with the reason.
-            Messages are kept and nothing is delivered.
+        counts: by part; each of `PARTS` has an entry.
+        last: the last failure of each part.
+        stopped: the topics and channels whose task waits for its restart, with the reason. They
+            keep their messages and deliver nothing.
     """
 
     def __init__(self) -> None:
@@ -69,12 +69,12 @@ class Defects:
         return f"<Defects {self.counts.total()} stopped={list(self.stopped)}>"
 
     def note(self, part: str, what: str, error: Exception) -> None:
-        """Count a defect, and log it unless one of this part was logged within a minute.
+        """Count a defect, and log it unless one of its part was logged less than a minute ago.
 
         Args:
             part: one of `PARTS`.
-            what: it happened to, as ``CHANNEL(t:c)``.
-            error: the exception that nobody expected.
+            what: the object that it affected, such as ``CHANNEL(t:c)``.
+            error: the unexpected exception.
         """
         self.counts[part] += 1
         self.last[part] = f"{what}: {_shown(error)}"
@@ -84,12 +84,14 @@ class Defects:
             return
         self._log_from_s[part] = now_s + _LOG_INTERVAL_S
         unlogged = self._unlogged.pop(part, 0)
-        more = f" ({unlogged} more defects of this part since its last trace)" if unlogged else ""
+        more = (
+            f" ({unlogged} more defects of this part since its last traceback)" if unlogged else ""
+        )
         log.error("%s - failed by a defect of nsqd%s", what, more, exc_info=error)
 
     @contextmanager
     def fence(self, part: str, what: str) -> Iterator[None]:
-        """Keep a defect of the body inside, and `note` it."""
+        """`note` an exception of the body, and do not raise it."""
         try:
             yield
         except Exception as error:
@@ -103,13 +105,15 @@ class Defects:
         *,
         stops_messages: bool = False,
     ) -> None:
-        """Run ``task``, and run it again whenever a defect ends it, until it ends by itself.
+        """Run ``task`` until it returns, and restart it whenever a defect ends it.
 
-        Before each new try is a pause, which grows while the tries fail. A cancellation ends all.
+        There is a pause before each restart, which grows while the restarts fail. A cancellation
+        ends the task.
 
         Args:
-            part, what: as of `note`.
-            stops_messages: while it does not run, messages wait: `stopped` tells so.
+            part, what: see `note`.
+            task: the function to run.
+            stops_messages: messages wait while the task does not run, so `stopped` names it.
         """
         pause_s = _PAUSE_MIN_S
         try:
@@ -130,10 +134,9 @@ class Defects:
             self.stopped.pop(what, None)
 
     def runs(self, what: str) -> None:
-        """The task of ``what`` has got through all that it had to do: nothing is stopped there."""
+        """The task of ``what`` has done all of its work: it is not stopped any more."""
         self.stopped.pop(what, None)
 
 
 def _shown(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"[:_SHOWN_MAX]
-    return text if text.isprintable() else ascii(text)
+    return printable(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The options of nsqd: flag, default, help and odd config keys side by side; the start errors.
+"""The options of nsqd: flag, default, help and config key of each; the errors at start.
 
 Field names are the flags with underscores; durations are nanoseconds and end in ``_ns``.
 Levels, tls_required and tls_min_version are lower-case strings.
@@ -45,14 +45,14 @@ class OptionsError(Exception):
 
 
 def default_node_id(hostname: str | None = None) -> int:
-    """Return the node id of a host, 0..1023, the same at each start (default: of this host)."""
+    """Return the node id of a host (default: this one): 0..1023, the same at each start."""
     name = (socket.gethostname() if hostname is None else hostname).encode()
     return zlib.crc32(hashlib.md5(name, usedforsecurity=False).digest()) % 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdOptions(DaemonOptions):
-    """Every option of nsqd 1.3, and ours; see `validated` for the rules among them."""
+    """The options of nsqd 1.3, and ours. `validated` has the rules between them."""
 
     # process
     log_prefix: str = prefix_option("nsqd")
@@ -60,7 +60,7 @@ class NsqdOptions(DaemonOptions):
         "node-id",
         0,
         INT,
-        "part of message ids, 0..1023; from the host name",
+        "part of message ids, 0..1023 (default: from the host name)",
         key="id",
         factory=default_node_id,
     )
@@ -70,141 +70,198 @@ class NsqdOptions(DaemonOptions):
 
     # addresses
     https_address: str = option(
-        "https-address", "0.0.0.0:4152", STRING, "only with --tls-cert; empty: none"
+        "https-address",
+        "0.0.0.0:4152",
+        STRING,
+        "<addr>:<port> for HTTPS, with --tls-cert only (empty: none)",
     )
     http_address: str = option(
-        "http-address", "0.0.0.0:4151", STRING, "<addr>:<port> or a unix socket's path; empty: none"
+        "http-address",
+        "0.0.0.0:4151",
+        STRING,
+        "<addr>:<port> or path of a unix socket for HTTP (empty: none)",
     )
     tcp_address: str = option(
-        "tcp-address", "0.0.0.0:4150", STRING, "<addr>:<port> or a unix socket's path"
+        "tcp-address", "0.0.0.0:4150", STRING, "<addr>:<port> or path of a unix socket for clients"
     )
     auth_http_address: tuple[str, ...] = option(
-        "auth-http-address", (), STRINGS, "<addr>:<port> or URL to ask", key="auth_http_addresses"
+        "auth-http-address",
+        (),
+        STRINGS,
+        "<addr>:<port> or URL of an auth server",
+        key="auth_http_addresses",
     )
     auth_http_request_method: str = option(
-        "auth-http-request-method", "get", AUTH_METHOD, "how to ask it: get or post"
+        "auth-http-request-method", "get", AUTH_METHOD, "HTTP method for auth servers: get or post"
     )
     broadcast_address: str = option(
         "broadcast-address",
         "",
         STRING,
-        "for nsqlookupd; from the host name",
+        "address that nsqlookupd gives to clients (default: the host name)",
         factory=socket.gethostname,
     )
     broadcast_tcp_port: int = option(
-        "broadcast-tcp-port", 0, INT, "for nsqlookupd; 0: the listening port"
+        "broadcast-tcp-port",
+        0,
+        INT,
+        "TCP port that nsqlookupd gives to clients (0: the listening port)",
     )
     broadcast_http_port: int = option(
-        "broadcast-http-port", 0, INT, "for nsqlookupd; 0: the listening port"
+        "broadcast-http-port",
+        0,
+        INT,
+        "HTTP port that nsqlookupd gives to clients (0: the listening port)",
     )
-    # None: /config was given null; it means none.
+    # None after /config was given null; it means no nsqlookupd.
     lookupd_tcp_address: tuple[str, ...] | None = option(
-        "lookupd-tcp-address", (), STRINGS, "nsqlookupd's address", key="nsqlookupd_tcp_addresses"
+        "lookupd-tcp-address",
+        (),
+        STRINGS,
+        "<addr>:<port> of an nsqlookupd",
+        key="nsqlookupd_tcp_addresses",
     )
     http_client_connect_timeout_ns: int = option(
-        "http-client-connect-timeout", 2 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
+        "http-client-connect-timeout",
+        2 * SECOND_NS,
+        DURATION,
+        "to connect to auth servers and nsqlookupds",
     )
     http_client_request_timeout_ns: int = option(
-        "http-client-request-timeout", 5 * SECOND_NS, DURATION, "auth servers and nsqlookupd"
+        "http-client-request-timeout",
+        5 * SECOND_NS,
+        DURATION,
+        "for a request to auth servers and nsqlookupds",
     )
 
     # queues and disk
     data_path: str = option(
-        "data-path", "", STRING, "folder of queues and metadata; empty: the current"
+        "data-path", "", STRING, "directory of queues and metadata (empty: the current one)"
     )
     mem_queue_size: int = option(
         "mem-queue-size", 10_000, INT, "messages in memory per topic and channel"
     )
     max_bytes_per_file: int = option(
-        "max-bytes-per-file", 104_857_600, INT, "bytes of a disk queue file"
+        "max-bytes-per-file", 104_857_600, INT, "maximum size of a disk queue file, in bytes"
     )
-    sync_every: int = option("sync-every", 2_500, INT, "disk queue operations per fsync")
+    sync_every: int = option("sync-every", 2_500, INT, "disk queue operations between fsyncs")
     sync_timeout_ns: int = option(
-        "sync-timeout", 2 * SECOND_NS, DURATION, "between fsyncs; above 0"
+        "sync-timeout", 2 * SECOND_NS, DURATION, "time between fsyncs, above 0"
     )
     queue_scan_worker_pool_max: int = option(
-        "queue-scan-worker-pool-max", 4, INT, "no effect: a scan waits for nobody"
+        "queue-scan-worker-pool-max", 4, INT, "no effect: a scan needs no workers"
     )
     queue_scan_selection_count: int = option(
-        "queue-scan-selection-count", 20, INT, "channels looked at per scan (100ms)"
+        "queue-scan-selection-count", 20, INT, "channels scanned in a turn, every 100ms"
     )
 
     # messages and commands
     msg_timeout_ns: int = option(
-        "msg-timeout", MINUTE_NS, DURATION, "until a message in flight is requeued"
+        "msg-timeout", MINUTE_NS, DURATION, "time until a message in flight is requeued"
     )
     max_msg_timeout_ns: int = option(
-        "max-msg-timeout", 15 * MINUTE_NS, DURATION, "longest in flight, also by TOUCH"
+        "max-msg-timeout", 15 * MINUTE_NS, DURATION, "longest time in flight, TOUCH included"
     )
     max_msg_size: int = option(
-        "max-msg-size", 1_048_576, INT, "bytes of a message", aliases=("max-message-size",)
+        "max-msg-size",
+        1_048_576,
+        INT,
+        "maximum size of a message, in bytes",
+        aliases=("max-message-size",),
     )
     max_req_timeout_ns: int = option(
-        "max-req-timeout", HOUR_NS, DURATION, "longest REQ, DPUB and defer"
+        "max-req-timeout", HOUR_NS, DURATION, "longest delay of REQ, DPUB and defer"
     )
-    max_body_size: int = option("max-body-size", 5_242_880, INT, "bytes of a command's body")
+    max_body_size: int = option(
+        "max-body-size", 5_242_880, INT, "maximum size of a command's body, in bytes"
+    )
 
     # clients
     max_heartbeat_interval_ns: int = option(
-        "max-heartbeat-interval", MINUTE_NS, DURATION, "longest that a client may ask for"
+        "max-heartbeat-interval",
+        MINUTE_NS,
+        DURATION,
+        "longest heartbeat interval that a client may set",
     )
-    max_rdy_count: int = option("max-rdy-count", 2_500, INT, "highest RDY of a client")
+    max_rdy_count: int = option("max-rdy-count", 2_500, INT, "maximum RDY of a client")
     max_output_buffer_size: int = option(
-        "max-output-buffer-size", 65_536, INT, "bytes that a client may ask for"
+        "max-output-buffer-size", 65_536, INT, "largest buffer that a client may set, in bytes"
     )
     max_output_buffer_timeout_ns: int = option(
-        "max-output-buffer-timeout", 30 * SECOND_NS, DURATION, "longest that a client may ask for"
+        "max-output-buffer-timeout",
+        30 * SECOND_NS,
+        DURATION,
+        "longest buffer timeout that a client may set",
     )
     min_output_buffer_timeout_ns: int = option(
         "min-output-buffer-timeout",
         25 * MILLISECOND_NS,
         DURATION,
-        "shortest that a client may ask for",
+        "shortest buffer timeout that a client may set",
     )
     output_buffer_timeout_ns: int = option(
-        "output-buffer-timeout", 250 * MILLISECOND_NS, DURATION, "unless the client asks; above 0"
+        "output-buffer-timeout",
+        250 * MILLISECOND_NS,
+        DURATION,
+        "buffer timeout of clients that set none, above 0",
     )
-    max_channel_consumers: int = option("max-channel-consumers", 0, INT, "per channel; 0: no limit")
+    max_channel_consumers: int = option(
+        "max-channel-consumers", 0, INT, "maximum consumers of a channel (0: no limit)"
+    )
 
     # statsd and latencies
-    statsd_address: str = option("statsd-address", "", STRING, "UDP <addr>:<port>; empty: none")
+    statsd_address: str = option(
+        "statsd-address", "", STRING, "<addr>:<port> of statsd, by UDP (empty: none)"
+    )
     statsd_interval_ns: int = option(
-        "statsd-interval", MINUTE_NS, DURATION, "between pushes; above 1s"
+        "statsd-interval", MINUTE_NS, DURATION, "time between pushes, above 1s"
     )
     statsd_mem_stats: bool = option("statsd-mem-stats", True, BOOL, "push memory statistics")
-    statsd_prefix: str = option("statsd-prefix", "nsq.%s", STRING, "%s: the host key")
-    statsd_udp_packet_size: int = option("statsd-udp-packet-size", 508, INT, "bytes")
+    statsd_prefix: str = option(
+        "statsd-prefix", "nsq.%s", STRING, "prefix of metric names (%s: host and port)"
+    )
+    statsd_udp_packet_size: int = option(
+        "statsd-udp-packet-size", 508, INT, "maximum size of a datagram, in bytes"
+    )
     statsd_exclude_ephemeral: bool = option(
-        "statsd-exclude-ephemeral", False, BOOL, "leave #ephemeral ones out"
+        "statsd-exclude-ephemeral", False, BOOL, "leave out #ephemeral topics and channels"
     )
     e2e_processing_latency_percentile: tuple[float, ...] = option(
         "e2e-processing-latency-percentile",
         (),
         PERCENTILES,
-        "quantiles above 0 and up to 1, also with commas",
+        "latency quantiles to compute, above 0 and up to 1, with commas between them",
         key="e2e_processing_latency_percentiles",
     )
     e2e_processing_latency_window_time_ns: int = option(
-        "e2e-processing-latency-window-time", 10 * MINUTE_NS, DURATION, "window of the quantiles"
+        "e2e-processing-latency-window-time",
+        10 * MINUTE_NS,
+        DURATION,
+        "time that the latency quantiles cover",
     )
 
     # TLS and compression
-    tls_cert: str = option("tls-cert", "", STRING, "path of the certificate")
-    tls_key: str = option("tls-key", "", STRING, "path of its key")
+    tls_cert: str = option("tls-cert", "", STRING, "path of the server's certificate")
+    tls_key: str = option("tls-key", "", STRING, "path of the certificate's key")
     tls_client_auth_policy: str = option(
         "tls-client-auth-policy", "", STRING, "client certificates: require or require-verify"
     )
     tls_root_ca_file: str = option(
-        "tls-root-ca-file", "", STRING, "issuer of client certificates and of auth servers'"
+        "tls-root-ca-file", "", STRING, "path of the CA of client certificates and auth servers"
     )
     tls_required: str = option(
-        "tls-required", "false", TLS_REQUIRED, "of all clients; tcp-https: plain HTTP stays open"
+        "tls-required", "false", TLS_REQUIRED, "require TLS (tcp-https: not for HTTP)"
     )
     tls_min_version: str = option(
-        "tls-min-version", "tls1.0", TLS_MIN_VERSION, "tls1.0, tls1.1, tls1.2 or tls1.3"
+        "tls-min-version",
+        "tls1.0",
+        TLS_MIN_VERSION,
+        "minimum TLS version: tls1.0, tls1.1, tls1.2 or tls1.3",
     )
     deflate: bool = option("deflate", True, BOOL, "offer deflate to clients")
-    max_deflate_level: int = option("max-deflate-level", 6, INT, "1..9")
+    max_deflate_level: int = option(
+        "max-deflate-level", 6, INT, "maximum deflate level of clients, 1..9"
+    )
     snappy: bool = option("snappy", True, BOOL, "offer snappy to clients")
 
     # ours
@@ -212,51 +269,51 @@ class NsqdOptions(DaemonOptions):
         "requeue-on-disconnect",
         False,
         BOOL,
-        "requeue in-flight messages when their client disconnects, not when they time out",
+        "requeue messages in flight as soon as their client disconnects, not at their timeout",
     )
     max_connections: int = option(
-        "max-connections", 0, INT, "TCP clients, further ones are closed at once; 0: no limit"
+        "max-connections", 0, INT, "maximum TCP connections; more are closed at once (0: no limit)"
     )
     max_connection_rate: int = option(
         "max-connection-rate",
         0,
         INT,
-        "TCP connections a second of one address (IPv6: of one /64), further ones are closed at "
-        "once; 0: no limit",
+        "maximum TCP connections per second from one address (IPv6: one /64); more are closed at "
+        "once (0: no limit)",
     )
     max_connection_burst: int = option(
         "max-connection-burst",
         0,
         INT,
-        "as many of one address at once; 0: twice --max-connection-rate",
+        "maximum TCP connections at once from one address (0: twice --max-connection-rate)",
     )
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
     log_format: str = option(
-        "log-format", "classic", LOG_FORMAT, "classic lines, or json: an object a line"
+        "log-format", "classic", LOG_FORMAT, "classic (lines of text) or json (an object per line)"
     )
     admin: bool = option(
-        "admin", False, BOOL, "the dashboard of this nsqd: nsqadmin's pages at /admin of its HTTP"
+        "admin", False, BOOL, "serve nsqadmin's dashboard for this nsqd at /admin over HTTP"
     )
     admin_access: str = option(
         "admin-access",
         "auto",
         ADMIN_ACCESS,
-        "who may use it: auto, none or password",
-        note="auto: nobody signs in where only this machine gets to; else password",
+        "access to the dashboard: auto, none or password",
+        note="auto: no sign-in if only this machine can connect, else password",
     )
     admin_users_file: str = option(
         "admin-users-file",
         "",
         STRING,
-        "who may sign in, see nsqadmin --add-user; empty: admin, password in the log at start",
+        "path of the users file, see nsqadmin --add-user (empty: user admin, password in the log)",
     )
     debug_from: str = option(
         "debug-from",
         "loopback",
         DEBUG_FROM,
-        "who may ask for the /debug pages: loopback (this machine), any or none",
+        "addresses that may read /debug: loopback, any or none",
     )
 
 
@@ -276,7 +333,7 @@ _NOT_NEGATIVE = frozenset(
 
 
 def validated(options: NsqdOptions) -> NsqdOptions:
-    """Return the options as nsqd uses them: tls_required follows from tls_client_auth_policy.
+    """Check the options, and set tls_required if tls_client_auth_policy asks for it.
 
     Raises:
         OptionsError: a value out of range, or TLS required without a certificate.
@@ -290,8 +347,8 @@ def validated(options: NsqdOptions) -> NsqdOptions:
         _check_admin(options)
     for percentile in options.e2e_processing_latency_percentile:
         if not 0 < percentile <= 1:
-            shown = re.sub(r"\.0$", "", str(percentile))
-            raise OptionsError(f"invalid E2E processing latency percentile: {shown}")
+            text = re.sub(r"\.0$", "", str(percentile))
+            raise OptionsError(f"invalid E2E processing latency percentile: {text}")
     return options
 
 

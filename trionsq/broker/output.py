@@ -1,25 +1,47 @@
-"""What a client is sent: one order of bytes, written at once as far as the socket takes them."""
+"""What a client is sent: replies and messages in one order of bytes.
+
+`Output` writes at once as far as the socket takes the bytes. `MessagePump` is the task that turns
+deliveries into frames.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
+from trionsq.broker.inbox import Inbox
+from trionsq.core.subscription import Delivery, Subscription
 from trionsq.transports.transport import Transport
 
-__all__ = ["Output"]
+__all__ = ["MessagePump", "Output"]
+
+# Deliveries on their way to the pump; they hold no frames yet.
+_MAX_DELIVERIES: Final = 64
+# Bodies of these deliveries: they may have been read from disk for this client alone. One delivery
+# may wait whatever its size.
+_MAX_DELIVERY_BYTES: Final = 4 * 1024 * 1024
+# The bodies of smaller batches are not counted: their number is bound enough, and counting costs.
+_UNCOUNTED_BYTES: Final = 64 * 1024
+# Frames that the pump joins for one write, and writes before other tasks get their turn.
+_WRITE_BYTES: Final = 256 * 1024
+_MAX_WRITES: Final = 8
+# Deliveries written together with the replies to the commands that brought the credit, and the
+# bodies of each.
+_MAX_REPLY_DELIVERIES: Final = 4
+_MAX_REPLY_DELIVERY_BYTES: Final = 256 * 1024
 
 
 class Output:
     """The writing half of a connection.
 
-    `write` never waits. Whoever wrote looks at `pending` afterwards and waits in `drain` before
-    it produces more, so that what is held here is bounded by what each writer makes in one go.
+    `write` never waits. Each writer checks `pending` afterwards, and waits in `drain` before it
+    produces more. So the pending bytes are bounded by what each writer produces at once.
 
     Attributes:
-        pending: bytes that the socket has not taken yet.
-        blocked_since_s: monotonic time since which it has taken nothing, None if all is written.
+        pending: bytes that the socket has not accepted yet.
+        blocked_since_s: monotonic time of the last progress, None if nothing is pending.
     """
 
     __slots__ = ("_chunks", "_lock", "_send", "_transport", "blocked_since_s", "pending")
@@ -27,20 +49,20 @@ class Output:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._send: Callable[[bytes | memoryview], int] = transport.send_nowait
-        # A list, and a lock once it is needed: of thousands of connections few are ever behind.
+        # A list, and a lock only when it is needed: few of thousands of connections ever wait.
         self._chunks: list[memoryview] = []
         self._lock: trio.Lock | None = None
         self.pending = 0
         self.blocked_since_s: float | None = None
 
-    def use(self, transport: Transport) -> None:
-        """Write to ``transport`` from now on. Nothing is pending."""
+    def switch_transport(self, transport: Transport) -> None:
+        """Write to ``transport`` from now on. Nothing may be pending."""
         assert not self.pending
         self._transport = transport
         self._send = transport.send_nowait
 
-    def end(self) -> None:
-        """End the stream, all of which is written; what is written from now on goes nowhere."""
+    def end_stream(self) -> None:
+        """End the stream. Nothing may be pending; whatever is written later is discarded."""
         assert not self.pending
         self._send = len
         self._transport.end_sending()
@@ -49,7 +71,7 @@ class Output:
         return f"<Output pending={self.pending}>"
 
     def check(self) -> str | None:
-        """What is wrong with the account of what is pending, None if nothing is. Cheap."""
+        """Check the account of the pending bytes: a text about the fault, or None. Cheap."""
         has_chunks, is_blocked = bool(self._chunks), self.blocked_since_s is not None
         if self.pending < 0 or has_chunks != (self.pending > 0) or has_chunks != is_blocked:
             return (
@@ -59,13 +81,13 @@ class Output:
         return None
 
     def write(self, data: bytes) -> bool:
-        """Send ``data`` after all that was written before; whether the socket has taken it.
+        """Write ``data`` after all earlier data, and return whether the socket has accepted it.
 
         Raises:
             OSError: the connection broke.
         """
         if not data:
-            return not self.pending  # an empty chunk would look like a socket that takes nothing
+            return not self.pending  # an empty chunk would look like a blocked socket
         if self.pending:
             self._chunks.append(memoryview(data))
             self.pending += len(data)
@@ -106,3 +128,139 @@ class Output:
         del chunks[:done]
         if not chunks:
             self.blocked_since_s = None
+
+
+class _Wake:
+    """Makes the message pump drain the output, without a message."""
+
+
+_WAKE: Final = _Wake()
+
+
+def _refuse_delivery(delivery: Delivery) -> bool:
+    """Takes no deliveries: the client has gone."""
+    return False
+
+
+class MessagePump:
+    """The messages of one connection, from the channel's deliveries to frames.
+
+    Attributes:
+        subscription: the connection's state as a consumer, also before SUB.
+        with_replies: deliveries that will be written with the replies to the commands that are
+            being run; None while no commands are run.
+    """
+
+    __slots__ = ("_inbox", "_inbox_bytes", "_output", "subscription", "with_replies")
+
+    def __init__(self, output: Output, msg_timeout_s: float) -> None:
+        self._output = output
+        self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
+        self._inbox_bytes = 0
+        self.with_replies: list[Delivery] | None = None
+        self.subscription = Subscription(self.offer_delivery, msg_timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<MessagePump waiting={len(self._inbox)}>"
+
+    def offer_delivery(self, delivery: Delivery) -> bool:
+        """Accept a delivery for writing; False if too much waits to be written."""
+        with_replies = self.with_replies
+        if (
+            with_replies is None
+            or len(with_replies) == _MAX_REPLY_DELIVERIES
+            or self._inbox
+            or self._output.pending
+            or (
+                delivery.batch.bodies.nbytes > _UNCOUNTED_BYTES
+                and delivery.nbytes > _MAX_REPLY_DELIVERY_BYTES
+            )
+        ):
+            return self._send_to_pump(delivery)
+        with_replies.append(delivery)
+        return True
+
+    def _send_to_pump(self, delivery: Delivery) -> bool:
+        if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:
+            return self._inbox.offer(delivery)
+        waiting = self._inbox_bytes
+        nbytes = delivery.nbytes
+        if waiting and waiting + nbytes > _MAX_DELIVERY_BYTES:
+            return False
+        if not self._inbox.offer(delivery):
+            return False
+        self._inbox_bytes = waiting + nbytes
+        return True
+
+    def wake(self) -> None:
+        """Have the task drain the output. If its queue is full, it will do so anyway."""
+        self._inbox.offer(_WAKE)
+
+    async def run(self, unblock: Callable[[], None]) -> None:
+        """Write messages until cancelled.
+
+        Args:
+            unblock: is called after a write if the channel was refused a delivery.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        output, subscription = self._output, self.subscription
+        while True:
+            item: Delivery | _Wake | None = await self._inbox.receive()
+            for _ in range(_MAX_WRITES):
+                self._write_messages(item)
+                item = None
+                if output.pending or not self._inbox:
+                    break
+            if output.pending:
+                await output.drain()
+            if subscription.blocked:
+                unblock()
+
+    def _write_messages(self, item: Delivery | _Wake | None) -> None:
+        """Write a delivery and what has come after it, up to a limit."""
+        take = self._inbox.pop_item
+        if item is None:
+            item = take()
+        parts: list[bytes] = []
+        nbytes = 0
+        while item is not None:
+            if isinstance(item, Delivery):
+                if item.batch.bodies.nbytes > _UNCOUNTED_BYTES:
+                    self._inbox_bytes -= item.nbytes
+                frame = self.frames(item)
+                parts.append(frame)
+                nbytes += len(frame)
+            if nbytes >= _WRITE_BYTES:
+                break
+            item = take()
+        if parts:
+            self._output.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def frames(self, delivery: Delivery) -> bytes:
+        """The frames of a delivery, without the messages that have left it since."""
+        delivery.written = True
+        if delivery.some_gone:
+            present = self.subscription.present_ids(delivery)
+            if not present:
+                return b""
+            segment = delivery.extract(present)
+            segment.attempts -= 1
+            return Delivery(segment, 0.0, 0.0).frames()
+        return delivery.frames()
+
+    def pop_unwritten(self) -> list[Delivery]:
+        """Remove the deliveries that have not been written."""
+        deliveries, self.with_replies = self.with_replies or [], None
+        while (item := self._inbox.pop_item()) is not None:
+            if isinstance(item, Delivery):
+                deliveries.append(item)
+        return deliveries
+
+    def close(self) -> None:
+        """Take no more deliveries.
+
+        This ends a cycle of references, so the pump and its buffers go with the connection.
+        """
+        self.subscription.offer = _refuse_delivery

@@ -1,4 +1,4 @@
-"""The end of the broker: what is in memory goes to disk. Spec: nsqd-internals, section 6."""
+"""The stop of the broker: messages in memory are saved to disk. Spec: nsqd-internals, section 6."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from trionsq.core.queue import Backend, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 
-__all__ = ["keep_trying", "save_all"]
+__all__ = ["retry_until_saved", "save_all"]
 
 log = logging.getLogger("trionsq")
 
-# A queue that the disk refuses is tried again so long: room may yet be made.
+# The disk may get room meanwhile: deletions are under way, and operators act.
 _RETRY_FOR_S: Final = 5.0
 _RETRY_S: Final = 0.25
-# All of it takes no longer; a disk that hangs must not hang the stop.
-_LIMIT_S: Final = 60.0
+# A disk that hangs must not hang the stop.
+_MAX_SAVE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class _Queue:
-    """A topic's or channel's messages on their way to disk."""
+class _UnsavedQueue:
+    """The messages of a topic or channel on their way to disk."""
 
     name: str
-    move: Callable[[], None]
-    left: Callable[[], int]
+    save: Callable[[], None]
+    count_in_memory: Callable[[], int]
     backend: Backend
     error: str = "the disk did not answer in time"
-    closed: bool = False
+    is_closed: bool = False
 
-    def empty_memory(self) -> bool:
-        """Write what is in memory; whether all of it was taken."""
+    def save_memory(self) -> bool:
+        """Write all messages in memory to the backend; return whether it took them."""
         try:
-            self.move()
+            self.save()
         except BackendError as error:
             self.error = str(error)
             return False
         except Exception as error:
-            # It costs this queue and no other.
+            # The other queues are still saved.
             self._note_defect(error)
             return False
         return True
@@ -54,19 +54,19 @@ class _Queue:
     def _note_defect(self, error: Exception) -> None:
         text = f"a defect of nsqd: {type(error).__name__}: {error}"
         if text != self.error:
-            log.error("NSQ: saving %s failed by a defect", self.name, exc_info=error)
+            log.error("NSQ: saving %s failed by a defect of nsqd", self.name, exc_info=error)
         self.error = text
 
-    def unsaved(self) -> str | None:
-        """What is not safe on disk, and why; None if nothing is missing."""
-        left, on_disk = self.left(), 0 if self.closed else self.backend.depth
-        parts = [f"{left} messages only in memory"] if left else []
+    def loss_text(self) -> str | None:
+        """Return how many messages are not safe on disk, and why; None if all are."""
+        in_memory, on_disk = self.count_in_memory(), 0 if self.is_closed else self.backend.depth
+        parts = [f"{in_memory} messages only in memory"] if in_memory else []
         if on_disk:
             parts.append(f"{on_disk} messages on disk that may not be durable")
         return f"{self.name}: {', '.join(parts)}: {self.error}" if parts else None
 
     def close(self) -> None:
-        """Make it durable."""
+        """Make the messages on disk durable."""
         try:
             self.backend.close()
         except BackendError as error:
@@ -74,12 +74,12 @@ class _Queue:
         except Exception as error:
             self._note_defect(error)
         else:
-            self.closed = True
+            self.is_closed = True
 
 
-async def keep_trying(save: Callable[[], Awaitable[bool]]) -> bool:
-    """Call ``save`` until it says that it went well, for some seconds; whether it did."""
-    with trio.move_on_after(_LIMIT_S):
+async def retry_until_saved(save: Callable[[], Awaitable[bool]]) -> bool:
+    """Call ``save`` until it returns true, for some seconds; return whether it did."""
+    with trio.move_on_after(_MAX_SAVE_S):
         deadline_s = trio.current_time() + _RETRY_FOR_S
         while not await save():
             if trio.current_time() >= deadline_s:
@@ -92,32 +92,32 @@ async def keep_trying(save: Callable[[], Awaitable[bool]]) -> bool:
 async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
     """Write the messages of all topics and channels to disk, and close the queues.
 
-    The tasks of topics and channels have ended. Returns a line for each queue that could not be
-    saved whole; what could be is.
+    Call it after the tasks of topics and channels have ended. Saves as much as possible; returns a
+    line for each queue that is not completely saved.
     """
     folder.stopping = True
     queues = [queue for topic in topics for queue in _queues(topic)]
-    with trio.move_on_after(_LIMIT_S):
+    with trio.move_on_after(_MAX_SAVE_S):
         deadline_s = trio.current_time() + _RETRY_FOR_S
-        full = await _save_once(queues, folder)
-        while (full or _has_faults(folder)) and trio.current_time() < deadline_s:
+        unsaved = await _save_once(queues, folder)
+        while (unsaved or _has_failed_queue(folder)) and trio.current_time() < deadline_s:
             await trio.sleep(_RETRY_S)
-            folder.try_again()
+            folder.retry()
             await folder.background.wait_idle()
-            full = await _save_once(full, folder)
+            unsaved = await _save_once(unsaved, folder)
         for queue in queues:
             folder.background.submit(queue.close, lambda error: None)
         await folder.background.wait_idle()
-    return [line for queue in queues if (line := queue.unsaved())]
+    return [line for queue in queues if (line := queue.loss_text())]
 
 
-def _queues(topic: Topic) -> list[_Queue]:
-    """Of what is to be saved: nothing that is ephemeral."""
+def _queues(topic: Topic) -> list[_UnsavedQueue]:
+    """Return the queues of a topic and its channels, without ephemeral ones."""
     try:
         topic.mark_exiting()
     except Exception:
-        # What has reached the queues is saved all the same.
-        log.exception("NSQ: ending TOPIC(%s) failed by a defect", topic.name)
+        # Messages that have reached the queues are saved all the same.
+        log.exception("NSQ: ending TOPIC(%s) failed by a defect of nsqd", topic.name)
     cores: list[tuple[str, TopicState | ChannelState]] = []
     if not topic.is_ephemeral:
         cores.append((topic.name, topic.core))
@@ -127,7 +127,8 @@ def _queues(topic: Topic) -> list[_Queue]:
         if not channel.is_ephemeral
     ]
     return [
-        _Queue(name, core.save, partial(_held, core), core.store.backend) for name, core in cores
+        _UnsavedQueue(name, core.save, partial(_held, core), core.store.backend)
+        for name, core in cores
     ]
 
 
@@ -135,18 +136,18 @@ def _held(core: TopicState | ChannelState) -> int:
     return core.held
 
 
-async def _save_once(queues: list[_Queue], folder: DataFolder) -> list[_Queue]:
-    """Move what is in memory to disk; the queues of which some is left."""
-    full = []
+async def _save_once(queues: list[_UnsavedQueue], folder: DataFolder) -> list[_UnsavedQueue]:
+    """Write messages in memory to disk; return the queues of which some remain in memory."""
+    unsaved = []
     for queue in queues:
-        if not queue.empty_memory():
-            full.append(queue)
-        await trio.lowlevel.checkpoint()  # a second signal is heard
+        if not queue.save_memory():
+            unsaved.append(queue)
+        await trio.lowlevel.checkpoint()  # lets a second signal end nsqd
     folder.sync_all()
     await folder.background.wait_idle()
-    return full
+    return unsaved
 
 
-def _has_faults(folder: DataFolder) -> bool:
-    """Whether a queue is not durable because of an error."""
+def _has_failed_queue(folder: DataFolder) -> bool:
+    """Return whether an error keeps a queue from being durable."""
     return any(not isinstance(key, str) for key in folder.faults)

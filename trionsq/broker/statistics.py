@@ -1,163 +1,93 @@
-"""What the broker says of itself, in the documents of /info and /stats; statsd sends of the same.
+"""The statistics of a broker, for /info, /stats and statsd.
 
-Statistics are gathered in rows, and other tasks get their turn after some of them: no step of the
-event loop grows with the number of topics, channels or clients. So a document is not of one moment.
-The figures of one topic without its channels are, and so are those of one channel, and those of one
-client. What is made or deleted meanwhile may be missing. Keys stand in nsqd's order.
+Statistics are gathered in rows, and other tasks get their turn after some rows: no step of the
+event loop grows with the number of topics, channels or clients. So a document does not show one
+moment. Only the values of a topic (without its channels), of a channel or of a client belong to
+one moment. Topics, channels and clients that are made or deleted meanwhile may be missing. Keys are
+in nsqd's order.
 
 Spec: nsqd-http, section 5.
 """
 
 from __future__ import annotations
 
+import gc
 import heapq
+import resource
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, NotRequired, TypedDict
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from trionsq import NSQ_VERSION
-from trionsq.broker.memory import MemoryFigures, memory_figures
+from trionsq.broker.channel import Channel
+from trionsq.broker.client import Client
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock, ListeningPorts
+from trionsq.broker.stats_types import (
+    ChannelStats,
+    ClientHead,
+    ClientStats,
+    Info,
+    Latency,
+    MemoryMetrics,
+    PubCount,
+    TopicStats,
+)
+from trionsq.broker.topic import Topic
 from trionsq.core.latency import MergedLatencies
-from trionsq.transports.cipher_names import suite_name, version_name
+from trionsq.transports.tls import suite_name, version_name
 from trionsq.wire.auth import Grant
-
-if TYPE_CHECKING:
-    from trionsq.broker.broker import Broker
-    from trionsq.broker.channel import Channel
-    from trionsq.broker.client import Client
-    from trionsq.broker.topic import Topic
 
 __all__ = [
     "ChannelRow",
-    "ChannelStats",
     "ClientRow",
-    "ClientStats",
-    "Head",
-    "Info",
-    "Latency",
+    "ProcessRow",
     "ProducerRow",
     "Row",
     "StatsFilter",
+    "StatsSource",
     "TopicRow",
-    "TopicStats",
     "info",
+    "memory_metrics",
     "statistics",
 ]
 
-# Rows that are gathered before other tasks get their turn: with their JSON, about a millisecond.
-_ROWS_MAX: Final = 40
-# Latencies of a busy channel cost as much as so many rows.
+_STATM: Final = Path("/proc/self/statm")
+# Rows gathered before other tasks get their turn: about a millisecond, JSON included.
+_ROWS_PER_TURN: Final = 40
+# The latencies of a busy channel cost as much as this number of rows.
 _LATENCIES_ROWS: Final = 10
-# So many names are sorted, or clients that publish nothing are passed, for the cost of a row.
-_PER_ROW: Final = 25
+# Names to sort, or clients that publish nothing, for the cost of a row.
+_CHEAP_PER_ROW: Final = 25
 
 
-class Info(TypedDict):
-    """/info; durations in nanoseconds, ports -1 for a unix socket and 0 for none."""
+class StatsSource(Protocol):
+    """A broker, as its statistics use it."""
 
-    version: str
-    broadcast_address: str
-    hostname: str
-    http_port: int
-    tcp_port: int
-    start_time: int
-    max_heartbeat_interval: int
-    max_output_buffer_size: int
-    max_output_buffer_timeout: int
-    max_deflate_level: int
-
-
-class Quantile(TypedDict):
-    """``value`` in nanoseconds."""
-
-    quantile: float
-    value: int
-
-
-class Latency(TypedDict):
-    """End-to-end latency; ``percentiles`` is None unless the option asks for it."""
-
-    count: int
-    percentiles: list[Quantile] | None
-
-
-class PubCount(TypedDict):
-    """Messages that a connection published to a topic."""
-
-    topic: str
-    count: int
-
-
-class _Shown(TypedDict):
-    """The part of a connection's keys up to pub_counts."""
-
-    client_id: str
-    hostname: str
-    version: str
-    remote_address: str
-    state: int
-    ready_count: int
-    in_flight_count: int
-    message_count: int
-    finish_count: int
-    requeue_count: int
-    connect_ts: int
-    sample_rate: int
-    deflate: bool
-    snappy: bool
-    user_agent: str
-    authed: NotRequired[bool]
-    auth_identity: NotRequired[str]
-    auth_identity_url: NotRequired[str]
-    pub_counts: NotRequired[list[PubCount]]
-
-
-class ClientStats(_Shown):
-    """One connection."""
-
-    tls: bool
-    tls_cipher_suite: str
-    tls_version: str
-    tls_negotiated_protocol: str
-    tls_negotiated_protocol_is_mutual: bool
-
-
-class ChannelStats(TypedDict):
-    """One channel; ``clients`` is None if nobody asked for them."""
-
-    channel_name: str
-    depth: int
-    backend_depth: int
-    in_flight_count: int
-    deferred_count: int
-    message_count: int
-    requeue_count: int
-    timeout_count: int
-    client_count: int
-    clients: list[ClientStats] | None
-    paused: bool
-    e2e_processing_latency: Latency
-
-
-class TopicStats(TypedDict):
-    """One topic with its channels."""
-
-    topic_name: str
-    channels: list[ChannelStats]
-    depth: int
-    backend_depth: int
-    message_count: int
-    message_bytes: int
-    paused: bool
-    e2e_processing_latency: Latency
+    @property
+    def options(self) -> NsqdOptions: ...
+    @property
+    def ports(self) -> ListeningPorts: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def started_s(self) -> int: ...
+    @property
+    def health(self) -> str: ...
+    @property
+    def topics(self) -> Mapping[str, Topic]: ...
+    @property
+    def clients(self) -> Iterable[Client]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StatsFilter:
-    """What of the statistics is asked for; empty names mean all topics, all channels."""
+    """The part of the statistics that a request asks for; empty names mean all."""
 
     topic: str = ""
     channel: str = ""
@@ -165,47 +95,47 @@ class StatsFilter:
     memory: bool = True
 
 
-class Head(NamedTuple):
-    """What is told of the process; ``has_topics`` is False if it has no topic of that name."""
+class ProcessRow(NamedTuple):
+    """The process. ``has_topics`` is False if there is no topic of the requested name."""
 
     version: str
     health: str
     start_time: int
-    memory: MemoryFigures | None
+    memory: MemoryMetrics | None
     has_topics: bool
 
 
 class TopicRow(NamedTuple):
-    """A topic. The list of its channels is empty: they come in the rows that follow."""
+    """A topic. Its list of channels is empty: they come in the next rows."""
 
     stats: TopicStats
     topic: Topic
 
 
 class ChannelRow(NamedTuple):
-    """A channel of the topic before. Its clients come in the rows that follow."""
+    """A channel of the topic before it. Its clients come in the next rows."""
 
     stats: ChannelStats
     channel: Channel
 
 
 class ClientRow(NamedTuple):
-    """A client of the channel before."""
+    """A client of the channel before it."""
 
     stats: ClientStats
 
 
 class ProducerRow(NamedTuple):
-    """A client that publishes. These rows come last."""
+    """A client that has published. These rows come last."""
 
     stats: ClientStats
 
 
-Row = Head | TopicRow | ChannelRow | ClientRow | ProducerRow
+Row = ProcessRow | TopicRow | ChannelRow | ClientRow | ProducerRow
 
 
 class _Turns:
-    """Counts rows, and gives other tasks their turn when there were enough."""
+    """Counts rows, and gives other tasks their turn after some of them."""
 
     __slots__ = ("_rows",)
 
@@ -214,21 +144,21 @@ class _Turns:
 
     async def spend(self, rows: int) -> None:
         self._rows += rows
-        if self._rows >= _ROWS_MAX:
+        if self._rows >= _ROWS_PER_TURN:
             self._rows = 0
             await trio.lowlevel.checkpoint()
 
 
-def info(broker: Broker) -> Info:
+def info(source: StatsSource) -> Info:
     """The document of /info."""
-    options = broker.options
+    options = source.options
     return {
         "version": NSQ_VERSION,
         "broadcast_address": options.broadcast_address,
         "hostname": socket.gethostname(),
-        "http_port": broker.http_port,
-        "tcp_port": broker.tcp_port,
-        "start_time": broker.started_s,
+        "http_port": source.ports.http,
+        "tcp_port": source.ports.tcp,
+        "start_time": source.started_s,
         "max_heartbeat_interval": options.max_heartbeat_interval_ns,
         "max_output_buffer_size": options.max_output_buffer_size,
         "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
@@ -236,41 +166,41 @@ def info(broker: Broker) -> Info:
     }
 
 
-async def statistics(broker: Broker, asked: StatsFilter) -> AsyncGenerator[Row, None]:
-    """The rows of the document of /stats, in its order. Other tasks get their turn meanwhile."""
+async def statistics(source: StatsSource, query: StatsFilter) -> AsyncGenerator[Row, None]:
+    """Yield the rows of /stats in their order, and give other tasks their turn meanwhile."""
     turns = _Turns()
-    is_known = not asked.topic or asked.topic in broker.topics
-    yield Head(
+    is_known = not query.topic or query.topic in source.topics
+    yield ProcessRow(
         NSQ_VERSION,
-        broker.health,
-        broker.started_s,
-        memory_figures() if asked.memory else None,
+        source.health,
+        source.started_s,
+        memory_metrics() if query.memory else None,
         is_known,
     )
     if not is_known:
         return
-    names = iter([asked.topic]) if asked.topic else await _sorted(broker.topics, turns)
+    names = iter([query.topic]) if query.topic else await _sorted(source.topics, turns)
     for name in names:
-        topic = broker.topics.get(name)
-        if topic is not None and (not asked.channel or asked.channel in topic.channels):
-            async for row in _topic_rows(broker, topic, asked, turns):
+        topic = source.topics.get(name)
+        if topic is not None and (not query.channel or query.channel in topic.channels):
+            async for row in _topic_rows(source, topic, query, turns):
                 yield row
         else:
             await turns.spend(1)
-    if asked.clients:
-        for place, client in enumerate(list(broker.clients)):
+    if query.clients:
+        for place, client in enumerate(list(source.clients)):
             if client.pub_counts:
-                yield ProducerRow(_client_stats(client, asked))
+                yield ProducerRow(_client_stats(client, query))
                 await turns.spend(1)
-            elif place % _PER_ROW == 0:
+            elif place % _CHEAP_PER_ROW == 0:
                 await turns.spend(1)
 
 
 async def _topic_rows(
-    broker: Broker, topic: Topic, asked: StatsFilter, turns: _Turns
+    source: StatsSource, topic: Topic, query: StatsFilter, turns: _Turns
 ) -> AsyncIterator[TopicRow | ChannelRow | ClientRow]:
-    # First, for it takes its turns, and what follows is of one moment.
-    latency = await _latency_of_topic(broker, topic, turns)
+    # First, because it takes turns; the other values belong to one moment.
+    latency = await _latency_of_topic(source, topic, turns)
     core = topic.core
     yield TopicRow(
         {
@@ -286,37 +216,37 @@ async def _topic_rows(
         topic,
     )
     await turns.spend(1)
-    names = iter([asked.channel]) if asked.channel else await _sorted(topic.channels, turns)
+    names = iter([query.channel]) if query.channel else await _sorted(topic.channels, turns)
     for name in names:
         channel = topic.channels.get(name)
         if channel is None:
             continue
-        yield ChannelRow(_channel_stats(broker, channel, asked), channel)
-        clients = list(channel.clients) if asked.clients else ()
+        yield ChannelRow(_channel_stats(source, channel, query), channel)
+        clients = list(channel.clients) if query.clients else ()
         await turns.spend(1 if channel.core.latencies is None else _LATENCIES_ROWS)
         for client in clients:
-            yield ClientRow(_client_stats(client, asked))
+            yield ClientRow(_client_stats(client, query))
             await turns.spend(1)
 
 
 async def _sorted(names: Collection[str], turns: _Turns) -> Iterator[str]:
-    """The names in order. Only parts are sorted at once; they are merged as names are taken."""
-    given = list(names)
-    part_max = _ROWS_MAX * _PER_ROW
-    if len(given) <= part_max:
-        return iter(sorted(given))
+    """The names in order. They are sorted in parts, which are merged as names are used."""
+    unsorted = list(names)
+    max_part = _ROWS_PER_TURN * _CHEAP_PER_ROW
+    if len(unsorted) <= max_part:
+        return iter(sorted(unsorted))
     parts = []
-    for start in range(0, len(given), part_max):
-        parts.append(sorted(given[start : start + part_max]))
-        await turns.spend(_ROWS_MAX)
+    for start in range(0, len(unsorted), max_part):
+        parts.append(sorted(unsorted[start : start + max_part]))
+        await turns.spend(_ROWS_PER_TURN)
     return heapq.merge(*parts)
 
 
-def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> ChannelStats:
+def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) -> ChannelStats:
     core = channel.core
     merged = MergedLatencies()
     if core.latencies is not None:
-        merged.add_channel(core.latencies, broker.clock.now_s())
+        merged.add_channel(core.latencies, source.clock.now_s())
     return {
         "channel_name": channel.name,
         "depth": core.depth,
@@ -327,40 +257,40 @@ def _channel_stats(broker: Broker, channel: Channel, asked: StatsFilter) -> Chan
         "requeue_count": core.requeue_count,
         "timeout_count": core.timeout_count,
         "client_count": len(channel.clients),
-        "clients": [] if asked.clients else None,
+        "clients": [] if query.clients else None,
         "paused": core.paused,
-        "e2e_processing_latency": _latency(broker, merged),
+        "e2e_processing_latency": _latency(source, merged),
     }
 
 
-async def _latency_of_topic(broker: Broker, topic: Topic, turns: _Turns) -> Latency:
-    """That of all its channels together."""
+async def _latency_of_topic(source: StatsSource, topic: Topic, turns: _Turns) -> Latency:
+    """The latency of all channels of a topic together."""
     merged = MergedLatencies()
-    if broker.options.e2e_processing_latency_percentile:
+    if source.options.e2e_processing_latency_percentile:
         for channel in list(topic.channels.values()):
             if channel.core.latencies is not None:
-                merged.add_channel(channel.core.latencies, broker.clock.now_s())
+                merged.add_channel(channel.core.latencies, source.clock.now_s())
                 await turns.spend(_LATENCIES_ROWS)
-    return _latency(broker, merged)
+    return _latency(source, merged)
 
 
-def _latency(broker: Broker, merged: MergedLatencies) -> Latency:
-    wanted = broker.options.e2e_processing_latency_percentile
-    if not wanted:
+def _latency(source: StatsSource, merged: MergedLatencies) -> Latency:
+    quantiles = source.options.e2e_processing_latency_percentile
+    if not quantiles:
         return {"count": 0, "percentiles": None}
     return {
         "count": merged.count,
         "percentiles": [
             # nsqd writes the whole as 1.
             {"quantile": 1 if quantile == 1 else quantile, "value": value_ns}
-            for quantile, value_ns in zip(wanted, merged.quantiles_ns(wanted), strict=True)
+            for quantile, value_ns in zip(quantiles, merged.quantiles_ns(quantiles), strict=True)
         ],
     }
 
 
-def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
+def _client_stats(client: Client, query: StatsFilter) -> ClientStats:
     identity, consumer, tls = client.identity, client.consumer, client.tls
-    shown: _Shown = {
+    shown: ClientHead = {
         "client_id": identity.client_id,
         "hostname": identity.hostname,
         "version": "V2",
@@ -379,7 +309,7 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
     }
     if client.auth is not None:
         _show_grant(shown, client.auth.grant)
-    published = _pub_count(client, asked)
+    published = _pub_count(client, query)
     if published is not None:
         shown["pub_counts"] = [published]
     return {
@@ -392,7 +322,7 @@ def _client_stats(client: Client, asked: StatsFilter) -> ClientStats:
     }
 
 
-def _show_grant(shown: _Shown, grant: Grant) -> None:
+def _show_grant(shown: ClientHead, grant: Grant) -> None:
     if len(grant):
         shown["authed"] = True
     if grant.identity:
@@ -401,8 +331,45 @@ def _show_grant(shown: _Shown, grant: Grant) -> None:
         shown["auth_identity_url"] = grant.identity_url
 
 
-def _pub_count(client: Client, asked: StatsFilter) -> PubCount | None:
-    """At most one, as nsqd has it: of the topic asked for, else of any."""
+def _pub_count(client: Client, query: StatsFilter) -> PubCount | None:
+    """At most one count, as in nsqd: of the requested topic, else of any topic."""
     counts = client.pub_counts
-    topic = asked.topic or next(iter(counts), "")
+    topic = query.topic or next(iter(counts), "")
     return {"topic": topic, "count": counts[topic]} if counts[topic] else None
+
+
+def memory_metrics() -> MemoryMetrics:
+    """Memory of this process under the names that nsqd gives to its own.
+
+    Consumers only draw these values. They mean what comes nearest in a Python process:
+
+    - heap_objects: memory blocks that are allocated
+    - heap_in_use_bytes: resident size; heap_idle_bytes and heap_released_bytes: data that is mapped
+      but not resident
+    - gc_total_runs: runs of the collector, of all generations; its pauses are not measured (0)
+    - next_gc_bytes: the collector counts objects, so this is the resident size
+    """
+    resident, idle = _resident_and_idle()
+    return {
+        "heap_objects": sys.getallocatedblocks(),
+        "heap_idle_bytes": idle,
+        "heap_in_use_bytes": resident,
+        "heap_released_bytes": idle,
+        "gc_pause_usec_100": 0,
+        "gc_pause_usec_99": 0,
+        "gc_pause_usec_95": 0,
+        "next_gc_bytes": resident,
+        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
+    }
+
+
+def _resident_and_idle() -> tuple[int, int]:
+    try:
+        pages = [int(field) for field in _STATM.read_text().split()]
+    except OSError:
+        # Not Linux: the peak is all there is (in KiB, on macOS in bytes).
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (peak if sys.platform == "darwin" else peak * 1024), 0
+    page_bytes = resource.getpagesize()
+    _, resident, shared, _, _, data, *_ = pages
+    return resident * page_bytes, max(0, data - (resident - shared)) * page_bytes

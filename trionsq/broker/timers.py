@@ -7,10 +7,10 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
-from trionsq.broker.heartbeats import LOOK_S, TimingWheel
+from trionsq.broker.heartbeats import CHECK_INTERVAL_S, TimingWheel
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.core.channel import MAX_SCAN, ChannelState
 from trionsq.core.containers import NEVER, TimerQueue
 from trionsq.storage.folder import DataFolder
@@ -94,7 +94,7 @@ class Looked(Hashable, Protocol):
 
     peer: str
 
-    def look_after(self, now_s: float) -> None: ...
+    def check_heartbeat(self, now_s: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -105,17 +105,17 @@ async def run_heartbeats(looks: TimingWheel[_Looked], clock: Clock, defects: Def
     """
     while True:
         now_s = clock.now_s()
-        while clients := looks.due(now_s, _MAX_LOOKS):
+        while clients := looks.pop_due(now_s, _MAX_LOOKS):
             for client in clients:
                 try:
-                    client.look_after(now_s)
+                    client.check_heartbeat(now_s)
                 except Exception as error:
                     defects.note("heartbeat", f"client({client.peer}): heartbeat", error)
                     client.close()
             await trio.lowlevel.checkpoint()
             now_s = clock.now_s()
-        # A client that is scheduled meanwhile is due after LOOK_S at the earliest.
-        await trio.sleep_until(min(looks.next_s, now_s + LOOK_S))
+        # Whatever is scheduled meanwhile is due in CHECK_INTERVAL_S at the earliest.
+        await trio.sleep_until(min(looks.next_s, now_s + CHECK_INTERVAL_S))
 
 
 async def run_disk_syncs(folder: DataFolder, timeout_s: float) -> None:
@@ -130,5 +130,5 @@ async def run_disk_retries(folder: DataFolder) -> None:
     """Let disk queues that failed try again, forever."""
     while True:
         await trio.sleep(_DISK_RETRY_S)
-        for _ in folder.try_again_in_steps():
+        for _ in folder.retry_in_steps():
             await trio.lowlevel.checkpoint()

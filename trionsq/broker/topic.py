@@ -11,9 +11,9 @@ import trio
 
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
-from trionsq.broker.clock import Clock
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
+from trionsq.broker.runtime import Clock
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
@@ -54,7 +54,7 @@ class Topic:
         chores: Chores,
         new_channel: Callable[[Topic, str], Channel],
         deleted: Callable[[Topic], Chore],
-        channel_gone: Callable[[Channel], None],
+        channel_gone: Callable[[Topic, Channel], None],
     ) -> None:
         """Create a topic.
 
@@ -244,7 +244,7 @@ class Topic:
             self._deleted(self)
         else:
             self._try_again()
-        self._channel_gone(channel)
+        self._channel_gone(self, channel)
         return chore
 
     def pause(self) -> None:

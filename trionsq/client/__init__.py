@@ -1,15 +1,14 @@
 """A client of nsqd for trio programs: `Producer` and `Consumer`.
 
-- `producer`, `consumer`: the two, with everything that a program needs
-- `message`: messages and batches, and what may be answered
-- `config`, `errors`, `stats`: the options, the exceptions, the counts
-- `handshake`, `tls`: how a connection begins: IDENTIFY, TLS, compression, AUTH
-- `connection` (on `transport`): one connection, its three tasks
-- `keeper`, `subscription`, `batches`: a consumer's connections, kept; what comes out of them
-- `handling`: the handler style
-- `flow` (by the decisions of `rdy` and `backoff`): how much a consumer takes from whom
-- `discovery`: nsqlookupd
-- `household`, `waiting`: tasks of an object, and cheap ways to wait for them
+- `producer`, `consumer`: the two classes that a program uses
+- `message`: messages and batches: iterating over them, handlers, answers
+- `config`, `errors`: the options and the exceptions
+- `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
+  its tasks
+- `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
+- `flow`, `backoff`: how many messages each connection may send: RDY and backoff
+- `discovery`: polling nsqlookupd
+- `nursery`: tasks that outlive a cancellation for a moment
 
 ::
 
@@ -40,9 +39,8 @@ from trionsq.client.errors import (
     StoppedError,
     UpgradeError,
 )
-from trionsq.client.message import Batch, Message
+from trionsq.client.message import Batch, ConsumerStats, Message
 from trionsq.client.producer import Producer
-from trionsq.client.stats import ConsumerStats
 
 __all__ = [
     "AlreadyConnectedError",

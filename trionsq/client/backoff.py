@@ -1,7 +1,7 @@
-"""Backoff: a consumer that fails takes fewer messages, and tries one now and then.
+"""Backoff: a consumer whose handlers fail receives fewer messages, and tests one now and then.
 
-A state machine without a clock of its own: `Backoff.signal` is told the outcome of a message and
-says what is to be done; whoever owns it keeps the time.
+A state machine without a clock: `Backoff.signal` takes the outcome of a message and returns what
+to do; its owner keeps the time.
 
 Spec: client, section 6.
 """
@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from trionsq.client.config import Config
 
 __all__ = ["Backoff", "Outcome", "Pause", "Phase", "Resume", "Strategy", "strategy_of"]
+
+# 2 to this power is beyond any allowed pause, and its product with the multiplier still a float.
+_MAX_EXPONENT: Final = 64
 
 
 class Outcome(Enum):
@@ -28,38 +31,37 @@ class Outcome(Enum):
 
 
 class Phase(Enum):
-    """What a consumer does."""
+    """How many messages the consumer receives."""
 
     NORMAL = auto()
-    """Takes max_in_flight messages."""
+    """Up to max_in_flight."""
     PAUSED = auto()
-    """Takes none, until `Backoff.until_s`."""
+    """None, until the pause is over."""
     TESTING = auto()
-    """Takes one message at a time, from one connection; its outcome decides."""
+    """One at a time, from one connection. Its outcome decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """RDY 0 to all, and call `Backoff.pause_over` after ``duration_s`` seconds."""
+    """Send RDY 0 to all, and call `Backoff.pause_over` after ``duration_s`` seconds."""
 
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The normal RDY to all."""
+    """Send the normal RDY to all."""
 
 
 Strategy: TypeAlias = Callable[[int], float]
-"""The pause, in seconds, of a level (1, 2, ...)."""
+"""The pause in seconds for a level (1, 2, ...)."""
 
 
 def strategy_of(config: Config, random: Random) -> Strategy:
-    """The strategy that ``backoff_strategy`` names."""
+    """The strategy that the option backoff_strategy names."""
 
-    # A level that doubles beyond any duration is cut off, or floats overflow.
     def exponential(level: int) -> float:
-        return config.backoff_multiplier_s * float(2 ** min(level, 64))
+        return config.backoff_multiplier_s * float(2 ** min(level, _MAX_EXPONENT))
 
     def full_jitter(level: int) -> float:
         return random.uniform(0, exponential(level))
@@ -71,7 +73,7 @@ class Backoff:
     """The state of one consumer.
 
     Attributes:
-        level: 0 is none.
+        level: the higher, the longer the pause; 0: no backoff.
         phase: see `Phase`.
     """
 
@@ -86,10 +88,10 @@ class Backoff:
         return f"<Backoff {self.phase.name} level={self.level}>"
 
     def signal(self, outcome: Outcome) -> Pause | Resume | None:
-        """Take note of the outcome of a message; what is to be done about it."""
+        """Record the outcome of a message and return what to do; None: nothing changes."""
         if self._max_duration_s == 0 or self.phase is Phase.PAUSED:
             return None
-        was = self.level
+        old_level = self.level
         if outcome is Outcome.FAILURE:
             if self._strategy(self.level + 1) <= self._max_duration_s:
                 self.level += 1
@@ -98,12 +100,12 @@ class Backoff:
         if self.level:
             self.phase = Phase.PAUSED
             return Pause(min(self._strategy(self.level), self._max_duration_s))
-        if was:
+        if old_level:
             self.phase = Phase.NORMAL
             return Resume()
         return None
 
     def pause_over(self) -> None:
-        """The pause has lasted: from now on one message is tried."""
+        """End the pause: from now on one message is tested."""
         if self.phase is Phase.PAUSED:
             self.phase = Phase.TESTING

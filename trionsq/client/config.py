@@ -1,128 +1,245 @@
-"""The options of producers and consumers.
+"""The options of producers and consumers, and the TLS context that they describe.
 
-Spec: client, section 8 (configuration).
+The options are a table as that of the daemons: see `trionsq.options`.
+
+Spec: client, sections 1 (TLS) and 8 (configuration).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
 import socket
 import ssl
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Self
 
 import trionsq
-from trionsq import durations
 from trionsq.client.errors import ConfigError
-from trionsq.client.tls import TLS_VERSIONS, tls_context
-from trionsq.options import parse_bool
+from trionsq.options import BOOL, FLOAT, INT, SECONDS, STRING, choice, option, table
+from trionsq.transports import tls
 
-__all__ = ["Config"]
+__all__ = ["Config", "reason_of"]
 
 _HOUR_S: Final = 3600.0
+# Decimal, whatever it begins with, as in go-nsq.
+_INTEGER: Final = dataclasses.replace(INT, parse=int)
+_BACKOFF_STRATEGY: Final = choice("name", "exponential", "full_jitter")
+_TLS_VERSION: Final = choice("version", "ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")
+# Sets of TLS files that are kept: a program's own, and those before a renewal.
+_MAX_CONTEXTS: Final = 16
 
 
-def _hostname() -> str:
-    return socket.gethostname()
+def _short_hostname() -> str:
+    return socket.gethostname().partition(".")[0]
 
 
-def _ranged(default: Any, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"range": (low, high)})
-
-
-def _one_of(default: str, *choices: str) -> Any:
-    return field(default=default, metadata={"choices": choices})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Options; every value is checked when the object is made.
 
-    Times are in seconds and their names end in ``_s``; the option's own name, as in
-    ``Config().parse("read_timeout,30s")``, is without it.
+    Times are in seconds and their names end in ``_s``. The option's own name, as in
+    ``Config().parse("read_timeout,30s")``, is without that ending.
 
     Raises:
         ConfigError: a value out of its range.
-
-    Attributes:
-        dial_timeout_s: to connect; and again for TLS and compression, until nsqd's first word.
-        read_timeout_s: nsqd is silent for so long: the connection is given up.
-        write_timeout_s: nsqd takes nothing for so long: the same.
-        tcp_user_timeout_s: its machine acknowledges nothing, or has no room for what was sent, for
-            so long, by TCP: the same; 0: as the kernel does by itself. An nsqd that is only slow to
-            answer is given read_timeout.
-        local_addr: ``host:port`` or ``host`` to connect from.
-        lookupd_poll_interval_s, lookupd_poll_jitter, lookupd_poll_timeout_s: how often nsqlookupd
-            is asked, by which share of that the first time is put off, and how long it may take.
-        max_requeue_delay_s, default_requeue_delay_s: a message is requeued without a delay being
-            given: default x attempts, at most max.
-        backoff_strategy: ``exponential`` or ``full_jitter``.
-        max_backoff_duration_s, backoff_multiplier_s: see `trionsq.client.backoff`; max 0: none.
-        max_attempts: a message that comes more often is given up; 0: never.
-        low_rdy_idle_timeout_s, low_rdy_timeout_s, rdy_redistribute_interval_s: when there are
-            more connections than max_in_flight, when one gives its turn to another.
-        client_id, hostname, user_agent: what nsqd shows of this client.
-        heartbeat_interval_s: nsqd asks so often for a sign of life; -1: never.
-        sample_rate: percent of the messages to get; 0: all.
-        tls_v1: speak TLS; an nsqd that does not is no nsqd to connect to.
-        tls_root_ca_file, tls_cert, tls_key, tls_insecure_skip_verify, tls_min_version: see
-            `trionsq.client.tls.tls_context`; with nsqlookupds at https addresses too. The name
-            in nsqd's certificate is the host of its address.
-        deflate, deflate_level, snappy: ask for compression; nsqd may decline. One of the two.
-        output_buffer_size: bytes, -1: none. output_buffer_timeout_s: -1: none.
-        max_in_flight: messages given to this consumer and not yet answered, over all connections.
-        msg_timeout_s: nsqd delivers again what is not answered for so long; 0: as nsqd says.
-        auth_secret: for an nsqd that asks for it; it goes as it is, so use TLS.
-        max_msg_size: bytes of a message; a larger one closes the connection; 0: 16 MiB.
-        skip_lookupd_authorization: True sends auth_secret to nsqlookupd too (the name is the
-            original's).
     """
 
-    dial_timeout_s: float = _ranged(1.0, 0)
-    read_timeout_s: float = _ranged(60.0, 0.1, 300)
-    write_timeout_s: float = _ranged(1.0, 0.1, 300)
-    tcp_user_timeout_s: float = _ranged(10.0, 0, _HOUR_S)
-    local_addr: str = ""
-    lookupd_poll_interval_s: float = _ranged(60.0, 0.01, 300)
-    lookupd_poll_jitter: float = _ranged(0.3, 0, 1)
-    lookupd_poll_timeout_s: float = _ranged(60.0, 0)
-    max_requeue_delay_s: float = _ranged(900.0, 0, _HOUR_S)
-    default_requeue_delay_s: float = _ranged(90.0, 0, _HOUR_S)
-    backoff_strategy: str = _one_of("exponential", "exponential", "full_jitter")
-    max_backoff_duration_s: float = _ranged(120.0, 0, _HOUR_S)
-    backoff_multiplier_s: float = _ranged(1.0, 0, _HOUR_S)
-    max_attempts: int = _ranged(5, 0, 65535)
-    low_rdy_idle_timeout_s: float = _ranged(10.0, 1, 300)
-    low_rdy_timeout_s: float = _ranged(30.0, 1, 300)
-    rdy_redistribute_interval_s: float = _ranged(5.0, 0.001, 5)
-    client_id: str = field(default_factory=lambda: _hostname().partition(".")[0])
-    hostname: str = field(default_factory=_hostname)
-    user_agent: str = f"trionsq/{trionsq.__version__}"
-    heartbeat_interval_s: float = 30.0
-    sample_rate: int = _ranged(0, 0, 99)
-    tls_v1: bool = False
-    tls_root_ca_file: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_insecure_skip_verify: bool = False
-    tls_min_version: str = _one_of("tls1.0", *TLS_VERSIONS)
-    deflate: bool = False
-    deflate_level: int = _ranged(6, 1, 9)
-    snappy: bool = False
-    output_buffer_size: int = 16384
-    output_buffer_timeout_s: float = 0.25
-    max_in_flight: int = _ranged(1, 0)
-    msg_timeout_s: float = _ranged(0.0, 0)
-    auth_secret: str = field(default="", repr=False)
-    skip_lookupd_authorization: bool = True
-    topology_region: str = ""
-    topology_zone: str = ""
-    max_msg_size: int = _ranged(0, 0, 2**31 - 31)
+    dial_timeout_s: float = option(
+        "dial_timeout", 1.0, SECONDS, "to connect; and again for TLS and compression", low=0
+    )
+    read_timeout_s: float = option(
+        "read_timeout",
+        60.0,
+        SECONDS,
+        "close the connection when nsqd sends nothing for this long",
+        low=0.1,
+        high=300,
+    )
+    write_timeout_s: float = option(
+        "write_timeout",
+        1.0,
+        SECONDS,
+        "close the connection when nsqd reads nothing for this long",
+        low=0.1,
+        high=300,
+    )
+    tcp_user_timeout_s: float = option(
+        "tcp_user_timeout",
+        10.0,
+        SECONDS,
+        "close the connection when nsqd's machine acknowledges nothing, or has no room for data,"
+        " for this long; 0: as the kernel decides. A slow nsqd has read_timeout",
+        low=0,
+        high=_HOUR_S,
+    )
+    local_addr: str = option("local_addr", "", STRING, "host:port or host to connect from")
+    lookupd_poll_interval_s: float = option(
+        "lookupd_poll_interval",
+        60.0,
+        SECONDS,
+        "how often nsqlookupd is polled",
+        low=0.01,
+        high=300,
+    )
+    lookupd_poll_jitter: float = option(
+        "lookupd_poll_jitter",
+        0.3,
+        FLOAT,
+        "the second poll is delayed by up to this part of the interval",
+        low=0,
+        high=1,
+    )
+    lookupd_poll_timeout_s: float = option(
+        "lookupd_poll_timeout", 60.0, SECONDS, "time limit of a poll", low=0
+    )
+    max_requeue_delay_s: float = option(
+        "max_requeue_delay",
+        900.0,
+        SECONDS,
+        "longest delay of a message that is requeued without one",
+        low=0,
+        high=_HOUR_S,
+    )
+    default_requeue_delay_s: float = option(
+        "default_requeue_delay",
+        90.0,
+        SECONDS,
+        "delay of a message that is requeued without one, for each attempt",
+        low=0,
+        high=_HOUR_S,
+    )
+    backoff_strategy: str = option(
+        "backoff_strategy", "exponential", _BACKOFF_STRATEGY, "exponential or full_jitter"
+    )
+    max_backoff_duration_s: float = option(
+        "max_backoff_duration", 120.0, SECONDS, "longest pause; 0: no backoff", low=0, high=_HOUR_S
+    )
+    backoff_multiplier_s: float = option(
+        "backoff_multiplier",
+        1.0,
+        SECONDS,
+        "multiplied by 2 to the power of the level: the pause",
+        low=0,
+        high=_HOUR_S,
+    )
+    max_attempts: int = option(
+        "max_attempts",
+        5,
+        _INTEGER,
+        "a message that is delivered more often is given up; 0: never",
+        low=0,
+        high=65535,
+    )
+    low_rdy_idle_timeout_s: float = option(
+        "low_rdy_idle_timeout",
+        10.0,
+        SECONDS,
+        "with more connections than max_in_flight: drop to RDY 0 after this long without a message",
+        low=1,
+        high=300,
+    )
+    low_rdy_timeout_s: float = option(
+        "low_rdy_timeout",
+        30.0,
+        SECONDS,
+        "with more connections than max_in_flight: drop to RDY 0 after this long",
+        low=1,
+        high=300,
+    )
+    rdy_redistribute_interval_s: float = option(
+        "rdy_redistribute_interval",
+        5.0,
+        SECONDS,
+        "how often connections that are to drop to RDY 0 are looked for",
+        low=0.001,
+        high=5,
+    )
+    client_id: str = option(
+        "client_id", "", STRING, "name of this client at nsqd", factory=_short_hostname
+    )
+    hostname: str = option(
+        "hostname", "", STRING, "host of this client at nsqd", factory=socket.gethostname
+    )
+    user_agent: str = option(
+        "user_agent", f"trionsq/{trionsq.__version__}", STRING, "program of this client at nsqd"
+    )
+    heartbeat_interval_s: float = option(
+        "heartbeat_interval", 30.0, SECONDS, "time between nsqd's heartbeats; -1: none"
+    )
+    sample_rate: int = option(
+        "sample_rate", 0, _INTEGER, "percentage of messages to receive; 0: all", low=0, high=99
+    )
+    tls_v1: bool = option(
+        "tls_v1", False, BOOL, "use TLS; fail to connect if nsqd does not offer it"
+    )
+    tls_root_ca_file: str = option(
+        "tls_root_ca_file",
+        "",
+        STRING,
+        "PEM file of trusted authorities, instead of the system's; for nsqlookupd by https as well",
+    )
+    tls_cert: str = option("tls_cert", "", STRING, "PEM file of the client's certificate")
+    tls_key: str = option("tls_key", "", STRING, "PEM file of its key, unless tls_cert has it")
+    tls_insecure_skip_verify: bool = option(
+        "tls_insecure_skip_verify", False, BOOL, "accept any certificate, for any name"
+    )
+    tls_min_version: str = option(
+        "tls_min_version", "tls1.0", _TLS_VERSION, "ssl3.0 to tls1.3; in practice at least tls1.2"
+    )
+    deflate: bool = option("deflate", False, BOOL, "ask for deflate; nsqd may decline")
+    deflate_level: int = option("deflate_level", 6, _INTEGER, "level of deflate", low=1, high=9)
+    snappy: bool = option("snappy", False, BOOL, "ask for snappy; nsqd may decline")
+    output_buffer_size: int = option(
+        "output_buffer_size", 16384, _INTEGER, "bytes that nsqd may buffer; -1: none"
+    )
+    output_buffer_timeout_s: float = option(
+        "output_buffer_timeout", 0.25, SECONDS, "how long nsqd may buffer them; -1: none"
+    )
+    max_in_flight: int = option(
+        "max_in_flight",
+        1,
+        _INTEGER,
+        "messages that a consumer may have received and not answered, over all connections",
+        low=0,
+    )
+    msg_timeout_s: float = option(
+        "msg_timeout",
+        0.0,
+        SECONDS,
+        "nsqd redelivers a message that is not answered for this long; 0: nsqd's own value",
+        low=0,
+    )
+    auth_secret: str = option(
+        "auth_secret",
+        "",
+        STRING,
+        "secret for an nsqd that requires one; sent as it is, so use TLS",
+        secret=True,
+    )
+    skip_lookupd_authorization: bool = option(
+        "skip_lookupd_authorization",
+        True,
+        BOOL,
+        "send auth_secret to nsqlookupd as well (the name is the original's)",
+    )
+    topology_region: str = option("topology_region", "", STRING, "region of this client")
+    topology_zone: str = option("topology_zone", "", STRING, "zone of this client")
+    max_msg_size: int = option(
+        "max_msg_size",
+        0,
+        _INTEGER,
+        "largest message in bytes; a larger one closes the connection; 0: 16 MiB",
+        low=0,
+        high=2**31 - 31,
+    )
 
     def __post_init__(self) -> None:
-        for option in dataclasses.fields(self):
-            _check(option, getattr(self, option.name))
+        for name, spec in table(self):
+            try:
+                spec.check(getattr(self, name))
+            except ValueError as error:
+                raise ConfigError(f"{spec.flag} {error}") from None
         if self.heartbeat_interval_s != -1 and not self.heartbeat_interval_s > 0:
             raise ConfigError("heartbeat_interval must be above 0, or -1")
         if self.heartbeat_interval_s > self.read_timeout_s:
@@ -133,42 +250,53 @@ class Config:
             raise ConfigError("output_buffer_size and _timeout must be at least 0, or -1")
 
     def parse(self, *assignments: str) -> Self:
-        """These options with each ``name,value`` changed, as tools take them on the command line.
+        """Return these options with each ``name,value`` changed, as tools take them from flags.
 
-        ``-`` stands for ``_``; durations are ``1m30s``, or milliseconds; a bare name of a boolean
-        means true: ``Config().parse("max_in_flight,200", "read-timeout,1m30s")``.
+        ``-`` may stand for ``_``. A duration is ``1m30s`` or a number of milliseconds; the name of
+        a boolean alone means true: ``Config().parse("max_in_flight,200", "read-timeout,1m30s")``.
 
         Raises:
             ConfigError: no such option, not a value of it, or out of range.
         """
+        by_flag = {spec.flag: (name, spec.kind) for name, spec in table(Config)}
         changes: dict[str, Any] = {}
         for assignment in assignments:
-            name, comma, text = assignment.partition(",")
-            option = _option(name.strip())
-            changes[option.name] = _read(option, text if comma else None)
+            flag, comma, text = assignment.partition(",")
+            flag = flag.strip().replace("-", "_")
+            if flag not in by_flag:
+                raise ConfigError(f"there is no option {flag!r}")
+            name, kind = by_flag[flag]
+            if not comma and kind.bare is None:
+                raise ConfigError(f"{flag}: needs a value")
+            try:
+                changes[name] = kind.parse(text if comma else kind.bare or "")
+            except ValueError as error:
+                raise ConfigError(f"{flag}: {error}") from error
         return dataclasses.replace(self, **changes)
 
     def check_files(self) -> None:
-        """Raise ConfigError if a file that the options name can't be read, or is no good."""
+        """Raise ConfigError if a file that the options name cannot be read or used."""
         if self.tls_v1 or self.tls_root_ca_file or self.tls_cert or self.tls_key:
             self.ssl_context()
 
     def ssl_context(self) -> ssl.SSLContext:
-        """What the TLS options say. Files are read again when they have changed.
+        """The context that the TLS options describe. Files that have changed are read again.
 
         Raises:
-            ConfigError: a file can't be read, or is no good.
+            ConfigError: a file cannot be read or used; the text names its option.
         """
-        return tls_context(
-            self.tls_root_ca_file,
-            self.tls_cert,
-            self.tls_key,
+        if self.tls_key and not self.tls_cert:
+            raise ConfigError("tls_key needs tls_cert")
+        return _ssl_context(
+            _with_mtime("tls_root_ca_file", self.tls_root_ca_file),
+            _with_mtime("tls_cert", self.tls_cert),
+            _with_mtime("tls_key", self.tls_key),
             self.tls_min_version,
-            insecure_skip_verify=self.tls_insecure_skip_verify,
+            self.tls_insecure_skip_verify,
         )
 
     def requeue_delay_s(self, attempts: int) -> float:
-        """The delay of a message that is requeued without one being given."""
+        """The delay of a message that is requeued without one."""
         return min(self.default_requeue_delay_s * attempts, self.max_requeue_delay_s)
 
     def identity(self) -> dict[str, object]:
@@ -196,50 +324,58 @@ class Config:
         return identity
 
 
+# So that help(Config) describes each option.
+_HELP: Final = "\n".join(f"        {name}: {spec.help}." for name, spec in table(Config))
+Config.__doc__ = f"{Config.__doc__}\n    Attributes:\n{_HELP}\n"
+
+
+def reason_of(error: OSError) -> str:
+    """Why a TLS handshake failed, in words for an operator."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {tls.weakness_of(error) or error.verify_message}"
+    return tls.reason_of(error)
+
+
 def _ms(seconds: float) -> int:
     return -1 if seconds == -1 else round(seconds * 1000)
 
 
-def _check(option: dataclasses.Field[Any], value: object) -> None:
-    name = option.name.removesuffix("_s")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite")
-    low, high = option.metadata.get("range", (None, None))
-    if low is not None and not low <= value <= (math.inf if high is None else high):  # type: ignore[operator]
-        upper = "" if high is None else f" and at most {high:g}"
-        raise ConfigError(f"{name} must be at least {low:g}{upper}, not {value}")
-    choices = option.metadata.get("choices")
-    if choices and value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value}")
-
-
-def _option(name: str) -> dataclasses.Field[Any]:
-    wanted = name.replace("-", "_")
-    for option in dataclasses.fields(Config):
-        if option.name.removesuffix("_s") == wanted:
-            return option
-    raise ConfigError(f"there is no option {name!r}")
-
-
-def _read(option: dataclasses.Field[Any], text: str | None) -> object:
-    kind = option.type
+def _with_mtime(flag: str, path: str) -> tuple[str, int]:
+    """The path and its time of modification: the key under which its content is kept."""
     try:
-        if kind == "bool":
-            return True if text is None else parse_bool(text)
-        if text is None:
-            raise ValueError("needs a value")
-        if kind == "str":
-            return text
-        if option.name.endswith("_s"):
-            return _read_duration_s(text)
-        return int(text) if kind == "int" else float(text)
-    except ValueError as error:
-        raise ConfigError(f"{option.name.removesuffix('_s')}: {error}") from error
+        return path, os.stat(path).st_mtime_ns if path else 0
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag}: {error}") from error
 
 
-def _read_duration_s(text: str) -> float:
+@lru_cache(maxsize=_MAX_CONTEXTS)
+def _ssl_context(
+    root_ca_file: tuple[str, int],
+    cert: tuple[str, int],
+    key: tuple[str, int],
+    min_version: str,
+    insecure_skip_verify: bool,
+) -> ssl.SSLContext:
     try:
-        ms = int(text)
-    except ValueError:
-        return durations.parse(text) / durations.SECOND_NS
-    return -1.0 if ms == -1 else ms / 1000
+        context = ssl.create_default_context(cafile=root_ca_file[0] or None)
+    except OSError as error:
+        raise ConfigError(f"tls_root_ca_file: {root_ca_file[0]}: {reason_of(error)}") from error
+    # Older versions are never spoken, whatever tls_min_version says.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if min_version == "tls1.3":
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert[0]:
+        try:
+            # Without the function, OpenSSL would ask the terminal for the passphrase of a key.
+            context.load_cert_chain(cert[0], key[0] or None, password=_no_passphrase)
+        except OSError as error:
+            files = " and ".join(filter(None, (cert[0], key[0])))
+            raise ConfigError(f"tls_cert, tls_key: {files}: {reason_of(error)}") from error
+    return context
+
+
+def _no_passphrase() -> str:
+    return ""

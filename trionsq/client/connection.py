@@ -1,8 +1,8 @@
-"""A connection to nsqd, and the three tasks of its life.
+"""A connection to nsqd, and its three tasks: one reads, one writes, one watches for silence.
 
-`Connection.open` connects and, by a `Handshake`, identifies; `run` then reads, writes and watches
-until the end. Meanwhile `put` and `request` write without waiting: what is put before the writer's
-next turn goes out in one system call, so that a batch of FINs costs one.
+`Connection.open` connects and performs the `Handshake`; `run` then works until the connection ends.
+`put` and `request` write without waiting: all commands of one turn of the event loop leave in one
+system call, so that a batch of FINs costs one.
 
 Spec: client, section 1; tcp-protocol, sections 2, 4, 8 and 14.
 """
@@ -12,15 +12,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, Generic, NoReturn, TypeVar
 
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
-from trionsq.client.handshake import RDY_MAX, Handshake
-from trionsq.client.waiting import Reply, Token
+from trionsq.client.handshake import DEFAULT_MAX_RDY, Dial, Handshake, dial_tcp
+from trionsq.hostport import parse_address
 from trionsq.transports.transport import SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import (
@@ -35,19 +34,71 @@ from trionsq.wire.client import (
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.frames import MESSAGE_META_BYTES
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Reply"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("trionsq.client")
 
-_READ_NBYTES: Final = 128 * 1024
-# Put but not yet taken by the socket: above the first, `room` waits; above the second it is over.
-_ROOM_NBYTES: Final = 1024 * 1024
-_PENDING_NBYTES_MAX: Final = 256 * 1024 * 1024
-# Of one turn of the event loop: bytes that are joined (and encrypted) for the socket, beyond the
-# first command; frames that are looked at one by one (an error that nsqd sends is a log line).
-_WRITE_NBYTES: Final = 1024 * 1024
-_FRAMES_MAX: Final = 128
+_READ_BYTES: Final = 128 * 1024
+# Bytes that the socket has not yet taken: above the first limit, `room` waits; above the second,
+# the connection is given up.
+_ROOM_BYTES: Final = 1024 * 1024
+_MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
+# In one turn of the event loop: bytes that are joined (and encrypted) for the socket, beyond the
+# first command; frames that are handled one by one (an error frame is a line of the log).
+_MAX_WRITE_BYTES: Final = 1024 * 1024
+_MAX_FRAMES_A_TURN: Final = 128
+# How long to read on when the connection seems broken: nsqd may have said why.
 _LAST_WORDS_S: Final = 0.1
+
+
+class Reply(Generic[T]):
+    """A value that one task will receive from another, or an error.
+
+    Attributes:
+        is_done: whether the value or the error has been set.
+    """
+
+    __slots__ = ("_done", "_error", "_value", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: T | None = None
+        self._error: Exception | None = None
+        # Made only when a task has to wait: most replies to pipelined commands come before that.
+        self._done: trio.Event | None = None
+
+    def set_value(self, value: T) -> None:
+        """Set the value. Nobody needs to wait for it."""
+        self._value = value
+        self._finish()
+
+    def set_error(self, error: Exception) -> None:
+        """Set the error that `wait` will raise."""
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if self._done is not None:
+            self._done.set()
+
+    async def wait(self) -> T:
+        """Wait for the value and return it. Not a checkpoint if it is already set.
+
+        Cancelling the wait loses nothing.
+
+        Raises:
+            Exception: the error that was set.
+        """
+        if not self.is_done:
+            if self._done is None:
+                self._done = trio.Event()
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
 
 
 class Connection:
@@ -56,16 +107,16 @@ class Connection:
     Attributes:
         address: ``host:port``.
         features: nsqd's answer to IDENTIFY; empty without feature negotiation.
-        tls: version, cipher and nsqd's name; None in clear.
+        tls: version, cipher and nsqd's name; None without TLS.
         on_messages: called with the messages of each read, in the reading task.
         on_refused: called with errors that leave the connection open (FIN, REQ, TOUCH).
-        is_open: whether what is put has a chance to arrive.
-        failure: why it ended; None while it lives and after an end that was asked for.
+        is_open: whether commands can still reach nsqd.
+        failure: why the connection ended; None while it is open and after `end`.
         ended: set when `run` has ended.
     """
 
     def __init__(self, handshake: Handshake, config: Config, decoder: ColumnDecoder) -> None:
-        """``handshake`` went well; ``decoder`` is the one that it used."""
+        """``handshake`` has succeeded; ``decoder`` is the one that it used."""
         self.address = handshake.address
         self.features = handshake.features
         self.tls = handshake.tls
@@ -78,9 +129,11 @@ class Connection:
         self._config = config
         self._decoder = decoder
         self._out: deque[bytes] = deque()
-        self._pending_nbytes = 0
-        self._wake = Token()
-        self._room = trio.lowlevel.ParkingLot()
+        self._pending_bytes = 0
+        # Set when there is something to write; replaced by the writer before it waits.
+        self._wake = trio.Event()
+        # Made by the first task that waits for room.
+        self._room: trio.Event | None = None
         self._replies: deque[Reply[bytes]] = deque()
         self._last_read_s = 0.0
         self._is_ending = False
@@ -92,14 +145,14 @@ class Connection:
 
     @classmethod
     async def open(cls, address: str, config: Config, dial: Dial = dial_tcp) -> Connection:
-        """Connect to ``host:port`` and identify. Cancelling closes what was opened.
+        """Connect to ``host:port`` and perform the handshake. Cancelling closes the socket.
 
         Raises:
-            ConnectError: not reachable in time, or no nsqd; `IdentifyError`, `UpgradeError`,
+            ConnectError: not reachable in time, or not an nsqd; `IdentifyError`, `UpgradeError`,
                 `AuthError` if one of these steps failed.
-            ValueError: that is no address.
+            ValueError: not an address.
         """
-        host, port = split_address(address)
+        host, port = parse_address(address)
         transport: Transport | None = None
         with trio.move_on_after(config.dial_timeout_s):
             try:
@@ -110,8 +163,10 @@ class Connection:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
         if config.tcp_user_timeout_s and isinstance(transport, SocketTransport):
             transport.set_user_timeout(config.tcp_user_timeout_s)
-        size_max = config.max_msg_size + MESSAGE_META_BYTES + 4
-        decoder = ColumnDecoder(size_max if config.max_msg_size else MAX_FRAME_BYTES)
+        max_frame_bytes = MAX_FRAME_BYTES
+        if config.max_msg_size:
+            max_frame_bytes = config.max_msg_size + MESSAGE_META_BYTES + 4
+        decoder = ColumnDecoder(max_frame_bytes)
         handshake = Handshake(address, transport, config, decoder)
         try:
             await handshake.run()
@@ -122,52 +177,63 @@ class Connection:
 
     @property
     def max_rdy_count(self) -> int:
-        """The largest RDY that nsqd takes."""
-        return int(self.features.get("max_rdy_count", RDY_MAX))
+        """The largest RDY that nsqd accepts."""
+        return int(self.features.get("max_rdy_count", DEFAULT_MAX_RDY))
 
     # Writing
 
     def put(self, data: bytes) -> None:
-        """Send commands that have no answer, soon. Without effect once it is closed."""
+        """Send commands that have no answer, without waiting: they leave once this task yields.
+
+        Without effect on a closed connection.
+        """
         if not self.is_open:
             return
         self._out.append(data)
-        self._pending_nbytes += len(data)
-        if self._pending_nbytes > _PENDING_NBYTES_MAX:
-            self._fail(NotConnectedError(f"{self.address}: nsqd takes nothing"))
+        self._pending_bytes += len(data)
+        if self._pending_bytes > _MAX_PENDING_BYTES:
+            self._fail(NotConnectedError(f"{self.address}: nsqd does not read what is sent"))
         self._wake.set()
 
     def request(self, data: bytes) -> Reply[bytes]:
-        """Send a command that has an answer; answers come in the order of requests.
+        """Send a command that has an answer. Answers come in the order of requests.
 
-        The reply raises ProtocolError if nsqd refuses, NotConnectedError if the connection ends.
+        The reply raises ProtocolError if nsqd refuses the command, NotConnectedError if the
+        connection ends first.
         """
         reply = Reply[bytes]()
         if self.is_open:
             self._replies.append(reply)
             self.put(data)
         else:
-            reply.fail(self._lost())
+            reply.set_error(self._lost())
         return reply
 
     async def room(self) -> None:
-        """Wait until no more than 1 MiB waits to be sent. No checkpoint if that is so already."""
-        while self.is_open and self._pending_nbytes > _ROOM_NBYTES:
-            await self._room.park()
+        """Wait until at most 1 MiB is unsent. Not a checkpoint if that is the case already."""
+        while self.is_open and self._pending_bytes > _ROOM_BYTES:
+            if self._room is None:
+                self._room = trio.Event()
+            await self._room.wait()
 
-    # The life
+    def _release_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    # Its tasks
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read and write until the connection ends; then all waiting requests fail.
+        """Read and write until the connection ends; then all open requests fail.
 
-        Ends without an exception; see `failure`. Cancelling closes it at once.
+        Returns without an exception; see `failure`. Cancelling closes the connection at once.
         """
         self._last_read_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 self._scope = nursery.cancel_scope
                 nursery.start_soon(self._write)
-                nursery.start_soon(self._watch)
+                nursery.start_soon(self._watch_silence)
                 task_status.started()
                 await self._read()
         finally:
@@ -181,17 +247,17 @@ class Connection:
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once: what is not sent yet is lost, waiting requests fail."""
+        """Close at once: unsent commands are lost, open requests fail."""
         self.is_open = False
         self._scope.cancel()
         self._out.clear()
-        self._pending_nbytes = 0
-        self._room.unpark_all()
+        self._pending_bytes = 0
+        self._release_room()
         while self._replies:
-            self._replies.popleft().fail(self._lost())
+            self._replies.popleft().set_error(self._lost())
 
     def end(self) -> None:
-        """Close in order: send what was put, then read up to nsqd's end. See `ended`."""
+        """Begin the orderly end: send what was put, then read until nsqd closes. See `ended`."""
         self._is_ending = True
         self.is_open = False
         self._wake.set()
@@ -209,61 +275,63 @@ class Connection:
     async def _write(self) -> None:
         while True:
             if self._out:
-                data = self._next_data()
+                data = self._pop_data()
                 try:
-                    await self._write_out(data)
+                    await self._send(data)
                 except OSError as error:
-                    # What nsqd said before it closed, if it did, tells more.
+                    # If nsqd sent an error before it closed, that error says more.
                     self.is_open = False
                     await trio.sleep(_LAST_WORDS_S)
                     self._fail(error)
                     return
-                self._pending_nbytes -= len(data)
-                self._room.unpark_all()
+                self._pending_bytes -= len(data)
+                self._release_room()
             elif self._is_ending:
                 self._transport.end_sending()
                 return
             else:
+                self._wake = trio.Event()
                 await self._wake.wait()
 
-    def _next_data(self) -> bytes:
-        """Take what was put first, and as much more as one write may have."""
+    def _pop_data(self) -> bytes:
+        """Remove the first command, and as many more as one write may have."""
         out = self._out
-        if self._pending_nbytes <= _WRITE_NBYTES:
+        if self._pending_bytes <= _MAX_WRITE_BYTES:
             data = b"".join(out)
             out.clear()
             return data
-        nbytes = len(out[0])
+        count = len(out[0])
         parts = [out.popleft()]
-        while out and (nbytes := nbytes + len(out[0])) <= _WRITE_NBYTES:
+        while out and (count := count + len(out[0])) <= _MAX_WRITE_BYTES:
             parts.append(out.popleft())
         return b"".join(parts)
 
-    async def _write_out(self, data: bytes) -> None:
+    async def _send(self, data: bytes) -> None:
         sent = self._transport.send_nowait(data)
         if sent == len(data):
             return
         view = memoryview(data)[sent:]
         while view:
-            with trio.move_on_after(self._config.write_timeout_s) as patience:
+            with trio.move_on_after(self._config.write_timeout_s) as timeout:
                 await self._transport.wait_writable()
-            if patience.cancelled_caught:
-                raise TimeoutError(f"nsqd took nothing for {self._config.write_timeout_s:g} s")
+            if timeout.cancelled_caught:
+                raise TimeoutError(f"nsqd read nothing for {self._config.write_timeout_s:g} s")
             view = view[self._transport.send_nowait(view) :]
 
     async def _read(self) -> None:
         transport, decoder = self._transport, self._decoder
         data: bytes | None = b""
         try:
-            for frame in decoder:  # what came together with the last answer of the beginning
-                self._take(frame)
+            # Frames may have arrived together with the last answer of the handshake.
+            for frame in decoder:
+                self._handle_frame(frame)
             while True:
-                # A short read has taken all there was.
-                if data is None or len(data) < _READ_NBYTES:
+                # A short read has emptied the socket.
+                if data is None or len(data) < _READ_BYTES:
                     await transport.wait_readable()
                 else:
                     await trio.lowlevel.checkpoint()
-                data = transport.receive_nowait(_READ_NBYTES)
+                data = transport.receive_nowait(_READ_BYTES)
                 if data is None:
                     continue
                 if not data:
@@ -275,47 +343,47 @@ class Connection:
                 if columns.ids:
                     self.on_messages(columns)
                 for number, frame in enumerate(decoder, 1):
-                    self._take(frame)
-                    if number % _FRAMES_MAX == 0:
+                    self._handle_frame(frame)
+                    if number % _MAX_FRAMES_A_TURN == 0:
                         await trio.lowlevel.checkpoint()
         except (OSError, FrameError) as error:
             self._fail(error)
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if isinstance(frame, ErrorFrame):
-            self._take_error(frame)
+            self._handle_error(frame)
         elif not isinstance(frame, MessageFrame):
             if frame.is_heartbeat:
                 self.put(commands.nop())
             elif self._replies:
-                self._replies.popleft().tell(frame.data)
+                self._replies.popleft().set_value(frame.data)
             else:
-                raise FrameError(f"an answer to nothing: {frame.data[:64]!r}")
+                raise FrameError(f"an answer without a request: {frame.data[:64]!r}")
 
-    def _take_error(self, frame: ErrorFrame) -> None:
+    def _handle_error(self, frame: ErrorFrame) -> None:
         if not frame.fatal:
             self.on_refused(frame)
             return
         error = ProtocolError(frame.code, frame.text, frame.fatal)
         if self._replies:
-            self._replies.popleft().fail(error)
+            self._replies.popleft().set_error(error)
         self._fail(error)
 
     def _log_refused(self, frame: ErrorFrame) -> None:
         log.warning("%s: %s", self.address, frame.as_error())
 
-    async def _watch(self) -> NoReturn:
-        """Give the connection up when nsqd is silent for too long."""
-        patience_s = self._config.read_timeout_s
+    async def _watch_silence(self) -> NoReturn:
+        """End the connection when nsqd has sent nothing for read_timeout."""
+        timeout_s = self._config.read_timeout_s
         while True:
             last_s = self._last_read_s
-            await trio.sleep_until(last_s + patience_s)
+            await trio.sleep_until(last_s + timeout_s)
             if self._last_read_s == last_s:
-                # Perhaps it was this program that stood still: what has come is read first.
+                # Perhaps this program was stopped: let it first read what has arrived.
                 await trio.sleep(_LAST_WORDS_S)
             if self._last_read_s == last_s:
-                self._fail(NotConnectedError(f"{self.address}: silent for {patience_s:g} s"))
+                self._fail(NotConnectedError(f"{self.address}: silent for {timeout_s:g} s"))
 
 
 def _no_messages(_columns: Columns) -> None:
-    raise ClientError("messages without a subscription")
+    raise ClientError("nsqd sent messages before SUB")

@@ -1,15 +1,15 @@
-"""Consuming: messages of one channel, from every nsqd that has its topic.
+"""Consuming: the messages of one channel, from every nsqd that has its topic.
 
-Tasks: one for each nsqd (a keeper: connect, subscribe, wait for the end, connect again), below it
-those of the connection; one that asks nsqlookupd; three that keep the time of RDY and backoff.
+Tasks: a reconnect loop for each nsqd, and below it the tasks of its connection; one that polls
+nsqlookupd; four of flow control.
 
-Spec: client, sections 3 to 7.
+Spec: client, sections 3 to 8.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from types import TracebackType
@@ -19,23 +19,28 @@ import trio
 
 from trionsq import httpget
 from trionsq.client.backoff import Outcome
-from trionsq.client.batches import Batches, Messages
 from trionsq.client.config import Config
-from trionsq.client.dial import Dial, dial_tcp, split_address
 from trionsq.client.discovery import Discovery, Get
-from trionsq.client.errors import (
-    AlreadyConnectedError,
-    ClientError,
-    DiscoveryError,
-    StoppedError,
+from trionsq.client.errors import AlreadyConnectedError, ClientError, DiscoveryError, StoppedError
+from trionsq.client.flow import FlowControl
+from trionsq.client.handshake import Dial, dial_tcp
+from trionsq.client.message import (
+    Batch,
+    BatchIterator,
+    ConsumerStats,
+    Handler,
+    Message,
+    MessageIterator,
+    handle_messages,
 )
-from trionsq.client.flow import Flow
-from trionsq.client.handling import Handler, handle_all
-from trionsq.client.household import Household
-from trionsq.client.keeper import Keeper
-from trionsq.client.message import Batch, Message
-from trionsq.client.stats import ConsumerStats
-from trionsq.client.subscription import MSG_TIMEOUT_S, Subscription
+from trionsq.client.nursery import ShieldedNursery
+from trionsq.client.subscribed_connection import (
+    DEFAULT_MSG_TIMEOUT_S,
+    ReconnectLoop,
+    SubscribedConnection,
+    wait_until_connected,
+)
+from trionsq.hostport import parse_address
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -45,18 +50,17 @@ log = logging.getLogger("trionsq.client")
 GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
 
 _STOP_S: Final = 30.0
-# Of one turn of the event loop: tasks that are started, messages that are given up.
-_STARTED_MAX: Final = 128
-_GIVEN_UP_MAX: Final = 128
+# In one turn of the event loop: tasks to start, messages to give up.
+_MAX_A_TURN: Final = 128
 
 
 class Consumer:
-    """Takes the messages of a channel.
+    """Receives the messages of a channel.
 
     ::
 
-        where = ["127.0.0.1:4161"]
-        async with Consumer("topic", "channel", lookupd_http_addresses=where) as consumer:
+        lookupds = ["127.0.0.1:4161"]
+        async with Consumer("topic", "channel", lookupd_http_addresses=lookupds) as consumer:
             async for message in consumer:
                 print(message.body)
                 message.finish()
@@ -64,9 +68,9 @@ class Consumer:
     or ``async for batch in consumer.batches()``, which is many times faster, or
     ``await consumer.run(handler, concurrency=10)``, which answers for the handler.
 
-    When the body ends, however it ends, all messages without an answer are given back to nsqd
-    (REQ 0), in at most ``drain_timeout_s``. `stop` ends it in order: what was received is still
-    handed out.
+    When the body of ``async with`` ends, for whatever reason, all unanswered messages are returned
+    to nsqd (REQ 0) within ``drain_timeout_s``. `stop` is the orderly end: messages already
+    received are still handed out.
     """
 
     def __init__(
@@ -91,8 +95,8 @@ class Consumer:
             config: options.
             on_give_up: awaited with each message that had more than max_attempts, before it is
                 finished. If it raises, the message is requeued instead.
-            address_filter: which of the discovered nsqds to connect to.
-            drain_timeout_s: how long the end may take.
+            address_filter: returns whether to connect to a discovered nsqd.
+            drain_timeout_s: time limit for returning messages and closing at the end.
             dial, get, random: for tests.
 
         Raises:
@@ -105,7 +109,7 @@ class Consumer:
         self.config = config or Config()
         self.dial = dial
         self.random = random or Random()
-        self.flow = Flow(self.config, self.random)
+        self.flow = FlowControl(self.config, self.random)
         self._discovery = Discovery(topic, self.config, get)
         self._first_addresses = [_checked(address) for address in nsqd_tcp_addresses]
         for address in lookupd_http_addresses:
@@ -113,40 +117,41 @@ class Consumer:
         self._on_give_up = on_give_up
         self._filter = address_filter
         self._drain_timeout_s = drain_timeout_s
-        self._household = Household()
+        self._nursery = ShieldedNursery()
         self._tasks: trio.Nursery | None = None
-        self._keepers: dict[str, Keeper] = {}
-        self._queue: deque[Batch] = deque()
-        self._given_up: deque[Batch] = deque()
-        self._arrivals = trio.lowlevel.ParkingLot()
+        self._loops: dict[str, ReconnectLoop] = {}
+        # Batches for the program, bounded by max_in_flight; True: more than max_attempts. Closed
+        # once the consumer is stopped and its last reconnect loop has ended.
+        self._arrivals, self._batches = trio.open_memory_channel[tuple[Batch, bool]](math.inf)
         self._is_stopping = False
-        self._messages = Messages(self)
-        self._counts = {"received": 0, "finished": 0, "requeued": 0, "given_up": 0, "refused": 0}
+        self._messages = MessageIterator(self)
+        self._counts = dict.fromkeys(("received", "finished", "requeued", "given_up", "refused"), 0)
 
     def __repr__(self) -> str:
         state = " stopping" if self._is_stopping else ""
-        return f"<Consumer {self.topic}:{self.channel}{state} {list(self._keepers.values())}>"
+        return f"<Consumer {self.topic}:{self.channel}{state} {list(self._loops.values())}>"
 
     # Beginning and end
 
     async def __aenter__(self) -> Self:
-        """Connect to the given nsqds; those that are discovered follow by themselves.
+        """Connect to the given nsqds. Connections to discovered ones are made in the background.
 
         Raises:
-            ConnectError: none of the given nsqds can be reached. If only some can't, they are
-                tried again, as all are after a connection was lost.
+            ConnectError: none of the given nsqds can be reached. If only some cannot, they are
+                tried again, as each is after its connection was lost.
             ProtocolError: nsqd refuses SUB.
         """
         self.config.check_files()
         if not self._first_addresses and not self._discovery.urls:
             raise ClientError("a consumer needs the address of an nsqd or of an nsqlookupd")
-        self._tasks = await self._household.open()
+        self._tasks = await self._nursery.open()
         try:
             self.flow.start(self._tasks)
-            keepers = [self._keep(address, given=True) for address in self._first_addresses]
+            first = self._first_addresses
+            loops = [self._start_loop(address, is_endless=True) for address in first]
             if self._discovery.urls:
                 self._tasks.start_soon(self._discover)
-            await _await_one(keepers)
+            await wait_until_connected(loops)
         except BaseException:
             await self._leave()
             raise
@@ -161,89 +166,96 @@ class Consumer:
         await self._leave()
 
     async def _leave(self) -> None:
-        """Give everything back, close, end the tasks."""
-        self._is_stopping = True
-        self.flow.stop()
-        self._queue.clear()
-        self._given_up.clear()
-        self._arrivals.unpark_all()
+        """Return unanswered messages to nsqd, close the connections, end the tasks."""
+        self._begin_stop()
+        while self._batches.statistics().current_buffer_used:
+            self._batches.receive_nowait()
         with trio.move_on_after(self._drain_timeout_s, shield=True):
             async with trio.open_nursery() as nursery:
-                await self._tell_keepers(nursery, Keeper.leave, self._drain_timeout_s)
-        await self._household.close()
+                await self._start_for_each_loop(
+                    nursery, ReconnectLoop.return_and_stop, self._drain_timeout_s
+                )
+        await self._nursery.close()
 
     def stop(self) -> None:
-        """Begin to end: take no more messages, hand out those received, then end the loops.
+        """Begin the orderly end: receive no more messages, hand out those received, end the loops.
 
         The connections are closed once everything is answered, or after 30 s. May be called from
-        any task, again without harm.
+        any task, and more than once.
         """
         if self._is_stopping or self._tasks is None:
             return
-        self._is_stopping = True
-        self.flow.stop()
-        self._tasks.start_soon(self._tell_keepers, self._tasks, Keeper.stop, _STOP_S)
-        self._arrivals.unpark_all()
+        self._begin_stop()
+        self._tasks.start_soon(self._start_for_each_loop, self._tasks, ReconnectLoop.stop, _STOP_S)
 
-    async def _tell_keepers(
+    def _begin_stop(self) -> None:
+        self._is_stopping = True
+        # nsqd must not send again the messages that are returned.
+        self.flow.set_max_in_flight(0)
+        self._close_arrivals_if_stopped()
+
+    def _close_arrivals_if_stopped(self) -> None:
+        if self._is_stopping and not self._loops:
+            self._arrivals.close()
+
+    async def _start_for_each_loop(
         self,
         nursery: trio.Nursery,
-        what: Callable[[Keeper, float], Awaitable[None]],
-        patience_s: float,
+        method: Callable[[ReconnectLoop, float], Awaitable[None]],
+        timeout_s: float,
     ) -> None:
-        for started, keeper in enumerate(list(self._keepers.values()), 1):
-            nursery.start_soon(what, keeper, patience_s)
-            if started % _STARTED_MAX == 0:
+        for started, loop in enumerate(list(self._loops.values()), 1):
+            nursery.start_soon(method, loop, timeout_s)
+            if started % _MAX_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
     # Messages
 
-    def __aiter__(self) -> Messages:
+    def __aiter__(self) -> MessageIterator:
         return self._messages
 
-    def batches(self, *, finish: bool = False) -> Batches:
-        """Iterate over `Batch` objects, each what one read brought.
+    def batches(self, *, finish: bool = False) -> BatchIterator:
+        """Iterate over `Batch` objects, each with the messages of one read.
 
         Args:
-            finish: finish what is left unanswered of a batch when the next one is asked for; so
-                not when the loop is left by an exception or ``break``.
+            finish: finish the unanswered messages of a batch when the next one is requested. They
+                are not finished when the loop is left by an exception or ``break``.
         """
-        return Batches(self, finish=finish)
+        return BatchIterator(self, finish=finish)
 
     async def run(self, handler: Handler, concurrency: int = 1) -> None:
-        """Call the handler with each message, up to so many at once, until `stop`.
+        """Call the handler with each message, up to ``concurrency`` at once, until `stop`.
 
-        A message whose handler returns is finished; one whose handler raises is requeued, which
-        backs off, and the exception is logged. Unless ``message.auto_response`` is False, or the
-        handler answered itself. Cancelling gives back what is being handled.
+        A message is finished when its handler returns. If the handler raises, the message is
+        requeued, the consumer backs off, and the exception is logged. Neither happens if the
+        handler has answered itself or ``message.auto_response`` is False. Cancelling returns the
+        messages in progress to nsqd.
         """
         name = f"{self.topic}:{self.channel}"
-        await handle_all(self._messages, handler, concurrency, name)
+        await handle_messages(self._messages, handler, concurrency, name)
 
     async def next_batch(self) -> Batch:
         """The next batch. A checkpoint; cancelling loses nothing.
 
         Raises:
-            StoppedError: the consumer was stopped, and there is no more.
+            StoppedError: the consumer was stopped, and no messages are left.
         """
-        await trio.lowlevel.checkpoint()
         while True:
-            while self._given_up:
-                await self._give_up(self._given_up.popleft())
-            while self._queue:
-                batch = self._queue.popleft()
-                # That of a broken connection will be delivered again.
-                if batch.is_answerable:
-                    return batch
-            if self._is_stopping and not self._keepers:
-                raise StoppedError("the consumer was stopped")
-            await self._arrivals.park()
+            try:
+                batch, is_given_up = await self._batches.receive()
+            except trio.EndOfChannel:
+                raise StoppedError("the consumer was stopped") from None
+            if is_given_up:
+                await self._give_up(batch)
+            # nsqd redelivers the messages of a broken connection.
+            elif batch.is_answerable:
+                return batch
 
     async def _give_up(self, batch: Batch) -> None:
         for number, message in enumerate(batch, 1):
             try:
-                # Each is a line of the log, and nothing else here need be a checkpoint.
-                if number % _GIVEN_UP_MAX == 0 or number == len(batch):
+                # Each message is a line of the log, and on_give_up need not be a checkpoint.
+                if number % _MAX_A_TURN == 0 or number == len(batch):
                     await trio.lowlevel.checkpoint()
                 if self._on_give_up is not None:
                     await self._on_give_up(message)
@@ -257,30 +269,26 @@ class Consumer:
                 log.warning("%s:%s: giving up %r", self.topic, self.channel, message)
                 self._counts["given_up"] += message.finish()
 
-    # What subscriptions tell (`trionsq.client.subscription.Owner`)
+    # For its connections (`trionsq.client.subscribed_connection.ConnectionOwner`)
 
-    @property
-    def max_attempts(self) -> int:
-        return self.config.max_attempts
-
-    def requeue_delay_s(self, attempts: int) -> float:
-        return self.config.requeue_delay_s(attempts)
-
-    def take(self, batch: Batch) -> None:
+    def queue_batch(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._queue.append(batch)
-        self._arrivals.unpark()
+        self._arrivals.send_nowait((batch, False))
 
-    def take_given_up(self, batch: Batch) -> None:
+    def queue_given_up(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._given_up.append(batch)
-        self._arrivals.unpark()
+        self._arrivals.send_nowait((batch, True))
 
-    def answered(self, count: int, outcome: Outcome | None, has_made_room: bool) -> None:
+    def note_answer(self, count: int, outcome: Outcome | None, has_made_room: bool) -> None:
         self._counts["finished" if outcome is Outcome.SUCCESS else "requeued"] += count
-        self.flow.answered(outcome, has_made_room)
+        self.flow.note_answer(outcome, has_made_room)
 
-    # Settings and figures
+    def connection_lost(self, connection: SubscribedConnection) -> None:
+        self.flow.remove_connection(connection)
+        self._counts["refused"] += connection.refused
+        self._discovery.request_poll()
+
+    # Settings and counts
 
     @property
     def max_in_flight(self) -> int:
@@ -291,127 +299,102 @@ class Consumer:
     def max_in_flight(self, max_in_flight: int) -> None:
         if max_in_flight < 0:
             raise ValueError("max_in_flight must be at least 0")
-        self.flow.change_max_in_flight(max_in_flight)
+        self.flow.set_max_in_flight(max_in_flight)
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has 85 % of what it may in flight: answer soon, or ask for more."""
+        """Whether a connection has 85 % of its RDY in flight: answer soon, or nsqd pauses."""
         return self.flow.is_starved
 
     @property
     def msg_timeout_s(self) -> float:
-        """After so many seconds without answer or touch nsqd delivers a message again.
+        """nsqd redelivers a message after this many seconds without an answer or touch.
 
-        The least that a connected nsqd says; while none is, what the options ask for.
+        The smallest of the connected nsqds' values; without a connection, the option's.
         """
-        keepers = self._keepers.values()
-        said = [keeper.subscription.msg_timeout_s for keeper in keepers if keeper.subscription]
-        return min(said, default=self.config.msg_timeout_s or MSG_TIMEOUT_S)
+        timeouts_s = [subscribed.msg_timeout_s for subscribed in self._subscribed()]
+        return min(timeouts_s, default=self.config.msg_timeout_s or DEFAULT_MSG_TIMEOUT_S)
 
     def stats(self) -> ConsumerStats:
         """Counts of messages, answers and connections."""
-        subscriptions = [keeper.subscription for keeper in self._keepers.values()]
-        living = [subscription for subscription in subscriptions if subscription is not None]
-        refused = sum(subscription.refused for subscription in living)
+        subscribed = self._subscribed()
+        refused = self._counts["refused"] + sum(connection.refused for connection in subscribed)
         return ConsumerStats(
-            **(self._counts | {"refused": self._counts["refused"] + refused}),
-            in_flight=sum(subscription.share.in_flight for subscription in living),
-            connections=len(living),
+            **(self._counts | {"refused": refused}),
+            in_flight=sum(connection.share.in_flight for connection in subscribed),
+            connections=len(subscribed),
         )
+
+    def _subscribed(self) -> list[SubscribedConnection]:
+        return [loop.subscribed for loop in self._loops.values() if loop.subscribed is not None]
 
     # nsqds and nsqlookupds
 
     def add_nsqd(self, address: str) -> None:
-        """Connect to ``host:port`` too, and again whenever the connection is lost.
+        """Connect to ``host:port`` as well, and again whenever the connection is lost.
 
-        Raises:
-            AlreadyConnectedError, ValueError, StoppedError
+        Raises AlreadyConnectedError, ValueError, StoppedError.
         """
-        self._keep(_checked(address), given=True)
+        self._start_loop(_checked(address), is_endless=True)
 
     def remove_nsqd(self, address: str) -> None:
         """Close the connection once its messages are answered, and do not connect again.
 
         Raises:
-            KeyError: there is none.
+            KeyError: this consumer does not connect to that address.
         """
-        keeper = self._keepers[address]
+        loop = self._loops[address]
         assert self._tasks is not None
-        self._tasks.start_soon(keeper.stop, _STOP_S)
+        self._tasks.start_soon(loop.stop, _STOP_S)
 
     def add_lookupd(self, address: str) -> None:
-        """Ask this nsqlookupd too, and at once. Raises ValueError, StoppedError."""
+        """Poll this nsqlookupd as well, the first time at once. Raises ValueError, StoppedError."""
         if self._tasks is None or self._is_stopping:
             raise StoppedError("the consumer does not run")
         is_first = not self._discovery.urls
         self._discovery.add(address)
         if is_first:
             self._tasks.start_soon(self._discover)
-        self._discovery.ask()
+        self._discovery.request_poll()
 
     def remove_lookupd(self, address: str) -> None:
-        """Do not ask this nsqlookupd any more. Raises KeyError, LastLookupdError."""
+        """Stop polling this nsqlookupd. Raises KeyError, LastLookupdError."""
         self._discovery.remove(address)
 
-    def _keep(self, address: str, *, given: bool) -> Keeper:
+    def _start_loop(self, address: str, *, is_endless: bool) -> ReconnectLoop:
         if self._tasks is None or self._is_stopping:
             raise StoppedError("the consumer does not run")
-        if address in self._keepers:
+        if address in self._loops:
             raise AlreadyConnectedError(f"{address}: already connected")
-        keeper = self._keepers[address] = Keeper(self, address, again=given)
-        self._tasks.start_soon(self._attend, keeper)
-        return keeper
+        loop = self._loops[address] = ReconnectLoop(self, address, is_endless=is_endless)
+        self._tasks.start_soon(self._run_loop, loop)
+        return loop
 
-    async def _attend(self, keeper: Keeper) -> None:
+    async def _run_loop(self, loop: ReconnectLoop) -> None:
         try:
-            await keeper.run()
+            await loop.run()
         finally:
-            del self._keepers[keeper.address]
-            if self._is_stopping:
-                self._arrivals.unpark_all()
-
-    def lost(self, subscription: Subscription) -> None:
-        """A connection has ended."""
-        self.flow.remove(subscription)
-        self._counts["refused"] += subscription.refused
-        self._discovery.ask()
+            del self._loops[loop.address]
+            self._close_arrivals_if_stopped()
 
     async def _discover(self) -> None:
-        def failed(error: DiscoveryError) -> None:
+        def log_failure(error: DiscoveryError) -> None:
             log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
 
-        await self._discovery.run(self._connect_to, failed, self.random)
+        await self._discovery.run(self._connect_to, log_failure, self.random)
 
     async def _connect_to(self, addresses: list[str]) -> None:
         self.random.shuffle(addresses)
-        for looked_at, address in enumerate(addresses, 1):
+        for number, address in enumerate(addresses, 1):
             if self._is_stopping:
                 return
-            wanted = self._filter is None or self._filter(address)
-            if wanted and address not in self._keepers:
-                self._keep(address, given=False)
-            if looked_at % _STARTED_MAX == 0:
+            is_allowed = self._filter is None or self._filter(address)
+            if is_allowed and address not in self._loops:
+                self._start_loop(address, is_endless=False)
+            if number % _MAX_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
 
 def _checked(address: str) -> str:
-    split_address(address)
+    parse_address(address)
     return address
-
-
-async def _await_one(keepers: list[Keeper]) -> None:
-    """Wait until one is connected. Raises the error of one of them if none is."""
-    errors: list[Exception] = []
-    async with trio.open_nursery() as nursery:
-
-        async def wait(keeper: Keeper) -> None:
-            error = await keeper.first.wait()
-            if error is None:
-                nursery.cancel_scope.cancel()
-            else:
-                errors.append(error)
-
-        for keeper in keepers:
-            nursery.start_soon(wait, keeper)
-    if keepers and len(errors) == len(keepers):
-        raise errors[0]

@@ -1,4 +1,4 @@
-"""Asking nsqlookupd which nsqds have a topic.
+"""Discovery: polling nsqlookupd for the nsqds that have a topic.
 
 Spec: client, section 3 (discovery).
 """
@@ -19,29 +19,30 @@ import trio
 from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
-from trionsq.client.waiting import Token
+from trionsq.hostport import format_address
 
 __all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
 
 T = TypeVar("T")
 
-_TRIES: Final = 3
-# Lost connections ask at once, but no more often than this; and again after this, twice that, four
-# times and so on, for an nsqd that is restarted is not found at once. So do consumers that begin
-# before there is an nsqd to be found.
+# nsqlookupds that one poll asks, if the first ones fail.
+_MAX_TRIES: Final = 3
+# After a lost connection: the time between a poll and the next, doubled after each, because
+# nsqlookupd does not know at once an nsqd that restarts. Likewise when the first poll finds none.
 _GAP_S: Final = 1.0
-_SPREAD: Final = 0.5  # of a gap, so that the consumers of one nsqd do not all ask at a time
-# From here on it is a gateway that speaks, or an nsqlookupd that failed.
+# Random part of a gap, so that not all consumers of one nsqd poll at the same time.
+_SPREAD: Final = 0.5
+# From this status on, a gateway answered, or an nsqlookupd that failed.
 _GATEWAY_STATUS: Final = 500
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
-# Bounds of an answer, ten times what the largest clusters have: 1,000 nsqds are some 200 KiB, and
-# so are 10,000 topics. It is decoded in one go, at most 10 ms for this size.
-_ANSWER_NBYTES_MAX: Final = 2 << 20
-_NSQDS_MAX: Final = 10_000
+# Limits of an answer, ten times the size of large clusters: 1,000 nsqds or 10,000 topics are about
+# 200 KiB. An answer is decoded in one call, which takes up to 10 ms for this size.
+_MAX_ANSWER_BYTES: Final = 2 << 20
+_MAX_NSQDS: Final = 10_000
 
 
 class Get(Protocol):
-    """`trionsq.httpget.get`, or what stands in for it in tests."""
+    """`trionsq.httpget.get`, or its replacement in tests."""
 
     def __call__(
         self,
@@ -54,101 +55,103 @@ class Get(Protocol):
     ) -> Awaitable[httpget.Answer]: ...
 
 
-class _NobodyAnswersError(DiscoveryError):
-    """No nsqlookupd could be asked; what they said before is all there is."""
+class _UnreachableError(DiscoveryError):
+    """No nsqlookupd could be reached; their last answers still hold."""
 
 
 class Discovery:
-    """The nsqlookupds of a consumer, asked in turn.
+    """The nsqlookupds of a consumer, polled in turn.
 
-    While none of them can be reached (a status of 500 or more is no answer of theirs either), what
-    each said last holds: an nsqd that was found once is connected to again. That it knows no nsqd
-    is an answer too, so that a topic which was deleted is not made again by its consumers.
+    While none of them can be reached (or all answer with a status of 500 or more), the last answer
+    of each holds, so that a consumer reconnects to the nsqds it knows. An answer without nsqds
+    replaces earlier ones: otherwise consumers would create a deleted topic again.
 
     Attributes:
-        urls: with the topic, by address as given.
+        urls: the URLs to request, by the address that was added.
     """
 
     def __init__(self, topic: str, config: Config, get: Get = httpget.get) -> None:
         self.urls: dict[str, str] = {}
-        self._said: dict[str, list[str]] = {}
+        self._last_answers: dict[str, list[str]] = {}
         self._topic = topic
         self._config = config
         self._get = get
         self._next = 0
-        self._wake = Token()
+        self._wake = trio.Event()
         self._gap_s = math.inf
 
     def add(self, address: str) -> None:
-        """Ask this one too; see `lookup_url`."""
+        """Poll this nsqlookupd as well; for the address see `lookup_url`."""
         self.urls[address] = lookup_url(address, self._topic)
 
     def remove(self, address: str) -> None:
-        """Do not ask this one any more.
+        """Stop polling this nsqlookupd.
 
         Raises:
-            KeyError: it is not asked.
-            LastLookupdError: no other would be left.
+            KeyError: it is not polled.
+            LastLookupdError: it is the only one.
         """
         if address in self.urls and len(self.urls) == 1:
             raise LastLookupdError(f"{address} is the last nsqlookupd")
-        self._said.pop(self.urls.pop(address), None)
+        self._last_answers.pop(self.urls.pop(address), None)
 
-    def ask(self) -> None:
-        """Ask soon, and again in growing gaps: a connection was lost."""
+    def request_poll(self) -> None:
+        """Poll soon, and again in growing gaps: a connection was lost."""
         self._gap_s = _GAP_S
         self._wake.set()
 
     async def run(
         self,
-        found: Callable[[list[str]], Awaitable[None]],
-        failed: Callable[[DiscoveryError], None],
+        on_found: Callable[[list[str]], Awaitable[None]],
+        on_failure: Callable[[DiscoveryError], None],
         random: Random,
     ) -> NoReturn:
         """Poll at once, then after the interval and a random part of it, then every interval.
 
-        After `ask` at once too, and in gaps that double up to the interval; in such gaps also
-        when the first poll finds none.
+        `request_poll` causes further polls: one at once, the next in gaps that double up to the
+        interval. So does a first poll that finds no nsqd, without the poll at once.
 
         Args:
-            found: awaited with the addresses of each poll, and with those of before when nobody
-                answers; with none after other failures.
-            failed: called with the error of each poll that failed.
+            on_found: awaited with the addresses after each poll: those of the last answers if no
+                nsqlookupd can be reached, none after other failures.
+            on_failure: called with the error of each failed poll.
             random: for the jitter.
         """
         interval_s = self._config.lookupd_poll_interval_s
         wait_s = interval_s * (1 + random.random() * self._config.lookupd_poll_jitter)
         is_first = True
         while True:
-            asked_s = trio.current_time()
+            polled_s = trio.current_time()
             addresses: list[str] = []
             try:
                 addresses = await self.poll()
-            except _NobodyAnswersError as error:
-                failed(error)
-                said = (self._said.get(url, ()) for url in self.urls.values())
-                addresses = list(dict.fromkeys(chain(*said)))
+            except _UnreachableError as error:
+                on_failure(error)
+                answers = (self._last_answers.get(url, ()) for url in self.urls.values())
+                addresses = list(dict.fromkeys(chain(*answers)))
             except DiscoveryError as error:
-                failed(error)
-            await found(addresses)
+                on_failure(error)
+            await on_found(addresses)
             if is_first and not addresses:
                 self._gap_s = _GAP_S
             is_first = False
             gap_s = self._gap_s * (1 + random.random() * _SPREAD)
             self._gap_s *= 2
-            with trio.move_on_at(asked_s + min(wait_s, gap_s)):
+            with trio.move_on_at(polled_s + min(wait_s, gap_s)):
                 await self._wake.wait()
-                await trio.sleep_until(asked_s + min(_GAP_S, interval_s))
+                await trio.sleep_until(polled_s + min(_GAP_S, interval_s))
+            # The next poll serves all requests so far.
+            self._wake = trio.Event()
             wait_s = interval_s
 
     async def poll(self) -> list[str]:
-        """Ask the next one, on error up to two further ones; ``host:port`` of the nsqds.
+        """Ask the next nsqlookupd, and up to two more if it fails. Return the nsqds' addresses.
 
         Raises:
-            DiscoveryError: none of them had a usable answer.
+            DiscoveryError: none of them gave a usable answer.
         """
         failures, was_answered = [], False
-        for _ in range(min(_TRIES, len(self.urls))):
+        for _ in range(min(_MAX_TRIES, len(self.urls))):
             urls = list(self.urls.values())
             url = urls[self._next % len(urls)]
             self._next += 1
@@ -160,20 +163,20 @@ class Discovery:
                     self._config.lookupd_poll_timeout_s,
                     ssl_context=self._ssl_context(url),
                 )
-                addresses = self._said[url] = addresses_of(answer)
+                addresses = self._last_answers[url] = addresses_of(answer)
                 return addresses.copy()
             except (httpget.GetError, ConfigError) as error:
                 failures.append(f"{url}: {error}")
             except DiscoveryError as error:
                 failures.append(f"{url}: {error}")
                 if answer.status < _GATEWAY_STATUS:
-                    self._said.pop(url, None)
+                    self._last_answers.pop(url, None)
                     was_answered = True
-        kind = DiscoveryError if was_answered else _NobodyAnswersError
+        kind = DiscoveryError if was_answered else _UnreachableError
         raise kind("; ".join(failures))
 
     def _ssl_context(self, url: str) -> ssl.SSLContext | None:
-        """For nsqlookupd the same are trusted as for nsqd."""
+        """The authorities trusted for nsqd are trusted for nsqlookupd too."""
         return self._config.ssl_context() if url.startswith("https:") else None
 
     def _headers(self) -> dict[str, str]:
@@ -184,10 +187,10 @@ class Discovery:
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """The URL that is asked, for ``host:port`` or ``http(s)://host:port[/path][?query]``.
+    """The URL to request, from ``host:port`` or ``http(s)://host:port[/path][?query]``.
 
     Raises:
-        ValueError: no port, or no URL at all.
+        ValueError: not a URL, or one without a port.
     """
     parts = urlsplit(address if "://" in address else f"http://{address}")
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
@@ -202,81 +205,81 @@ class _Producer(msgspec.Struct, gc=False):
     tcp_port: int
 
 
-class _Found(msgspec.Struct):
+class _Producers(msgspec.Struct):
     producers: list[_Producer] | None = None
     message: str | None = None
 
 
-class _Wrapped(_Found):
-    """Both forms of an answer: that of now, and that of nsqlookupd before 1.0."""
+class _LookupAnswer(_Producers):
+    """Both forms of an answer: the present one, and the one of nsqlookupd before 1.0."""
 
     status_code: int | None = None
     status_txt: str | None = None
-    data: _Found | msgspec.UnsetType | None = msgspec.UNSET
+    data: _Producers | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Topics(msgspec.Struct):
     topics: list[str] | None = None
 
 
-class _WrappedTopics(_Topics):
+class _TopicsAnswer(_Topics):
     data: _Topics | None = None
 
 
-_FOUND: Final = msgspec.json.Decoder(_Wrapped)
-_TOPICS: Final = msgspec.json.Decoder(_WrappedTopics)
+_LOOKUP_DECODER: Final = msgspec.json.Decoder(_LookupAnswer)
+_TOPICS_DECODER: Final = msgspec.json.Decoder(_TopicsAnswer)
 
 
 def addresses_of(answer: httpget.Answer) -> list[str]:
-    """``host:port`` of each nsqd in the answer to /lookup; the old, wrapped form is read too.
+    """``host:port`` of each nsqd in an answer to /lookup, also in the wrapped form of before 1.0.
 
     Raises:
-        DiscoveryError: an error was answered, or nonsense, or more than any cluster has.
+        DiscoveryError: the answer is an error, cannot be understood, or is too large.
     """
-    told = _decoded(answer, _FOUND)
-    status, found, message = answer.status, told.producers, told.message
+    body = _decoded(answer, _LOOKUP_DECODER)
+    status, producers, message = answer.status, body.producers, body.message
     is_old = "nsq" not in answer.headers.get("x-nsq-content-type", "")
-    if is_old and told.data is not msgspec.UNSET:
-        status = answer.status if told.status_code is None else told.status_code
-        found, message = (told.data or _Found()).producers, told.status_txt
+    if is_old and body.data is not msgspec.UNSET:
+        status = answer.status if body.status_code is None else body.status_code
+        producers, message = (body.data or _Producers()).producers, body.status_txt
     if status != 200:
         raise DiscoveryError(f"answered {status} {message or ''}")
-    if found is None:
-        raise DiscoveryError("the answer makes no sense: it has no producers")
-    if len(found) > _NSQDS_MAX:
-        raise DiscoveryError(f"the answer makes no sense: it has {len(found)} nsqds")
-    return [_address(producer) for producer in found]
+    if producers is None:
+        raise DiscoveryError("invalid answer: no producers")
+    if len(producers) > _MAX_NSQDS:
+        raise DiscoveryError(f"invalid answer: {len(producers)} nsqds, the limit is {_MAX_NSQDS}")
+    return [_address(producer) for producer in producers]
 
 
 def topics_of(answer: httpget.Answer) -> list[str]:
-    """The names in the answer to /topics, as they are; the old, wrapped form is read too.
+    """The names in an answer to /topics, unchecked; also in the wrapped form of before 1.0.
 
     Raises:
-        DiscoveryError: an error was answered, or nonsense, or more than any cluster has.
+        DiscoveryError: the answer is an error, cannot be understood, or is too large.
     """
     if answer.status != 200:
         raise DiscoveryError(f"answered {answer.status}")
-    told = _decoded(answer, _TOPICS)
-    topics = told.topics if told.topics is not None else (told.data or _Topics()).topics
+    body = _decoded(answer, _TOPICS_DECODER)
+    topics = body.topics if body.topics is not None else (body.data or _Topics()).topics
     if topics is None:
-        raise DiscoveryError("the answer makes no sense: it has no topics")
+        raise DiscoveryError("invalid answer: no topics")
     return topics
 
 
 def _decoded(answer: httpget.Answer, decoder: msgspec.json.Decoder[T]) -> T:
-    if len(answer.body) > _ANSWER_NBYTES_MAX:
-        raise DiscoveryError(f"answered more than {_ANSWER_NBYTES_MAX >> 20} MiB")
+    if len(answer.body) > _MAX_ANSWER_BYTES:
+        raise DiscoveryError(f"the answer is larger than {_MAX_ANSWER_BYTES >> 20} MiB")
     try:
         return decoder.decode(answer.body)
     except msgspec.ValidationError as error:
-        raise DiscoveryError(f"the answer makes no sense: {error}") from error
-    # UnicodeError: in a text; RecursionError: too deep.
+        raise DiscoveryError(f"invalid answer: {error}") from error
+    # msgspec raises UnicodeError for a bad text, RecursionError for deep nesting.
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise DiscoveryError(f"answered {answer.status} without JSON") from error
+        raise DiscoveryError(f"answered {answer.status}, not JSON") from error
 
 
 def _address(producer: _Producer) -> str:
     host, port = producer.broadcast_address, producer.tcp_port
     if not host:
-        raise DiscoveryError(f"the answer makes no sense: an nsqd without an address, port {port}")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise DiscoveryError(f"invalid answer: an nsqd without an address, port {port}")
+    return format_address(host, port)

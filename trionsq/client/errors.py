@@ -1,7 +1,6 @@
-"""What can go wrong, named by situation. Everything is a `ClientError`.
+"""The errors of the client library, named by situation. All of them are a `ClientError`.
 
-`ProtocolError` (from `trionsq.wire`) is what nsqd itself answered, and is no ClientError: its
-``code`` is NSQ's.
+`ProtocolError` (from `trionsq.wire`) is not: it is nsqd's own answer, and its ``code`` is NSQ's.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ __all__ = [
 
 
 class ClientError(Exception):
-    """Something of the client library failed; the text says what, and with whom."""
+    """An error of the client library. The text says what failed, and with which nsqd."""
 
 
 class ConfigError(ClientError, ValueError):
-    """An option that there is not, or a value that it can't have."""
+    """An unknown option, or a value that it cannot have."""
 
 
 class ConnectError(ClientError):
@@ -38,11 +37,11 @@ class ConnectError(ClientError):
 
 
 class IdentifyError(ConnectError):
-    """nsqd refused IDENTIFY, or its answer can't be understood."""
+    """nsqd refused IDENTIFY, or its answer cannot be understood."""
 
 
 class UpgradeError(ConnectError):
-    """TLS or compression could not be begun: nsqd lacks it, is not trusted, or speaks otherwise."""
+    """TLS or compression failed: nsqd does not offer it, is not trusted, or broke the protocol."""
 
 
 class AuthError(ConnectError):
@@ -50,13 +49,13 @@ class AuthError(ConnectError):
 
 
 class AuthRequiredError(AuthError):
-    """nsqd wants a secret, and ``auth_secret`` is not set."""
+    """nsqd requires a secret, and ``auth_secret`` is not set."""
 
 
 class NotConnectedError(ClientError):
-    """The connection broke while something waited for it, or there is none.
+    """There is no connection, or it broke before nsqd answered.
 
-    Whether nsqd acted on the command is not known.
+    nsqd may or may not have executed the command.
     """
 
 
@@ -65,11 +64,11 @@ class StoppedError(ClientError):
 
 
 class AlreadyConnectedError(ClientError):
-    """That address is in use by this consumer."""
+    """This consumer already connects to that address."""
 
 
 class LastLookupdError(ClientError):
-    """A consumer that discovers keeps at least one nsqlookupd."""
+    """The last nsqlookupd of a consumer cannot be removed."""
 
 
 class DiscoveryError(ClientError):

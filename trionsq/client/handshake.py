@@ -1,7 +1,7 @@
-"""How a connection begins: IDENTIFY, then TLS and compression as agreed on, then AUTH.
+"""The beginning of a connection: TCP, IDENTIFY, TLS and compression as agreed, then AUTH.
 
-Up to the last upgrade not a byte more is read than the frame that is waited for: what follows it
-belongs to the next layer.
+Until the last layer is in place, no byte is read beyond the expected frame: the next ones belong to
+the next layer.
 
 Spec: client, section 1; tcp-protocol, sections 8 (IDENTIFY, upgrade order) and 9 (AUTH).
 """
@@ -9,14 +9,14 @@ Spec: client, section 1; tcp-protocol, sections 8 (IDENTIFY, upgrade order) and 
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import trio
 
-from trionsq.client.config import Config
-from trionsq.client.dial import split_address
+from trionsq.client.config import Config, reason_of
 from trionsq.client.errors import (
     AuthError,
     AuthRequiredError,
@@ -24,42 +24,50 @@ from trionsq.client.errors import (
     IdentifyError,
     UpgradeError,
 )
-from trionsq.client.tls import reason_of
-from trionsq.transports.deflate import DeflateLayer
-from trionsq.transports.layered import UpgradedTransport
-from trionsq.transports.snappy import SnappyLayer
+from trionsq.hostport import parse_address
+from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import LayeredTransport, SocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ColumnDecoder, ErrorFrame, FrameError, MessageFrame, Response
 
-__all__ = ["RDY_MAX", "Handshake"]
+__all__ = ["DEFAULT_MAX_RDY", "Dial", "Handshake", "dial_tcp"]
 
-RDY_MAX: Final = 2500
-"""The largest RDY of an nsqd that says nothing about it."""
+DEFAULT_MAX_RDY: Final = 2500
+"""The largest RDY of an nsqd that does not state one."""
 
-_READ_NBYTES: Final = 64 * 1024
-_SIZE_NBYTES: Final = 4
+_READ_BYTES: Final = 64 * 1024
+_SIZE_BYTES: Final = 4
 
 _Answer: TypeAlias = Response | ErrorFrame
 
 _unpack_size = struct.Struct(">i").unpack_from
 
+Dial: TypeAlias = Callable[[str, int, str], Awaitable[Transport]]
+"""Connects to a host and port, from a local address ("": any). Raises OSError."""
+
+
+async def dial_tcp(host: str, port: int, local_address: str) -> Transport:
+    """Connect by TCP. Each call resolves the name again. Raises OSError."""
+    local = parse_address(local_address)[0] if ":" in local_address else local_address
+    stream = await trio.open_tcp_stream(host, port, local_address=local or None)
+    return SocketTransport(socket.socket(fileno=stream.socket.detach()))
+
 
 class Handshake:
-    """The beginning of one connection; `run` goes through it, once.
+    """The beginning of one connection. `run` performs it, once.
 
     Attributes:
         address: ``host:port`` of nsqd.
-        transport: to go on with; the one given, with the layers agreed on over it.
+        transport: the given transport, wrapped in the agreed layers; to be used from now on.
         features: nsqd's answer to IDENTIFY; empty without feature negotiation.
-        tls: what was agreed on; None in clear.
+        tls: version, cipher and name; None without TLS.
     """
 
     def __init__(
         self, address: str, transport: Transport, config: Config, decoder: ColumnDecoder
     ) -> None:
-        """``decoder`` is the connection's: bytes after the last answer of this are left in it."""
+        """``decoder`` is the connection's: bytes after the last answer stay in it."""
         self.address = address
         self.transport = transport
         self.features: Mapping[str, Any] = {}
@@ -71,26 +79,28 @@ class Handshake:
         return f"<Handshake {self.address} {self.transport!r}>"
 
     async def run(self) -> None:
-        """Identify, upgrade, authenticate. After a failure the transport is of no use.
+        """Identify, start TLS and compression, authenticate.
+
+        After an error or a cancellation the transport must be closed.
 
         Raises:
-            ConnectError: the connection broke, or nsqd said nothing in time.
-            IdentifyError: nsqd refuses IDENTIFY, or its answer can't be understood.
-            UpgradeError: no TLS, though asked for, or a layer could not be begun.
-            AuthError: see there.
+            ConnectError: the connection broke, or nsqd did not answer in time.
+            IdentifyError: nsqd refused IDENTIFY, or its answer cannot be understood.
+            UpgradeError: nsqd does not offer the requested TLS, or a layer failed.
+            AuthError: nsqd refused the secret, or requires one.
         """
-        with trio.move_on_after(self._config.read_timeout_s) as patience:
+        with trio.move_on_after(self._config.read_timeout_s) as timeout:
             await self._identify()
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             raise ConnectError(f"{self.address}: no answer to IDENTIFY")
-        with trio.move_on_after(self._config.dial_timeout_s) as patience:
-            await self._upgrade()
-        if patience.cancelled_caught:
+        with trio.move_on_after(self._config.dial_timeout_s) as timeout:
+            await self._start_layers()
+        if timeout.cancelled_caught:
             seconds = f"{self._config.dial_timeout_s:g} s"
-            raise UpgradeError(f"{self.address}: {self._agreed()} not begun within {seconds}")
-        with trio.move_on_after(self._config.read_timeout_s) as patience:
+            raise UpgradeError(f"{self.address}: {self._layer_names()} not begun within {seconds}")
+        with trio.move_on_after(self._config.read_timeout_s) as timeout:
             await self._authenticate()
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             raise AuthError(f"{self.address}: no answer to AUTH")
 
     # IDENTIFY
@@ -98,7 +108,7 @@ class Handshake:
     async def _identify(self) -> None:
         try:
             await self._send(commands.MAGIC_V2 + commands.identify(self._config.identity()))
-            answer = await self._exact_frame()
+            answer = await self._read_exact_answer()
         except (OSError, FrameError) as error:
             raise ConnectError(f"{self.address}: {error}") from error
         if isinstance(answer, ErrorFrame):
@@ -110,62 +120,62 @@ class Handshake:
         if answer.startswith(b"{"):
             try:
                 features = json.loads(answer)
-                features["max_rdy_count"] = int(features.get("max_rdy_count", RDY_MAX))
+                features["max_rdy_count"] = int(features.get("max_rdy_count", DEFAULT_MAX_RDY))
             except (ValueError, TypeError, RecursionError) as error:
                 raise IdentifyError(f"{self.address}: failed to IDENTIFY - {error}") from error
         for name in ("tls_v1", "deflate", "snappy"):
             if features.get(name) and not getattr(self._config, name):
-                raise IdentifyError(f"{self.address}: nsqd turned on {name}, unasked")
+                raise IdentifyError(f"{self.address}: nsqd turned on {name} unasked")
         if features.get("deflate") and features.get("snappy"):
             raise IdentifyError(f"{self.address}: nsqd turned on both deflate and snappy")
         if self._config.tls_v1 and not features.get("tls_v1"):
-            # Whoever asks for TLS must not be talked out of it, by nsqd or by one in between.
+            # Otherwise someone between client and nsqd could prevent TLS.
             raise UpgradeError(f"{self.address}: tls_v1 is set, and nsqd does not offer TLS")
         return features
 
     # TLS, deflate, snappy
 
-    def _agreed(self) -> str:
+    def _layer_names(self) -> str:
         names = {"tls_v1": "TLS", "deflate": "deflate", "snappy": "snappy"}
         return " and ".join(name for key, name in names.items() if self.features.get(key))
 
-    async def _upgrade(self) -> None:
+    async def _start_layers(self) -> None:
         if self.features.get("tls_v1"):
             await self._start_tls()
         if self.features.get("deflate"):
             layer = DeflateLayer(self._config.deflate_level)
-            self.transport = UpgradedTransport(self.transport, layer)
-            await self._confirmed("deflate", self._frame)
+            self.transport = LayeredTransport(self.transport, layer)
+            await self._expect_ok("deflate", self._read_answer)
         if self.features.get("snappy"):
-            self.transport = UpgradedTransport(self.transport, SnappyLayer())
-            await self._confirmed("snappy", self._frame)
+            self.transport = LayeredTransport(self.transport, SnappyLayer())
+            await self._expect_ok("snappy", self._read_answer)
 
     async def _start_tls(self) -> None:
-        host, _ = split_address(self.address)
+        host, _ = parse_address(self.address)
         try:
             context = self._config.ssl_context()
             engine = SslEngine(context, server_side=False, server_hostname=host)
             self.transport = await start_tls(self.transport, engine)
-        except OSError as error:  # first: some of them are ValueErrors too
-            raise self._no("TLS", error) from error
-        except ValueError as error:  # the files, or a host that is no name
+        except OSError as error:  # first, for some of them are ValueErrors too
+            raise self._layer_error("TLS", error) from error
+        except ValueError as error:  # the files, or a host that is not a valid name
             raise UpgradeError(f"{self.address}: {error}") from error
         self.tls = engine.info()
-        # With TLS 1.3 this is where nsqd says what it thinks of our certificate.
-        await self._confirmed("TLS", self._exact_frame)
+        # With TLS 1.3, nsqd refuses a client certificate only here.
+        await self._expect_ok("TLS", self._read_exact_answer)
 
-    async def _confirmed(self, layer: str, frame: Callable[[], Awaitable[_Answer]]) -> None:
-        """Read the OK within the new layer."""
+    async def _expect_ok(self, layer: str, read: Callable[[], Awaitable[_Answer]]) -> None:
+        """Read nsqd's OK, the first frame within the new layer."""
         try:
-            answer = await frame()
+            answer = await read()
         except (OSError, FrameError) as error:
-            raise self._no(layer, error) from error
+            raise self._layer_error(layer, error) from error
         if isinstance(answer, ErrorFrame):
             raise UpgradeError(f"{self.address}: no {layer}: {answer.as_error()}")
         if answer.data != b"OK":
-            raise UpgradeError(f"{self.address}: no {layer}: nsqd said {answer.data[:64]!r}")
+            raise UpgradeError(f"{self.address}: no {layer}: nsqd answered {answer.data[:64]!r}")
 
-    def _no(self, layer: str, error: Exception) -> UpgradeError:
+    def _layer_error(self, layer: str, error: Exception) -> UpgradeError:
         text = reason_of(error) if isinstance(error, OSError) else str(error)
         return UpgradeError(f"{self.address}: no {layer}: {text.removeprefix(f'{layer}: ')}")
 
@@ -178,7 +188,7 @@ class Handshake:
             raise AuthRequiredError(f"{self.address}: Auth Required")
         try:
             await self._send(commands.auth(self._config.auth_secret))
-            answer = await self._frame()
+            answer = await self._read_answer()
         except (OSError, FrameError) as error:
             raise AuthError(f"{self.address}: Error authenticating {error}") from error
         if isinstance(answer, ErrorFrame):
@@ -191,41 +201,41 @@ class Handshake:
         while view := view[self.transport.send_nowait(view) :]:
             await self.transport.wait_writable()
 
-    async def _frame(self) -> _Answer:
-        """The next answer."""
+    async def _read_answer(self) -> _Answer:
+        """Read up to the next answer, and perhaps bytes after it."""
         while True:
-            if (answer := self._answer()) is not None:
+            if (answer := self._decoded_answer()) is not None:
                 return answer
-            self._decoder.feed(await self._receive(_READ_NBYTES))
+            self._decoder.feed(await self._receive(_READ_BYTES))
 
-    async def _exact_frame(self) -> _Answer:
-        """The same, and nothing that follows it is read."""
+    async def _read_exact_answer(self) -> _Answer:
+        """Read up to the end of the next answer."""
         while True:
-            head = await self._exactly(_SIZE_NBYTES)
+            head = await self._receive_exactly(_SIZE_BYTES)
             self._decoder.feed(head)
-            self._answer()  # raises if that is no size
-            self._decoder.feed(await self._exactly(_unpack_size(head)[0]))
-            if (answer := self._answer()) is not None:
+            self._decoded_answer()  # raises FrameError if the size is invalid
+            self._decoder.feed(await self._receive_exactly(_unpack_size(head)[0]))
+            if (answer := self._decoded_answer()) is not None:
                 return answer
 
-    def _answer(self) -> _Answer | None:
+    def _decoded_answer(self) -> _Answer | None:
         if self._decoder.pop_columns().ids:
-            raise FrameError("a message without a subscription")
+            raise FrameError("nsqd sent a message before SUB")
         for frame in self._decoder:
             if not isinstance(frame, MessageFrame) and not _is_heartbeat(frame):
                 return frame
         return None
 
-    async def _exactly(self, nbytes: int) -> bytes:
-        data = await self._receive(nbytes)
-        while len(data) < nbytes:
-            data += await self._receive(nbytes - len(data))
+    async def _receive_exactly(self, count: int) -> bytes:
+        data = await self._receive(count)
+        while len(data) < count:
+            data += await self._receive(count - len(data))
         return data
 
-    async def _receive(self, nbytes_max: int) -> bytes:
+    async def _receive(self, max_bytes: int) -> bytes:
         while True:
             await self.transport.wait_readable()
-            data = self.transport.receive_nowait(nbytes_max)
+            data = self.transport.receive_nowait(max_bytes)
             if data:
                 return data
             if data is not None:

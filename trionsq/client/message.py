@@ -1,66 +1,81 @@
-"""Messages, one by one and in batches, and what may be answered to nsqd.
+"""Messages and batches: what a program receives, iterates over and answers.
 
-Answers are not awaited: they are put into the connection's next write, which happens as soon as
-the program awaits anything. So finishing a message costs no task switch, cancellation can't fall
-into it, and the answers to a batch leave in one system call.
+Answers (`finish`, `requeue`, `touch`) are not awaited: they are put into the connection's next
+write, which happens as soon as the program awaits anything. So finishing a message costs no task
+switch, a cancellation cannot interrupt it, and all answers to a batch leave in one system call.
 
-Spec: client, sections 1 (message) and 5 (responses).
+Spec: client, sections 1 (message) and 5 (responses, handlers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import trio
 
 from trionsq.client.backoff import Outcome
+from trionsq.client.errors import StoppedError
 from trionsq.wire.client import Columns
 
-__all__ = ["Batch", "Message", "Source"]
+__all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
+__all__ += ["Handler", "Message", "MessageIterator", "handle_messages"]
+
+log = logging.getLogger("trionsq.client")
+
+# A loop over messages that awaits nothing lets other tasks run at least this often.
+_MAX_TURN_S: Final = 0.01
 
 
-class Source(Protocol):
-    """Where a batch came from, and where its answers go."""
+class BatchOrigin(Protocol):
+    """The connection that a batch came from, and to which its answers go."""
 
     @property
     def address(self) -> str: ...
     @property
     def is_open(self) -> bool:
-        """Whether nsqd can still be told."""
+        """Whether answers can still reach nsqd."""
 
-    def answer(self, batch: Batch, commands: bytes, count: int, outcome: Outcome | None) -> bool:
-        """Send commands that answer ``count`` messages; whether nsqd can still be told.
+    def send_answers(
+        self, batch: Batch, commands: bytes, count: int, outcome: Outcome | None
+    ) -> bool:
+        """Send commands that answer ``count`` messages; False if they cannot reach nsqd.
 
-        ``outcome`` None: there is nothing to learn from it for backoff.
+        ``outcome`` None: backoff ignores these answers.
         """
 
-    def touch(self, commands: bytes) -> bool:
-        """Send TOUCH commands; whether nsqd can still be told."""
+    def send_touch(self, commands: bytes) -> bool:
+        """Send TOUCH commands; False if they cannot reach nsqd."""
 
     def requeue_delay_s(self, attempts: int) -> float:
-        """The delay when none is given."""
+        """The delay of a message that is requeued without one."""
 
 
 class Batch:
-    """Messages that came together from one nsqd.
+    """Messages that arrived together from one nsqd.
 
-    Iterating gives `Message` objects; the lists serve those who work on many at once. The answers
-    (`finish`, `requeue`, `touch`) are for the messages that have none yet.
+    Iterating gives `Message` objects; the lists are for work on many messages at once. The answers
+    (`finish`, `requeue`, `touch`) are for the messages that have no answer yet.
 
     Attributes:
         ids: 16 hex digits each, unique for one nsqd and topic.
         bodies: what was published.
-        timestamps_ns: when, in nanoseconds since the epoch.
-        attempts: how often it was delivered, this time included.
+        timestamps_ns: time of publishing, in nanoseconds since the epoch.
+        attempts: how often each was delivered, including this time.
         nsqd_address: ``host:port`` of the nsqd.
     """
 
-    __slots__ = ("_open", "_source", "attempts", "bodies", "ids", "open_count", "timestamps_ns")
+    __slots__ = ("_open", "_origin", "attempts", "bodies", "ids", "open_count", "timestamps_ns")
 
-    def __init__(self, source: Source, columns: Columns) -> None:
+    def __init__(self, origin: BatchOrigin, columns: Columns) -> None:
         self.timestamps_ns, self.attempts, self.ids, self.bodies = columns
         self.open_count = len(self.ids)
-        self._source = source
-        # A 1 for each message without an answer; made when they differ.
+        self._origin = origin
+        # 1 for each message without an answer; made when some have one and others have not.
         self._open: bytearray | None = None
 
     def __repr__(self) -> str:
@@ -78,13 +93,13 @@ class Batch:
 
     @property
     def nsqd_address(self) -> str:
-        """``host:port`` of the nsqd that they came from."""
-        return self._source.address
+        """``host:port`` of the nsqd that sent the messages."""
+        return self._origin.address
 
     @property
     def is_answerable(self) -> bool:
-        """Whether nsqd can still be told; else it will deliver them again."""
-        return self._source.is_open
+        """Whether answers can still reach nsqd; if not, it will deliver the messages again."""
+        return self._origin.is_open
 
     def is_open(self, index: int) -> bool:
         """Whether the message has no answer yet."""
@@ -99,38 +114,39 @@ class Batch:
         return [id_ for id_, is_open in zip(self.ids, self._open, strict=True) if is_open]
 
     def finish(self) -> bool:
-        """Finish them: nsqd forgets them. False: it can't be told, and will deliver them again."""
+        """FIN: nsqd forgets the messages. False: the connection is gone, nsqd will redeliver."""
         ids = self.open_ids()
         if not ids:
             return True
         self.open_count = 0
         commands = b"FIN " + b"\nFIN ".join(ids) + b"\n"
-        return self._source.answer(self, commands, len(ids), Outcome.SUCCESS)
+        return self._origin.send_answers(self, commands, len(ids), Outcome.SUCCESS)
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
-        """Have them delivered again. False: nsqd can't be told, and does so in its own time.
+        """REQ: nsqd delivers the messages again. False: the connection is gone; nsqd will do so
+        after its message timeout.
 
         Args:
             delay_s: in seconds; None: default_requeue_delay x attempts (of the first).
-            backoff: whether the consumer is to slow down.
+            backoff: whether the consumer should slow down.
         """
         if delay_s is None:
-            delay_s = self._source.requeue_delay_s(self.attempts[0])
+            delay_s = self._origin.requeue_delay_s(self.attempts[0])
         ids = self.open_ids()
         if not ids:
             return True
-        commands = b"".join([_requeue(id_, delay_s) for id_ in ids])
+        commands = b"".join([_requeue_command(id_, delay_s) for id_ in ids])
         self.open_count = 0
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
-        return self._source.answer(self, commands, len(ids), outcome)
+        return self._origin.send_answers(self, commands, len(ids), outcome)
 
     def touch(self) -> bool:
-        """Start the time-outs of those without an answer anew. False: nsqd can't be told."""
+        """TOUCH: restart the timeouts of the open messages. False: the connection is gone."""
         ids = self.open_ids()
-        return not ids or self._source.touch(b"TOUCH " + b"\nTOUCH ".join(ids) + b"\n")
+        return not ids or self._origin.send_touch(b"TOUCH " + b"\nTOUCH ".join(ids) + b"\n")
 
     def _close(self, index: int) -> bool:
-        """Mark one as answered; whether it was not yet."""
+        """Mark a message as answered; False if it was already."""
         if not self.is_open(index):
             return False
         if self._open is None:
@@ -141,13 +157,13 @@ class Batch:
 
 
 class Message:
-    """One message. The first of `finish` and `requeue` counts, later ones do nothing.
+    """One message. The first `finish` or `requeue` counts, later ones do nothing.
 
     Attributes:
         id: 16 hex digits.
         body: what was published.
-        timestamp_ns: when, in nanoseconds since the epoch.
-        attempts: how often it was delivered, this time included.
+        timestamp_ns: time of publishing, in nanoseconds since the epoch.
+        attempts: how often it was delivered, including this time.
         auto_response: whether `Consumer.run` answers for the handler. Set it to False to answer
             later, from anywhere.
     """
@@ -165,12 +181,12 @@ class Message:
 
     def __repr__(self) -> str:
         state = "" if self.is_open else ", answered"
-        where = self.nsqd_address
-        return f"<Message {self.id.decode()} from {where}, attempt {self.attempts}{state}>"
+        address = self.nsqd_address
+        return f"<Message {self.id.decode()} from {address}, attempt {self.attempts}{state}>"
 
     @property
     def nsqd_address(self) -> str:
-        """``host:port`` of the nsqd that it came from."""
+        """``host:port`` of the nsqd that sent it."""
         return self._batch.nsqd_address
 
     @property
@@ -179,35 +195,183 @@ class Message:
         return self._batch.is_open(self._index)
 
     def finish(self) -> bool:
-        """FIN: it is done, nsqd forgets it.
+        """FIN: the message is done, nsqd forgets it.
 
-        False: it had an answer, or the connection is gone and nsqd will deliver it again.
+        False: it was answered before, or the connection is gone and nsqd will redeliver it.
         """
         return self._answer(b"FIN %b\n" % self.id, Outcome.SUCCESS)
 
     def requeue(self, delay_s: float | None = None, *, backoff: bool = True) -> bool:
-        """REQ: have it delivered again. False as for `finish`.
+        """REQ: nsqd delivers it again. False as for `finish`.
 
         Args:
             delay_s: in seconds; nsqd caps it at its --max-req-timeout. None:
                 default_requeue_delay x attempts, at most max_requeue_delay.
-            backoff: whether the consumer is to slow down.
+            backoff: whether the consumer should slow down.
         """
         if delay_s is None:
-            delay_s = self._batch._source.requeue_delay_s(self.attempts)
+            delay_s = self._batch._origin.requeue_delay_s(self.attempts)
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
-        return self._answer(_requeue(self.id, delay_s), outcome)
+        return self._answer(_requeue_command(self.id, delay_s), outcome)
 
     def touch(self) -> bool:
-        """TOUCH: start its time-out anew. False as for `finish`."""
-        return self.is_open and self._batch._source.touch(b"TOUCH %b\n" % self.id)
+        """TOUCH: restart its timeout. False as for `finish`."""
+        return self.is_open and self._batch._origin.send_touch(b"TOUCH %b\n" % self.id)
 
     def _answer(self, command: bytes, outcome: Outcome) -> bool:
         batch = self._batch
-        return batch._close(self._index) and batch._source.answer(batch, command, 1, outcome)
+        return batch._close(self._index) and batch._origin.send_answers(batch, command, 1, outcome)
 
 
-def _requeue(message_id: bytes, delay_s: float) -> bytes:
+def _requeue_command(message_id: bytes, delay_s: float) -> bytes:
     if not 0 <= delay_s < 1e9:
         raise ValueError(f"a delay of {delay_s} s")
     return b"REQ %b %d\n" % (message_id, round(delay_s * 1000))
+
+
+# Counting
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """Counts since the start; ``in_flight`` and ``connections`` are present values.
+
+    Attributes:
+        received: messages, counted again at each delivery.
+        finished, requeued: answers.
+        given_up: those of the finished that were delivered more than max_attempts times.
+        refused: answers that nsqd refused, most often because they were late.
+        in_flight: messages received and not answered.
+        connections: subscribed connections.
+    """
+
+    received: int
+    finished: int
+    requeued: int
+    given_up: int
+    refused: int
+    in_flight: int
+    connections: int
+
+
+# Iterating
+
+
+class BatchSource(Protocol):
+    """Where iterators get batches from: the consumer."""
+
+    async def next_batch(self) -> Batch:
+        """The next one; raises StoppedError after the last."""
+
+
+class BatchIterator:
+    """See `trionsq.client.Consumer.batches`."""
+
+    def __init__(self, source: BatchSource, *, finish: bool) -> None:
+        self._source = source
+        self._finish = finish
+        self._last: Batch | None = None
+
+    def __aiter__(self) -> BatchIterator:
+        return self
+
+    async def __anext__(self) -> Batch:
+        """The next batch. Always a checkpoint."""
+        if self._finish and self._last is not None:
+            self._last.finish()
+        self._last = None
+        try:
+            self._last = batch = await self._source.next_batch()
+        except StoppedError:
+            raise StopAsyncIteration from None
+        return batch
+
+
+class MessageIterator:
+    """The messages of all batches. Several tasks may iterate at once.
+
+    A checkpoint for each batch, and whenever there was none for 10 ms.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self._pending: deque[tuple[Batch, Iterator[Message]]] = deque()
+        self._turn_ends_s = 0.0
+
+    def __aiter__(self) -> MessageIterator:
+        return self
+
+    async def __anext__(self) -> Message:
+        message = self.next_message_nowait()
+        while message is None:
+            if self._pending:
+                await trio.lowlevel.checkpoint()
+            else:
+                try:
+                    batch = await self._source.next_batch()
+                except StoppedError:
+                    raise StopAsyncIteration from None
+                self._pending.append((batch, iter(batch)))
+            self._turn_ends_s = time.perf_counter() + _MAX_TURN_S
+            message = self.next_message_nowait()
+        return message
+
+    def next_message_nowait(self) -> Message | None:
+        """The next message, if there is one and no checkpoint is due."""
+        if time.perf_counter() > self._turn_ends_s:
+            return None
+        while self._pending:
+            batch, messages = self._pending[0]
+            # After its connection has broken, nsqd redelivers the rest of a batch anyway.
+            if batch.is_answerable:
+                for message in messages:
+                    if message.is_open:
+                        return message
+            self._pending.popleft()
+        return None
+
+
+# Handlers
+
+Handler: TypeAlias = Callable[[Message], Awaitable[object]]
+
+
+async def handle_messages(
+    messages: MessageIterator, handler: Handler, concurrency: int, name: str
+) -> None:
+    """Call the handler with each message, in ``concurrency`` tasks, and answer for it.
+
+    Returns after the last message. Cancelling returns the messages in progress to nsqd. ``name``
+    is the consumer's, for the log.
+    """
+    turn = trio.Lock()
+    async with trio.open_nursery() as nursery:
+        for _ in range(concurrency):
+            nursery.start_soon(_handle_in_turn, messages, handler, turn, name)
+
+
+async def _handle_in_turn(
+    messages: MessageIterator, handler: Handler, turn: trio.Lock, name: str
+) -> None:
+    while True:
+        message = messages.next_message_nowait()
+        if message is None:
+            try:
+                # Only one task waits for a batch; the others wait for the lock, and then find the
+                # messages of that batch.
+                async with turn:
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+        try:
+            await handler(message)
+        except Exception:
+            log.exception("%s: a handler failed", name)
+            if message.auto_response:
+                message.requeue()
+        except BaseException:
+            message.requeue(0, backoff=False)
+            raise
+        else:
+            if message.auto_response:
+                message.finish()

@@ -1,4 +1,4 @@
-"""Publishing: confirmed by nsqd, or an error.
+"""Publishing: nsqd confirms each message, or an error is raised.
 
 Spec: client, section 2.
 """
@@ -8,23 +8,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import trio
 
 from trionsq.client.config import Config
-from trionsq.client.connection import Connection
-from trionsq.client.dial import Dial, dial_tcp
+from trionsq.client.connection import Connection, Reply
 from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
-from trionsq.client.household import Household
-from trionsq.client.waiting import Reply
+from trionsq.client.handshake import Dial, dial_tcp
+from trionsq.client.nursery import ShieldedNursery
 from trionsq.wire import commands
 
 __all__ = ["Producer"]
 
 log = logging.getLogger("trionsq.client")
 
-_FAREWELL_S = 1.0
+# How long nsqd may take to close its end.
+_CLOSE_S: Final = 1.0
 
 
 class Producer:
@@ -39,8 +39,8 @@ class Producer:
     addresses it goes on to the next one that can be reached. Any number of tasks may publish at
     once: their commands share one connection and do not wait for each other's answers.
 
-    A publish that returns was accepted by nsqd. One that raises NotConnectedError, or is cancelled,
-    may have been accepted or not: nothing is retried by itself.
+    When a publish returns, nsqd has accepted the message. When it raises NotConnectedError or is
+    cancelled, nsqd may have accepted the message or not. The producer never retries by itself.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Producer:
         """Args:
             nsqd_tcp_addresses: ``host:port``, one or more.
             config: options.
-            dial: connects; for tests.
+            dial: makes connections; for tests.
 
         Raises:
             ValueError: no address.
@@ -60,9 +60,9 @@ class Producer:
         self._addresses = nsqd_tcp_addresses
         self._next = 0
         self._dial = dial
-        self._household = Household()
+        self._nursery = ShieldedNursery()
         self._tasks: trio.Nursery | None = None
-        self._connecting = trio.Lock()
+        self._connect_lock = trio.Lock()
         self._connection: Connection | None = None
         self._is_stopped = False
 
@@ -72,7 +72,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         self.config.check_files()
-        self._tasks = await self._household.open()
+        self._tasks = await self._nursery.open()
         return self
 
     async def __aexit__(
@@ -81,19 +81,19 @@ class Producer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the connection. What other tasks still wait for raises StoppedError."""
+        """Close the connection. Publishes of other tasks that still wait raise StoppedError."""
         self._is_stopped = True
         if self._connection is not None and self._connection.is_open:
             self._connection.end()
-            with trio.move_on_after(_FAREWELL_S, shield=True):
+            with trio.move_on_after(_CLOSE_S, shield=True):
                 await self._connection.ended.wait()
-        await self._household.close()
+        await self._nursery.close()
 
     @property
     def nsqd_address(self) -> str:
-        """``host:port`` of the nsqd that it connected to last; empty before the first time.
+        """``host:port`` of the nsqd of the last connection; empty before the first one.
 
-        After a publish, if no other task publishes: of the nsqd that took the message.
+        If only one task publishes, the nsqd that accepted its last message.
         """
         return self._connection.address if self._connection is not None else ""
 
@@ -102,37 +102,38 @@ class Producer:
 
         Raises:
             ValueError: an invalid name or an empty body; nothing was sent.
-            ProtocolError: nsqd refused it, and closes the connection.
+            ProtocolError: nsqd refused the message, and closes the connection.
             ConnectError: no nsqd can be reached.
             NotConnectedError: the connection broke before the answer.
-            StoppedError: outside of ``async with``.
+            StoppedError: used outside ``async with``.
         """
         await self._execute(commands.publish(topic, body))
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Publish all of the messages or none, with one command; the fastest way.
+        """Publish all messages or none, with one command (MPUB). This is the fastest way.
 
         Raises as `publish`.
         """
         await self._execute(commands.publish_many(topic, bodies))
 
     async def publish_deferred(self, topic: str, body: bytes, delay_s: float) -> None:
-        """Publish a message that is delivered after ``delay_s`` seconds at the earliest.
+        """Publish a message that is delivered after ``delay_s`` seconds or later.
 
-        Raises as `publish`; ProtocolError also for more than nsqd's --max-req-timeout.
+        Raises as `publish`; ProtocolError also if the delay exceeds nsqd's --max-req-timeout.
         """
         await self._execute(commands.publish_deferred(topic, round(delay_s * 1000), body))
 
     async def begin_publish(self, topic: str, body: bytes) -> Reply[bytes]:
-        """Send a message and return at once; ``await reply.wait()`` raises or confirms, later.
+        """Send a message without waiting for nsqd's answer: ``await reply.wait()`` later returns
+        or raises.
 
-        For one task that has many under way. Waits only for a connection, and while 1 MiB is
-        waiting to be sent. Raises as `publish`, but for ProtocolError.
+        For one task with many unconfirmed messages. Waits only for a connection, and while 1 MiB is
+        unsent. Raises as `publish`, except ProtocolError.
         """
         return await self._begin(commands.publish(topic, body))
 
     async def ping(self) -> None:
-        """Connect if need be, and send NOP. Raises as `publish`."""
+        """Connect if there is no connection, and send NOP. Raises as `publish`."""
         (await self._connected()).put(commands.nop())
 
     async def _execute(self, command: bytes) -> None:
@@ -152,7 +153,7 @@ class Producer:
         """A connection with room for a command."""
         while True:
             if self._is_stopped or self._tasks is None:
-                raise StoppedError("the producer was stopped, or not entered by `async with`")
+                raise StoppedError("the producer was stopped, or `async with` was not used")
             connection = self._connection
             if connection is None or not connection.is_open:
                 connection = await self._connect(self._tasks)
@@ -161,13 +162,13 @@ class Producer:
                 return connection
 
     async def _connect(self, tasks: trio.Nursery) -> Connection:
-        async with self._connecting:
+        async with self._connect_lock:
             if self._connection is not None and self._connection.is_open:
                 return self._connection
             failures = []
             for _ in self._addresses:
                 address = self._addresses[self._next % len(self._addresses)]
-                # A connection that breaks later is followed by one to the next address.
+                # If this connection breaks later, the next one goes to the next address.
                 self._next += 1
                 try:
                     connection = await Connection.open(address, self.config, self._dial)

@@ -1,8 +1,8 @@
 """The flags of a daemon, read by the rules that operators' scripts for NSQ rely on.
 
 ``-name`` and ``--name`` are equal; a value follows after ``=`` or as the next word; a boolean
-takes its value by ``=`` only. Reading stops at the first word that is no flag, or at ``--``.
-What flags exist is read from the options dataclass (see `trionsq.options`).
+takes its value by ``=`` only. Reading stops at the first word that is not a flag, or at ``--``.
+The flags are defined by the options dataclass (see `trionsq.options`).
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ class HelpRequested(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flags:
-    """What a command line says.
+    """The content of a command line.
 
-    *values* are by field name, only those given; *rest* is what follows the flags; *warnings*
-    are remarks on older forms.
+    *values* are by field name, only those that it sets; *rest* are the arguments after the flags;
+    *warnings* name deprecated flags.
     """
 
     values: dict[str, Value]
@@ -103,9 +103,9 @@ def usage(options: type, command: str) -> str:
     for name, spec in sorted(table(options), key=lambda row: row[1].flag):
         kind = "" if spec.kind.bare is not None else f" <{spec.kind.name}>"
         default = spec.kind.show(default_of(options, name))
-        shown = f" (default {default.strip()})" if default not in ("", "false", "0") else ""
+        default_text = f" (default {default.strip()})" if default not in ("", "false", "0") else ""
         note = f" ({spec.note})" if spec.note else ""
         deprecated = f" (deprecated: {spec.deprecated})" if spec.deprecated else ""
         lines.append(f"  --{spec.flag}{kind}")
-        lines.append(f"        {spec.help}{shown}{note}{deprecated}")
+        lines.append(f"        {spec.help}{default_text}{note}{deprecated}")
     return "\n".join(lines) + "\n"

@@ -53,7 +53,7 @@ _COLLECTS_IN_STEPS: Final = sys.version_info >= (3, 14)
 # more of them than before; every second time together with those that were once found alive,
 # so that what stays is looked at once or twice: each costs a single PUB 4 % (callgrind).
 # Where as many go as come these are some 20,000: 13 ms (measured), for a coroutine takes 0.6 us.
-_YOUNG_MAX: Final = 2_500
+_MAX_YOUNG: Final = 2_500
 _YOUNG_COLLECTIONS: Final = 0
 # All are looked at automatically only while nobody does it on purpose.
 _MIDDLE_COLLECTIONS: Final = 100
@@ -65,14 +65,14 @@ _PROMOTED_MIN: Final = 1_000
 _LOOKS_TO_AGE: Final = 3
 _LOOK_MIN_S: Final = 0.01
 # A burst after a rest may make some 100,000 in this time: 10 to 20 ms.
-_LOOK_MAX_S: Final = 0.1
+_MAX_LOOK_S: Final = 0.1
 _FULL_EACH_S: Final = 10.0
 # So many blocks of memory, among them 40,000 objects at most that are looked at: up to 10 ms. A
 # broker with a few hundred connections has fewer.
 _SHORT_BLOCKS: Final = 100_000
 # A TCP client is three tasks and leaves no cycles. An HTTP connection with 20 requests is some ten,
 # and left 120 objects (measured), about 20 KB: so this is 100 MB at most.
-_OLD_ENDS_MAX: Final = 50_000
+_MAX_OLD_ENDS: Final = 50_000
 # A pause that an operator may want to know of.
 _LONG_S: Final = 0.05
 
@@ -96,7 +96,7 @@ def full_is_due(memory: Memory) -> bool:
     """Whether to look at all objects now."""
     if not memory.promotions and not memory.old_ends:
         return False  # the last time found all there is to find
-    return memory.blocks <= _SHORT_BLOCKS or memory.old_ends >= _OLD_ENDS_MAX
+    return memory.blocks <= _SHORT_BLOCKS or memory.old_ends >= _MAX_OLD_ENDS
 
 
 def tune_gc() -> None:
@@ -104,7 +104,7 @@ def tune_gc() -> None:
     gc.collect()
     gc.freeze()
     if not _COLLECTS_IN_STEPS:
-        gc.set_threshold(_YOUNG_MAX, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)
+        gc.set_threshold(_MAX_YOUNG, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)
     if _observe not in gc.callbacks:
         gc.callbacks.append(_observe)
 
@@ -117,7 +117,7 @@ def start_collecting() -> None:
 def next_look_s(before_s: float, young: int) -> float:
     """When to look at the young again, if there were so many ``before_s`` after the last look."""
     wanted_s = before_s * _YOUNG_WANTED / max(1, young)
-    return min(max(wanted_s, _LOOK_MIN_S), 2 * before_s, _LOOK_MAX_S)
+    return min(max(wanted_s, _LOOK_MIN_S), 2 * before_s, _MAX_LOOK_S)
 
 
 async def collect_on_purpose(full_each_s: float = _FULL_EACH_S) -> None:
@@ -128,7 +128,7 @@ async def collect_on_purpose(full_each_s: float = _FULL_EACH_S) -> None:
     if _COLLECTS_IN_STEPS:
         return
     start_blocks = sys.getallocatedblocks()
-    look_s = _LOOK_MAX_S
+    look_s = _MAX_LOOK_S
     with _no_automatic_full(), _OldTasks() as old:
         full_at_s = trio.current_time() + full_each_s
         for number in count():

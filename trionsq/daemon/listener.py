@@ -12,16 +12,16 @@ from typing import Final
 
 import trio
 
-from trionsq.hostport import split_address
+from trionsq.hostport import format_address, split_address
 
-__all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets"]
+__all__ = ["ListenError", "accept_forever", "bound_address", "open_sockets", "peer_address"]
 
 log = logging.getLogger("trionsq")
 
-# As many as the kernel allows (net.core.somaxconn): who finds no room tries again after a second.
+# As many as the kernel allows (net.core.somaxconn); beyond it clients retry after a second.
 _BACKLOG: Final = 65_535
-# Connections accepted before other tasks get their turn.
-_ACCEPTS_MAX: Final = 64
+# Connections accepted per turn of the event loop.
+_MAX_ACCEPTS: Final = 64
 _OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S: Final = 0.1
 
@@ -68,7 +68,18 @@ def bound_address(sock: socket.socket) -> tuple[str, int]:
     if sock.family == socket.AF_UNIX:
         return str(sock.getsockname()), -1
     host, port = sock.getsockname()[:2]
-    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), port
+    return format_address(host, port), port
+
+
+def peer_address(accepted: socket.socket) -> str:
+    """The remote address of a connection, for the name of its task; ``@`` for a unix socket."""
+    if accepted.family == socket.AF_UNIX:
+        return "@"
+    try:
+        host, port = accepted.getpeername()[:2]
+    except OSError:
+        return "(closed)"
+    return format_address(host, port)
 
 
 async def accept_forever(
@@ -78,7 +89,7 @@ async def accept_forever(
 ) -> None:
     """Accept connections until cancelled, then close the listening socket.
 
-    Out of file descriptors or memory it pauses and goes on: the connections of now are served.
+    Without file descriptors or memory it pauses and retries; open connections are served meanwhile.
     """
     sock.setblocking(False)
     path = sock.getsockname() if sock.family == socket.AF_UNIX else None
@@ -87,13 +98,13 @@ async def accept_forever(
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
-                for _ in range(_ACCEPTS_MAX):
+                for _ in range(_MAX_ACCEPTS):
                     _accept(sock, serve)
             except BlockingIOError:
                 continue
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
-                    log.debug("TCP: a connection was gone before it was accepted: %s", error)
+                    log.debug("TCP: a connection closed before it was accepted: %s", error)
                     continue
                 log.error("TCP: accept failed, trying again: %s", error)
                 await trio.sleep(_PAUSE_S)

@@ -25,15 +25,15 @@ _LEVELS = {
 
 
 def set_task_prefix(prefix: str) -> None:
-    """Begin the log lines of this task, and of those it starts from now on, with *prefix*.
+    """Set the prefix of log lines of this task and of tasks that it starts later.
 
-    So that several daemons in one process can be told apart.
+    It distinguishes several daemons in one process.
     """
     _task_prefix.set(prefix)
 
 
 def task_prefix(default: str) -> str:
-    """What `set_task_prefix` said in this task or one above it, else *default*."""
+    """The prefix of this task or of a task above it, else *default*."""
     prefix = _task_prefix.get()
     return default if prefix is None else prefix
 
@@ -56,7 +56,7 @@ class ClassicFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON, whatever its text and traceback hold.
+    """Formats a record as one line of JSON, whatever its text and traceback contain.
 
     Members: time (RFC 3339, UTC, microseconds), level (as in --log-level), daemon (the prefix, or
     the task's, without brackets), logger, message, and exception if there is a traceback.
@@ -78,12 +78,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1] is not None:
             document["exception"] = self.formatException(record.exc_info)
-        # In ASCII: no text can break the line, or be one that the stream can't encode.
+        # ASCII: no text can break the line, and any stream can encode it.
         return json.dumps(document)
 
 
 def _shown_level(number: int) -> str:
-    """Return the gravest of NSQ's levels that is not above the standard library's *number*."""
+    """Return the highest NSQ level that is not above the standard library's *number*."""
     return next((name for name, least in reversed(_LEVELS.items()) if number >= least), "debug")
 
 
@@ -118,5 +118,5 @@ def configure(
 
 
 def set_level(level: str) -> None:
-    """Log from *level* on, from now on; as for `configure`."""
+    """Change the minimum level to *level*, as for `configure`."""
     logging.getLogger(LOGGER).setLevel(level_of(level))

@@ -1,6 +1,6 @@
-"""How late the event loop is, sampled all the time at next to no cost.
+"""The lag of the event loop, sampled twice a second at almost no cost.
 
-`trionsq.debug.loop` tells more, and costs more while it does.
+`trionsq.debug.loop` shows more, at a higher cost while it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAMPLE_S: Final = 0.5
 
 
 async def watch_loop_lag(lag_s: Histogram) -> None:
-    """Observe, for ever and twice a second, how much later than it wanted a task wakes up."""
+    """Observe twice a second, until cancelled, how late a sleeping task wakes up."""
     while True:
         wanted_s = trio.current_time() + _SAMPLE_S
         await trio.sleep_until(wanted_s)

@@ -1,4 +1,4 @@
-"""Telling a second signal from an echo of the first."""
+"""A second signal, as opposed to an echo of the first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Final
 
 import trio
 
-__all__ = ["ECHO_S", "another"]
+__all__ = ["ECHO_S", "wait_second_signal"]
 
 ECHO_S: Final = 0.5
-"""A signal that comes so soon after the first is the same one, in seconds."""
+"""A signal within this time after the first is an echo, in seconds."""
 
 
-async def another(signals: AsyncIterator[int]) -> None:
-    """Wait for a further signal that was meant; to be called when the first has just come.
+async def wait_second_signal(signals: AsyncIterator[int]) -> None:
+    """Wait for a second signal; to be called right after the first one.
 
     Ctrl-C goes to all processes of a terminal, and programs that run others (make, package
-    managers, supervisors) pass it on as well: taken for two, it would cut the saving short.
+    managers, supervisors) forward it as well: counted as a second signal, it would stop the saving
+    of messages.
     """
     meant_s = trio.current_time() + ECHO_S
     async for _ in signals:

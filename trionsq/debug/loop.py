@@ -1,38 +1,36 @@
-"""What the event loop does for a while: how often it runs, how late it is, who holds it up.
+"""What the event loop does for a while: its turns, its lag, and the steps that hold it up.
 
-While it is asked for it costs some five microseconds for each step of a task, else nothing.
+Watching costs about five microseconds for each step of a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns, process_time
-from typing import Final
+from typing import Any, Final
 
 import trio
-from trio.lowlevel import Task
 
-from trionsq.debug.exclusive import exclusive
+from trionsq.debug.process import exclusive
 from trionsq.debug.steps import GarbagePauses, SlowStep, StepWatch
 
-__all__ = ["LoopFigures", "watch_loop"]
+__all__ = ["LoopMetrics", "loop_document", "trio_metrics", "watch_loop"]
 
-# The probe sleeps so long; what it oversleeps is the loop's lag.
+# The sleep of a probe; the time that it oversleeps is the lag of the event loop.
 _PROBE_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class LoopFigures:
-    """Of ``seconds`` of watching.
+class LoopMetrics:
+    """What was seen of the event loop.
 
     Attributes:
-        seconds: wall time.
+        seconds: duration, wall time.
         cpu_seconds: processor time of the process, all threads.
-        turns: times that the loop looked for I/O and timers.
-        steps: times that a task ran.
+        turns: how often the loop checked for I/O and timers.
+        steps: how often a task ran.
         busy_seconds: wall time in tasks.
-        lag_ms: of a task that wanted to wake up, in order, shortest first.
+        lag_ms: how late the probe woke up, sorted, shortest first.
         slowest: steps, longest first.
         garbage: pauses of the garbage collector, by generation.
     """
@@ -47,23 +45,19 @@ class LoopFigures:
     garbage: dict[int, GarbagePauses]
 
     def lag_quantile_ms(self, quantile: float) -> float:
-        """The lag that ``quantile`` (0..1) of the wake-ups do not exceed."""
+        """Return the lag that ``quantile`` (0..1) of the wake-ups do not exceed."""
         if not self.lag_ms:
             return 0.0
         return self.lag_ms[min(len(self.lag_ms) - 1, int(quantile * len(self.lag_ms)))]
 
 
-async def watch_loop(
-    seconds: float, name: Callable[[Task], str | None] = lambda task: None
-) -> LoopFigures:
-    """Watch the event loop for so long.
-
-    ``name`` may have a better name for a task than trio.
+async def watch_loop(seconds: float) -> LoopMetrics:
+    """Watch the event loop for ``seconds``. Cancelling stops the watch.
 
     Raises:
-        UnderWayError: somebody else watches already.
+        UnderWayError: another watch is under way.
     """
-    watch = StepWatch(name, trio.lowlevel.current_task())
+    watch = StepWatch(trio.lowlevel.current_task())
     lag_ms: list[float] = []
     with exclusive("loop"), watch:
         trio.lowlevel.add_instrument(watch)
@@ -80,7 +74,7 @@ async def watch_loop(
             cpu_s = process_time() - cpu_s
         finally:
             trio.lowlevel.remove_instrument(watch)
-    return LoopFigures(
+    return LoopMetrics(
         seconds=(before_ns - began_ns) / 1e9,
         cpu_seconds=cpu_s,
         turns=watch.turns,
@@ -90,3 +84,62 @@ async def watch_loop(
         slowest=watch.slowest,
         garbage=watch.garbage,
     )
+
+
+# As JSON
+
+
+def loop_document(metrics: LoopMetrics) -> dict[str, Any]:
+    """Return the metrics as JSON."""
+    seconds = metrics.seconds
+    return {
+        "seconds": seconds,
+        "turns_per_second": metrics.turns / seconds,
+        "task_steps_per_second": metrics.steps / seconds,
+        "busy_share": metrics.busy_seconds / seconds,
+        "cpu_share": metrics.cpu_seconds / seconds,
+        "lag_ms": {
+            "p50": metrics.lag_quantile_ms(0.5),
+            "p99": metrics.lag_quantile_ms(0.99),
+            "max": metrics.lag_quantile_ms(1.0),
+        },
+        "longest_steps": [
+            {
+                "duration_ms": step.duration_ms,
+                "cpu_ms": step.cpu_ms,
+                "waited_for_cpu_ms": step.queued_ms,
+                "garbage_ms": step.garbage_ms,
+                "task": step.task,
+                "ran": step.ran,
+                "gave_way_at": None if step.after is None else str(step.after),
+            }
+            for step in metrics.slowest
+        ],
+        "garbage_collections": [
+            {
+                "generation": generation,
+                "count": pauses.count,
+                "longest_cpu_ms": pauses.longest_cpu_ms,
+            }
+            for generation, pauses in sorted(metrics.garbage.items())
+        ],
+    }
+
+
+def trio_metrics() -> dict[str, Any]:
+    """Return trio's own statistics as JSON."""
+    statistics = trio.lowlevel.current_statistics()
+    io = statistics.io_statistics
+    return {
+        "tasks_living": statistics.tasks_living,
+        "tasks_runnable": statistics.tasks_runnable,
+        "seconds_to_next_deadline": _finite(statistics.seconds_to_next_deadline),
+        "calls_from_threads_waiting": statistics.run_sync_soon_queue_size,
+        "io_backend": io.backend,
+        "tasks_waiting_to_read": getattr(io, "tasks_waiting_read", None),
+        "tasks_waiting_to_write": getattr(io, "tasks_waiting_write", None),
+    }
+
+
+def _finite(seconds: float) -> float | None:
+    return None if seconds == float("inf") else seconds

@@ -1,4 +1,9 @@
-"""Figures of the process: memory, descriptors, threads and the garbage collector."""
+"""The process: its memory, descriptors and threads, the objects in memory and who allocated them.
+
+The census of objects costs about 0.1 us for each container, in a thread, and stops the process for
+some tens of milliseconds for each million. Tracing allocations makes each of them two to four times
+as expensive while it lasts, and keeps a record of each that is alive: see `MAX_TRACED_BYTES`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,70 @@ import os
 import resource
 import sys
 import threading
-from typing import TypedDict
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from types import FrameType
+from typing import Any, Final, TypedDict
 
-__all__ = ["CollectorFigures", "ProcessFigures", "free_memory", "process_figures"]
+import trio
+
+from trionsq.debug.steps import place_of
+
+__all__ = [
+    "MAX_TRACED_BYTES",
+    "AllocationSite",
+    "Allocations",
+    "CollectorMetrics",
+    "ProcessMetrics",
+    "TypeCount",
+    "UnderWayError",
+    "allocations_document",
+    "census",
+    "census_document",
+    "exclusive",
+    "free_memory",
+    "process_metrics",
+    "thread_lines",
+    "trace_allocations",
+]
+
+# Tracing ends early when its records have grown to this size: a snapshot of so many stops the
+# process for about a tenth of a second.
+MAX_TRACED_BYTES: Final = 16 * 1024 * 1024
+# Seconds between two checks of the size of the records.
+_CHECK_S: Final = 0.1
+# Objects that are counted in one step of the interpreter, which lets no other thread run.
+_SLICE: Final = 2_000
+# Per process, as two measurements of a kind would measure each other.
+_under_way: set[str] = set()
 
 
-class CollectorFigures(TypedDict):
-    """Of the garbage collector, by generation."""
+class UnderWayError(Exception):
+    """A measurement of that kind is under way; ``str()`` is its name."""
+
+
+@contextmanager
+def exclusive(kind: str) -> Iterator[None]:
+    """Allow no other measurement of ``kind`` inside the context.
+
+    Raises:
+        UnderWayError: one is under way.
+    """
+    if kind in _under_way:
+        raise UnderWayError(kind)
+    _under_way.add(kind)
+    try:
+        yield
+    finally:
+        _under_way.discard(kind)
+
+
+class CollectorMetrics(TypedDict):
+    """Metrics of the garbage collector; lists are by generation."""
 
     enabled: bool
     waiting: list[int]
@@ -24,8 +86,8 @@ class CollectorFigures(TypedDict):
     uncollectable: list[int]
 
 
-class ProcessFigures(TypedDict):
-    """Sizes in bytes; None where the system does not tell."""
+class ProcessMetrics(TypedDict):
+    """Metrics of the process; None if the system does not provide one."""
 
     pid: int
     python: str
@@ -37,17 +99,17 @@ class ProcessFigures(TypedDict):
     threads: list[str]
     cpu_user_seconds: float
     cpu_system_seconds: float
-    collector: CollectorFigures
+    collector: CollectorMetrics
 
 
-def process_figures() -> ProcessFigures:
-    """The figures of now. Blocks for the time it takes to list the open files."""
+def process_metrics() -> ProcessMetrics:
+    """Return the current metrics. Blocks while it lists the open files."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "resident_bytes": _resident_bytes(),
-        # In KiB, on macOS in bytes.
+        # In KiB; on macOS in bytes.
         "peak_resident_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         "memory_blocks": sys.getallocatedblocks(),
         "open_files": _open_files(),
@@ -59,7 +121,7 @@ def process_figures() -> ProcessFigures:
     }
 
 
-def _collector() -> CollectorFigures:
+def _collector() -> CollectorMetrics:
     stats = gc.get_stats()
     return {
         "enabled": gc.isenabled(),
@@ -82,15 +144,161 @@ def _resident_bytes() -> int | None:
 def _open_files() -> int | None:
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
-            return len(os.listdir(folder)) - 1  # one of them is the folder itself
+            return len(os.listdir(folder)) - 1  # one of them is the listing itself
         except OSError:
             continue
     return None
 
 
 def free_memory() -> None:
-    """Collect garbage, and give back to the system what the allocator keeps for later."""
+    """Collect garbage, and return unused memory of the allocator to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
+
+
+# Threads
+
+
+def thread_lines(*, stacks: bool) -> Iterator[str]:
+    """Yield a line for each thread; with ``stacks`` also its stack, outermost line first."""
+    frames = sys._current_frames()
+    threads = threading.enumerate()
+    yield f"{len(threads)} threads\n"
+    for thread in threads:
+        yield f"{thread.name}  [{'daemon, ' if thread.daemon else ''}{thread.native_id}]\n"
+        if stacks:
+            frame = frames.get(thread.ident or 0)
+            yield from (f"    | {place}\n" for place in _places(frame))
+
+
+def _places(frame: FrameType | None) -> list[str]:
+    places: list[str] = []
+    while frame is not None:
+        places.append(str(place_of(frame)))
+        frame = frame.f_back
+    return places[::-1]
+
+
+# Memory
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCount:
+    """The number of objects of a type."""
+
+    type: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationSite:
+    """Memory in use, by the line of code that allocated it.
+
+    Attributes:
+        size_bytes: total size.
+        blocks: number of allocations.
+        stack: ``file:line``, outermost first.
+    """
+
+    size_bytes: int
+    blocks: int
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Memory that was allocated during a trace and is still in use.
+
+    Attributes:
+        seconds: duration of the trace; shorter than requested if its records grew too large.
+        alive_bytes: memory in use.
+        peak_bytes: most memory in use at any moment of the trace.
+        trace_bytes: memory for the records themselves.
+        sites: the largest sites.
+    """
+
+    seconds: float
+    alive_bytes: int
+    peak_bytes: int
+    trace_bytes: int
+    sites: list[AllocationSite]
+
+
+def census(top: int) -> list[TypeCount]:
+    """Return the most frequent types of containers; objects that hold no others are not counted.
+
+    Call it in a thread.
+    """
+    objects = gc.get_objects()
+    counts: Counter[type] = Counter()
+    for start in range(0, len(objects), _SLICE):
+        counts.update(map(type, objects[start : start + _SLICE]))
+    return [
+        TypeCount(f"{kind.__module__}.{kind.__qualname__}", count)
+        for kind, count in counts.most_common(top)
+    ]
+
+
+async def trace_allocations(seconds: float, top: int, frames: int = 1) -> Allocations:
+    """Trace allocations for ``seconds``; return the ``top`` sites, by stacks of ``frames`` lines.
+
+    A trace that is under way for another reason (PYTHONTRACEMALLOC) is used and goes on. Cancelling
+    ends the trace.
+
+    Raises:
+        UnderWayError: another call is under way.
+    """
+    with exclusive("heap"):
+        ours = not tracemalloc.is_tracing()
+        began_s = monotonic()
+        if ours:
+            tracemalloc.start(frames)
+        try:
+            left_s = seconds
+            while left_s > 0 and tracemalloc.get_tracemalloc_memory() < MAX_TRACED_BYTES:
+                await trio.sleep(min(_CHECK_S, left_s))
+                left_s = seconds - (monotonic() - began_s)
+            traced_s = monotonic() - began_s
+            alive_bytes, peak_bytes = tracemalloc.get_traced_memory()
+            trace_bytes = tracemalloc.get_tracemalloc_memory()
+            snapshot = tracemalloc.take_snapshot()
+        finally:
+            if ours:
+                tracemalloc.stop()
+        sites = await trio.to_thread.run_sync(_sites, snapshot, top, frames)
+    return Allocations(traced_s, alive_bytes, peak_bytes, trace_bytes, sites)
+
+
+def _sites(snapshot: tracemalloc.Snapshot, top: int, frames: int) -> list[AllocationSite]:
+    own = tracemalloc.Filter(inclusive=False, filename_pattern=tracemalloc.__file__)
+    key = "traceback" if frames > 1 else "lineno"
+    statistics = snapshot.filter_traces([own]).statistics(key)
+    return [
+        AllocationSite(
+            each.size,
+            each.count,
+            tuple(f"{frame.filename}:{frame.lineno}" for frame in each.traceback),
+        )
+        for each in statistics[:top]
+    ]
+
+
+def census_document(counts: list[TypeCount]) -> list[dict[str, Any]]:
+    """Return a census as JSON."""
+    return [{"count": each.count, "type": each.type} for each in counts]
+
+
+def allocations_document(allocations: Allocations) -> dict[str, Any]:
+    """Return allocations as JSON."""
+    return {
+        "seconds": allocations.seconds,
+        "alive_bytes": allocations.alive_bytes,
+        "peak_bytes": allocations.peak_bytes,
+        "notes_bytes": allocations.trace_bytes,
+        "sites": [
+            {"bytes": site.size_bytes, "blocks": site.blocks, "at": list(site.stack)}
+            for site in allocations.sites
+        ],
+    }

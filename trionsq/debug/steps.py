@@ -1,9 +1,11 @@
-"""The longest steps of an event loop: whose they were, and which function ran meanwhile.
+"""The longest steps of an event loop: which task, and which function ran meanwhile.
 
-A step is a stretch in which one task runs and no other can. trio tells where each begins and
-ends; a thread looks every 2 ms where a long one is, for where a task gives way at last is not what
-took so long. Besides the time on the wall a step has the time it had a processor, and the time it
-waited for one: on a machine that others use too, only the rest is the program's own doing.
+A step is a stretch in which one task runs and no other can. An instrument of trio sees where each
+step begins and ends. The place where a task finally yields is not what took so long, so a thread
+looks every 2 ms at what a long step runs. A step has its wall time, its processor time and the time
+that it waited for a processor: on a shared machine, only the rest is the program's own doing.
+
+This module imports nothing of ours: benchmarks load it into other versions of the program.
 """
 
 from __future__ import annotations
@@ -13,27 +15,55 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from time import perf_counter_ns, thread_time_ns
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 from trio.lowlevel import Task
 
-from trionsq.debug.places import Place, place_of
-
 __all__ = ["COLLECTING", "GarbagePauses", "SlowStep", "StepWatch"]
 
-# A step is looked at from so long on, so often; the benchmark's limit for a step is 20 ms.
-_LOOK_AFTER_NS: Final = 2_000_000
-_LOOK_EACH_S: Final = 0.002
-_SLOWEST_MAX: Final = 10
+# A step is sampled after this time, and then this often; the benchmark's limit is 20 ms.
+_SAMPLE_AFTER_NS: Final = 2_000_000
+_SAMPLE_EACH_S: Final = 0.002
+_MAX_SLOWEST: Final = 10
 _NOBODY: Final = "trio: timers and I/O"
 COLLECTING: Final = "garbage collection"
-"""What ran in a step of which most was that."""
+"""What ran in a step that was mostly garbage collection."""
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        module: dotted name.
+        line: number in its file.
+        function: qualified name inside the module.
+        file: path.
+    """
+
+    module: str
+    line: int
+    function: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.function}"
+
+    @property
+    def is_of_trio(self) -> bool:
+        """Whether it is trio's own code."""
+        return self.module.partition(".")[0] in ("trio", "outcome")
+
+
+def place_of(frame: FrameType, line: int | None = None) -> Place:
+    """Return the place of ``frame``, at ``line`` if that is known better."""
+    code = frame.f_code
+    module = str(frame.f_globals.get("__name__", "?"))
+    return Place(module, line or frame.f_lineno or 0, code.co_qualname, code.co_filename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +71,14 @@ class SlowStep:
     """A stretch in which one task ran and no other could.
 
     Attributes:
-        duration_ms: wall time, with that of other threads which had the interpreter.
+        duration_ms: wall time, also of other threads that ran meanwhile.
         cpu_ms: processor time of the loop's thread.
-        queued_ms: wall time in which the thread could run and no processor was free; None if the
-            system does not tell.
+        queued_ms: wall time in which no processor was free for the thread; None if the system
+            does not provide it.
         garbage_ms: wall time of garbage collections.
-        task: its name.
-        after: where the task was when it gave way; None if it ended.
-        ran: ``module function`` in which it was seen most often; None if it was too short to be
-            seen.
+        task: name of the task.
+        after: where the task yielded; None if it ended.
+        ran: ``module function`` that was sampled most often; None if the step was too short.
     """
 
     duration_ms: float
@@ -62,21 +91,21 @@ class SlowStep:
 
     @property
     def own_ms(self) -> float:
-        """What it had taken on a machine that nobody else uses."""
+        """Its time on a machine without other work."""
         return max(self.cpu_ms, self.duration_ms - (self.queued_ms or 0.0))
 
 
 @dataclass(slots=True)
 class GarbagePauses:
-    """Collections of one generation: how many, and the longest one's processor time."""
+    """The number of collections of one generation, and the longest processor time of one."""
 
     count: int = 0
     longest_cpu_ms: float = 0.0
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Where the step that runs was seen, and what it was like when it began."""
+class _CurrentStep:
+    """The current step: the clocks at its begin, and its samples."""
 
     began_ns: int
     began_cpu_ns: int
@@ -86,30 +115,27 @@ class _Seen:
 
 
 class StepWatch(trio.abc.Instrument):
-    """Watches from ``__enter__`` to ``__exit__`` the loop that it is an instrument of.
+    """An instrument that watches its event loop between ``__enter__`` and ``__exit__``.
 
-    Both are called in the loop's thread. It costs some five microseconds for each step.
+    Call both in the thread of the loop. Watching costs about five microseconds for each step.
 
     Attributes:
-        turns: times that the loop looked for I/O and timers.
-        steps: times that a task ran.
+        turns: how often the loop checked for I/O and timers.
+        steps: how often a task ran.
         busy_ns: wall time in tasks.
-        longest_turn_cpu_ns: processor time between two looks for I/O, in which each task that
-            was ready ran once; what comes in meanwhile waits for the next.
+        longest_turn_cpu_ns: processor time between two checks for I/O, in which each task that was
+            ready ran once; input that arrives meanwhile waits for the next turn.
         garbage: pauses by generation.
     """
 
-    def __init__(
-        self, name: Callable[[Task], str | None] = lambda task: None, own: Task | None = None
-    ) -> None:
-        """``name`` may have a better name for a task than trio; ``own`` is not watched."""
-        self._name = name
+    def __init__(self, own: Task | None = None) -> None:
+        """``own``: a task that is not watched."""
         self._own = own
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop_ident = 0
         self._queued = _QueuedTime()
-        self._now: _Seen | None = None
+        self._now: _CurrentStep | None = None
         self._ended_ns: int | None = None
         self._ended_cpu_ns = 0
         self._collection_began_ns = 0, 0
@@ -117,7 +143,7 @@ class StepWatch(trio.abc.Instrument):
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was seen; a step under way is the first of the new ones."""
+        """Start again; a step that is under way is the first one."""
         self.turns = 0
         self.steps = 0
         self.busy_ns = 0
@@ -129,24 +155,24 @@ class StepWatch(trio.abc.Instrument):
     def __enter__(self) -> StepWatch:
         self._loop_ident = threading.get_ident()
         self._queued.open(threading.get_native_id())
-        gc.callbacks.append(self._collects)
-        self._thread = threading.Thread(target=self._look, name="step watch", daemon=True)
+        gc.callbacks.append(self._count_collection)
+        self._thread = threading.Thread(target=self._sample_steps, name="step watch", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         if self._thread is not None:
-            self._thread.join()  # within a look's time
-        gc.callbacks.remove(self._collects)
+            self._thread.join()  # within the interval of samples
+        gc.callbacks.remove(self._count_collection)
         self._queued.close()
 
     @property
     def slowest(self) -> list[SlowStep]:
-        """The slowest, longest first."""
+        """The longest steps, longest first."""
         return [step for _, _, step in sorted(self._slowest, reverse=True)]
 
-    # What trio tells
+    # Called by trio
 
     def before_io_wait(self, timeout: float) -> None:
         self.turns += 1
@@ -162,55 +188,56 @@ class StepWatch(trio.abc.Instrument):
     def before_task_step(self, task: Task) -> None:
         cpu_ns, now_ns = thread_time_ns(), perf_counter_ns()
         ended_ns, self._ended_ns = self._ended_ns, None
-        if ended_ns is not None and now_ns - ended_ns > _LOOK_AFTER_NS:
-            # What trio does between steps never blocks: what was not computed was waited.
+        if ended_ns is not None and now_ns - ended_ns > _SAMPLE_AFTER_NS:
+            # trio never blocks between steps, so the time that it did not compute it waited.
             gap_ms = (now_ns - ended_ns) / 1e6
             cpu_ms = min((cpu_ns - self._ended_cpu_ns) / 1e6, gap_ms)
             self._keep(SlowStep(gap_ms, cpu_ms, gap_ms - cpu_ms, 0.0, _NOBODY, None, None))
-        self._now = _Seen(now_ns, cpu_ns, self._queued.read_ns())
+        self._now = _CurrentStep(now_ns, cpu_ns, self._queued.read_ns())
 
     def after_task_step(self, task: Task) -> None:
-        seen, self._now = self._now, None
-        if seen is None:
-            return  # watching began in the midst of it
+        current, self._now = self._now, None
+        if current is None:
+            return  # the watch began within this step
         self._ended_cpu_ns, self._ended_ns = thread_time_ns(), perf_counter_ns()
-        duration_ns = self._ended_ns - seen.began_ns
+        duration_ns = self._ended_ns - current.began_ns
         self.steps += 1
         self.busy_ns += duration_ns
         if task is self._own:
-            return  # it would be among the longest of a loop that has little to do
+            return  # in an idle loop it would be among the longest
         duration_ms = duration_ns / 1e6
-        if len(self._slowest) == _SLOWEST_MAX and duration_ms <= self._slowest[0][0]:
+        if len(self._slowest) == _MAX_SLOWEST and duration_ms <= self._slowest[0][0]:
             return
-        cpu_ms = (self._ended_cpu_ns - seen.began_cpu_ns) / 1e6
-        self._keep(self._step(task, seen, duration_ms, min(cpu_ms, duration_ms)))
+        cpu_ms = (self._ended_cpu_ns - current.began_cpu_ns) / 1e6
+        self._keep(self._step(task, current, duration_ms, min(cpu_ms, duration_ms)))
 
-    def _step(self, task: Task, seen: _Seen, duration_ms: float, cpu_ms: float) -> SlowStep:
+    def _step(
+        self, task: Task, current: _CurrentStep, duration_ms: float, cpu_ms: float
+    ) -> SlowStep:
         places = [place_of(frame, line) for frame, line in task.iter_await_frames()]
         own = [place for place in places if not place.is_of_trio]
-        name = self._name(task) if places else None
-        garbage_ms = seen.garbage_ns / 1e6
-        ran = Counter(seen.ran).most_common(1)[0][0] if seen.ran else None
+        garbage_ms = current.garbage_ns / 1e6
+        ran = Counter(current.ran).most_common(1)[0][0] if current.ran else None
         if garbage_ms > duration_ms / 2:
             ran = f"{COLLECTING}, in {ran}" if ran else COLLECTING
         queued_ms = None
-        if duration_ms * 1e6 > _LOOK_AFTER_NS:
+        if duration_ms * 1e6 > _SAMPLE_AFTER_NS:
             queued_ns = self._queued.read_ns()
-            if queued_ns is not None and seen.began_queued_ns is not None:
-                queued_ms = min(duration_ms, (queued_ns - seen.began_queued_ns) / 1e6)
+            if queued_ns is not None and current.began_queued_ns is not None:
+                queued_ms = min(duration_ms, (queued_ns - current.began_queued_ns) / 1e6)
         after = own[-1] if own else None
-        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, name or task.name, after, ran)
+        return SlowStep(duration_ms, cpu_ms, queued_ms, garbage_ms, task.name, after, ran)
 
     def _keep(self, step: SlowStep) -> None:
         entry = (step.duration_ms, self.steps, step)
-        if len(self._slowest) < _SLOWEST_MAX:
+        if len(self._slowest) < _MAX_SLOWEST:
             heappush(self._slowest, entry)
         else:
             heappushpop(self._slowest, entry)
 
-    # What the collector tells, in the thread that it stops
+    # Called by the garbage collector, in the thread that it stops
 
-    def _collects(self, phase: str, info: dict[str, Any]) -> None:
+    def _count_collection(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._collection_began_ns = perf_counter_ns(), thread_time_ns()
             return
@@ -218,24 +245,24 @@ class StepWatch(trio.abc.Instrument):
         pauses = self.garbage.setdefault(info["generation"], GarbagePauses())
         pauses.count += 1
         pauses.longest_cpu_ms = max(pauses.longest_cpu_ms, (thread_time_ns() - began_cpu_ns) / 1e6)
-        seen = self._now
-        if seen is not None:
-            seen.garbage_ns += perf_counter_ns() - began_ns
+        current = self._now
+        if current is not None:
+            current.garbage_ns += perf_counter_ns() - began_ns
 
     # In a thread of its own
 
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_EACH_S):
-            seen = self._now
-            if seen is None or perf_counter_ns() - seen.began_ns < _LOOK_AFTER_NS:
+    def _sample_steps(self) -> None:
+        while not self._stop.wait(_SAMPLE_EACH_S):
+            current = self._now
+            if current is None or perf_counter_ns() - current.began_ns < _SAMPLE_AFTER_NS:
                 continue
             frame = sys._current_frames().get(self._loop_ident)
-            if frame is not None and self._now is seen:
-                seen.ran.append(_function(frame))
+            if frame is not None and self._now is current:
+                current.ran.append(_function(frame))
 
 
 def _function(frame: FrameType) -> str:
-    """The innermost function that is neither the standard library's nor trio's."""
+    """Return the innermost function that belongs neither to the standard library nor to trio."""
     innermost = place_of(frame)
     outer: FrameType | None = frame
     while outer is not None:
@@ -252,7 +279,7 @@ def _is_own(place: Place) -> bool:
 
 
 class _QueuedTime:
-    """How long a thread has waited for a processor so far; Linux tells it."""
+    """How long a thread has waited for a processor so far; on Linux only."""
 
     def __init__(self) -> None:
         self._file = -1

@@ -1,11 +1,11 @@
-"""The HTTP API of nsqd: a quart-trio application, and what serves it.
+"""The HTTP API of nsqd: a quart-trio application, and a fast path past it for publishers.
 
-- `app`: which path does what; what holds for every path is in `trionsq.web`
-- `publish` (with `messages`, `rules`): /pub and /mpub
-- `admin`: topics and channels
-- `stats` (with `statistics`, `stats_text`, `memory`): /ping, /info and /stats
-- `serve`: the short way, then hypercorn, on a listening socket
-- `short` (with `short_way`, `head`, `ready`): /pub, /mpub and /ping without the framework
+- `serve`: a listening socket; connections begin on the fast path, then hypercorn has them
+- `fast_connection` (with `fast_path`, `fast_requests`): /pub, /mpub and /ping without the framework
+- `publish`: what both paths check of /pub and /mpub
+- `app`: the endpoint of each path; /pub and /mpub through the framework
+- `admin`: topics and channels, and /config; `stats`: /ping, /info and /stats; `peek`; `metrics`
+- `debug`: the pages under /debug
 
-Spec: nsqd-http.
+What holds for every HTTP server of ours is in `trionsq.web`. Spec: nsqd-http.
 """

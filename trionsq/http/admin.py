@@ -1,29 +1,51 @@
-"""Topics and channels: create, delete, empty, pause, unpause. Spec: nsqd-http, section 2."""
+"""Endpoints that administer: topics and channels, and options by /config.
+
+An option that was changed keeps its value until nsqd ends.
+
+Spec: nsqd-http, sections 2 and 6.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
+from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
-from trionsq.web.answers import empty
-from trionsq.web.errors import HttpError
-from trionsq.web.query import query, valid_argument, valid_topic_name
+from trionsq.options import LOG_LEVEL, table
+from trionsq.web.protocol import HttpError, valid_argument, valid_topic_name
+from trionsq.web.request import query, read_body
+from trionsq.web.responses import empty, json_document, text
 
-__all__ = ["Administration"]
+__all__ = ["Administration", "Configuration"]
+
+log = logging.getLogger("trionsq")
+
+_LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
+# The version numbers of the TLS protocol.
+_TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
+_TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
+    "log_level": _LOG_LEVELS,
+    "tls_min_version": _TLS_VERSIONS,
+    "tls_required": _TLS_REQUIRED,
+}
 
 
 class Administration:
-    """The endpoints that change topics and channels. All answer with an empty body."""
+    """The endpoints that change topics and channels. Their responses have no body."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def topic_named(self, name: str) -> Topic:
-        """Raises HttpError TOPIC_NOT_FOUND."""
+        """Return a topic; raises HttpError TOPIC_NOT_FOUND."""
         topic = self._broker.topics.get(name)
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -44,7 +66,7 @@ class Administration:
         return self.topic_named(topic_name), channel_name
 
     def existing_channel(self) -> Channel:
-        """The one that the query names, or HttpError."""
+        """Return the channel of the query's parameters; raises HttpError."""
         topic, name = self._topic_and_channel_name()
         channel = topic.channels.get(name)
         if channel is None:
@@ -59,12 +81,12 @@ class Administration:
         return empty()
 
     async def delete_topic(self) -> Response:
-        """POST /topic/delete, with its channels; their consumers are closed."""
+        """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
         return empty()
 
     async def empty_topic(self) -> Response:
-        """POST /topic/empty: what waits at the topic, not at its channels."""
+        """POST /topic/empty: drop the messages of the topic, not those of its channels."""
         await self.topic_named(valid_topic_name(query())).empty().wait()
         return empty()
 
@@ -81,34 +103,100 @@ class Administration:
         return empty()
 
     async def create_channel(self) -> Response:
-        """POST /channel/create; the topic must exist."""
+        """POST /channel/create: the topic must exist."""
         topic, name = self._topic_and_channel_name()
         topic.channel(name)
         return empty()
 
     async def delete_channel(self) -> Response:
-        """POST /channel/delete; its consumers are closed."""
+        """POST /channel/delete: its consumers are disconnected."""
         channel = self.existing_channel()
         await channel.topic.delete_channel(channel.name).wait()
         return empty()
 
     async def empty_channel(self) -> Response:
-        """POST /channel/empty: what waits, is in flight or deferred."""
+        """POST /channel/empty: drop its waiting, in-flight and deferred messages."""
         await self.existing_channel().empty().wait()
         return empty()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        answer = self._to_channel(Channel.pause)
+        response = self._change_channel(Channel.pause)
         await self._broker.save_metadata()
-        return answer
+        return response
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        answer = self._to_channel(Channel.unpause)
+        response = self._change_channel(Channel.unpause)
         await self._broker.save_metadata()
-        return answer
+        return response
 
-    def _to_channel(self, act: Callable[[Channel], None]) -> Response:
-        act(self.existing_channel())
+    def _change_channel(self, change: Callable[[Channel], None]) -> Response:
+        change(self.existing_channel())
         return empty()
+
+
+class Configuration:
+    """The endpoints of /config."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._rows = {
+            spec.key: (name, spec) for name, spec in table(broker.options) if spec.key is not None
+        }
+        self._changes: dict[str, Callable[[str], None]] = {
+            "log_level": self._change_log_level,
+            "nsqlookupd_tcp_addresses": self._change_lookupds,
+        }
+
+    async def get(self, opt: str) -> Response:
+        """GET /config/:opt: the option with that key in the config file."""
+        if opt not in self._rows:
+            raise HttpError(400, "INVALID_OPTION")
+        value = self._value(opt)
+        if isinstance(value, str):
+            return text(value) if value else empty()
+        return json_document(value)
+
+    async def put(self, opt: str) -> Response:
+        """PUT /config/:opt: change the option; the response is its new value."""
+        body = await read_body(self._broker.options.max_msg_size)
+        if not body:
+            raise HttpError(413, "INVALID_VALUE")
+        change = self._changes.get(opt)
+        if change is None:
+            raise HttpError(400, "INVALID_OPTION")
+        try:
+            change(body.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            raise HttpError(400, "INVALID_VALUE") from None
+        name, _ = self._rows[opt]
+        log.info("HTTP: option %s is now %r", opt, getattr(self._broker.options, name))
+        return await self.get(opt)
+
+    def _value(self, key: str) -> Any:
+        broker = self._broker
+        value = getattr(broker.options, self._rows[key][0])
+        if key in _NUMBERED:
+            return _NUMBERED[key][value]
+        if key == "broadcast_tcp_port":
+            return value or broker.ports.tcp
+        if key == "broadcast_http_port":
+            return value or broker.ports.http
+        if key == "statsd_prefix":
+            return statsd_prefix(broker.options, broker.ports)
+        return value
+
+    def _change_log_level(self, value: str) -> None:
+        if not value.isalpha():
+            raise ValueError(value)
+        self._broker.live_options.change_log_level(str(LOG_LEVEL.parse(value)))
+
+    def _change_lookupds(self, value: str) -> None:
+        addresses = json.loads(value)
+        if addresses is None:
+            self._broker.live_options.change_lookupds(None)
+        elif isinstance(addresses, list) and all(isinstance(each, str) for each in addresses):
+            self._broker.live_options.change_lookupds(tuple(addresses))
+        else:
+            raise ValueError(value)

@@ -1,40 +1,42 @@
-"""The application: which path does what, and what is refused on the way down.
+"""The application: the endpoint of each path, common refusals, and /pub and /mpub.
 
-Spec: nsqd-http, section 2.
+Spec: nsqd-http, sections 2 to 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quart import Response
+from quart import Response, request
 from quart_trio import QuartTrio
 
 from trionsq.broker.broker import Broker
-from trionsq.http.admin import Administration
-from trionsq.http.config import Configuration
+from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
-from trionsq.http.publish import Publishing
+from trionsq.http.publish import LineSplitter, PublishRules, in_turns
 from trionsq.http.stats import Statistics
 from trionsq.web import app
-from trionsq.web.answers import tls_required
 from trionsq.web.app import Endpoint
-from trionsq.web.errors import HttpError
+from trionsq.web.diagnostics import OPEN_PATHS, Health
 from trionsq.web.gate import Gate
-from trionsq.web.health import OPEN_PATHS, Health
+from trionsq.web.protocol import HttpError, Query
+from trionsq.web.request import next_piece, query, read_body
+from trionsq.web.responses import text, tls_required
+from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["create_app"]
 
 
 def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None) -> QuartTrio:
-    """The HTTP API of ``broker``.
+    """Return the HTTP API of ``broker``.
 
     Args:
-        broker: is asked.
-        is_open: answer; otherwise tell that it is to be asked by HTTPS.
-        gate: refuses requests, and is shown at /metrics.
+        broker: the broker.
+        is_open: answer requests; if not, refuse them because they have to come by HTTPS.
+        gate: refuses requests; /metrics shows how many.
     """
     gate = Gate() if gate is None else gate
 
@@ -42,17 +44,17 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
         if broker.exiting and method != "GET":
             raise HttpError(503, "EXITING")
 
-    def ask_by_https(path: str) -> Response | None:
+    def require_https(path: str) -> Response | None:
         if is_open or path in OPEN_PATHS:
             return None
-        return tls_required(broker.https_port)
+        return tls_required(broker.ports.https)
 
-    nbytes_max = max(broker.options.max_msg_size, broker.options.max_body_size)
+    max_bytes = max(broker.options.max_msg_size, broker.options.max_body_size)
     return app.create_app(
         _endpoints(broker, gate),
-        body_nbytes_max=nbytes_max,
+        max_body_bytes=max_bytes,
         check=check,
-        before=ask_by_https,
+        before=require_https,
         sites=gate.sites,
     )
 
@@ -69,7 +71,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         *Health(lambda: broker.unready).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),
-        # Older documented names.
+        # Deprecated names that the original still has.
         ("POST", "/put", publishing.pub),
         ("POST", "/mput", publishing.mpub),
         ("POST", "/topic/create", admin.create_topic),
@@ -88,3 +90,63 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),
     ]
+
+
+class Publishing:
+    """The endpoints of messages, through the framework."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._rules = PublishRules(broker)
+
+    async def pub(self) -> Response:
+        """POST /pub: the body is one message. The order of the checks is part of the API."""
+        too_big = HttpError(413, "MSG_TOO_BIG")
+        if (request.content_length or 0) > self._rules.max_msg_bytes:
+            raise too_big
+        body = await read_body(self._rules.max_msg_bytes)
+        if body is None:
+            raise too_big
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        values = query()
+        topic = self._rules.topic(values)
+        defer_ms = self._rules.defer_ms(values)
+        await self._publish(topic, "PUB", ListBodies([body]), defer_ms)
+        return text("OK")
+
+    async def mpub(self) -> Response:
+        """POST /mpub: a message on each line, or with lengths. All are queued, or none."""
+        if (request.content_length or 0) > self._rules.max_body_bytes:
+            raise HttpError(413, "BODY_TOO_BIG")
+        values = query()
+        topic = self._rules.topic(values)
+        bodies = await (self._counted(values) if self._rules.is_binary(values) else self._lines())
+        if bodies is not None:
+            await self._publish(topic, "MPUB", bodies)
+        return text("OK")
+
+    async def _lines(self) -> Bodies | None:
+        splitter = LineSplitter(self._rules.max_msg_bytes, self._rules.max_body_bytes)
+        try:
+            while piece := await next_piece():
+                splitter.feed(piece)
+        except OverflowError:
+            raise HttpError(413, "BODY_TOO_BIG") from None
+        return splitter.finish()
+
+    async def _counted(self, values: Query) -> Bodies | None:
+        body = bytearray()
+        limit = self._rules.max_body_bytes
+        # Bytes beyond the limit are ignored, or belong to a message that is refused anyway.
+        while len(body) < limit and (piece := await next_piece()):
+            body += piece
+        return await in_turns(self._rules.messages(values, bytes(body[:limit])))
+
+    async def _publish(self, topic: Topic, command: str, bodies: Bodies, defer_ms: int = 0) -> None:
+        if (prepared := topic.claim_wait()) is not None:
+            await prepared.wait()
+        await topic.wait_for_room(bodies.count)
+        try:
+            topic.publish(bodies, defer_ms)
+        except PublishRefused as refused:
+            raise self._rules.refusal(topic, command, refused) from refused

@@ -1,65 +1,79 @@
 """/debug: what this nsqd does right now, for its operator. Ours; docs/debugging.md explains them.
 
-Each page costs something only while it is asked for. Whoever may not ask (--debug-from) is
+A page costs something only while it is requested. A client that --debug-from does not allow is
 answered 403.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappush, heappushpop
 from typing import Any, Final
 
 import trio
 from quart import Response
 
 from trionsq.broker.broker import Broker
-from trionsq.debug import heap, profile_forms, tasks_shown
-from trionsq.debug.loop import watch_loop
-from trionsq.debug.pprof import pprof_bytes
-from trionsq.debug.process import process_figures
-from trionsq.debug.profile import Profile, profile
-from trionsq.debug.tasks import task_tree
-from trionsq.http.debug_figures import (
-    allocations_document,
-    broker_figures,
-    checks_document,
-    limits_document,
-    loop_document,
-    trio_figures,
-)
-from trionsq.http.debug_names import task_name
-from trionsq.web.answers import json_document, plain
+from trionsq.broker.client import Client
+from trionsq.broker.options import NsqdOptions
+from trionsq.debug import process, tasks
+from trionsq.debug.loop import loop_document, trio_metrics, watch_loop
+from trionsq.debug.process import allocations_document, census_document, process_metrics
+from trionsq.debug.profile import Profile, pprof_bytes, profile, text_lines
+from trionsq.options import table
 from trionsq.web.app import Endpoint
-from trionsq.web.debug_answers import as_text, attachment, chosen, html, number, wants_json
-from trionsq.web.guard import guarded
-from trionsq.web.pprof import Pprof, census_document
-from trionsq.web.query import flag, query
+from trionsq.web.diagnostics import Pprof, as_text, guarded
+from trionsq.web.protocol import flag
+from trionsq.web.request import chosen, number, query, wants_json
+from trionsq.web.responses import attachment, html, json_document, plain
 
 __all__ = ["Debugging"]
 
-_BACK: Final = "<p><a href='/debug'>what this nsqd does</a>\n"
-_SECONDS_MAX: Final = 120.0
-# The processor's timer ticks no faster on most systems.
-_HZ_MAX: Final = 250.0
-_TASKS_MAX: Final = 100_000
-_TOP_MAX: Final = 1_000
+_BACK: Final = "<p><a href='/debug'>debug pages of this nsqd</a>\n"
+_MAX_SECONDS: Final = 120.0
+# On most systems the timer of processor time ticks no faster.
+_MAX_HZ: Final = 250.0
+_MAX_TASKS: Final = 100_000
+_MAX_TOP: Final = 1_000
 
-# Path, what it tells, parameters.
+# Path, contents, parameters.
 _PAGES: Final = (
     ("/debug/tasks", "the tree of tasks: what each does or waits for", "limit=2000 stacks=0|1"),
-    ("/debug/loop", "event loop, process and queued output, after a look of", "seconds=1 top=10"),
-    ("/debug/checks", "whether what topics and channels count adds up", ""),
+    (
+        "/debug/loop",
+        "event loop, process and queued output, watched for a while",
+        "seconds=1 top=10",
+    ),
+    ("/debug/checks", "whether the counters of topics and channels add up", ""),
     (
         "/debug/heap",
-        "what is in memory; with seconds, who allocated it",
+        "objects in memory; with seconds, the lines that allocate memory",
         "seconds= top=30 frames=1",
     ),
     (
         "/debug/profile",
-        "where the time goes",
-        "seconds=5 format=speedscope|pstats|pprof|text hz=100 clock=cpu|wall",
+        "CPU profile: where the time goes",
+        "seconds=5 format=text|pprof hz=100",
     ),
-    ("/debug/pprof/", "pages that Go programs have, for tools that ask for them", ""),
+    ("/debug/pprof/", "pages of Go programs, for `go tool pprof` and others", ""),
+)
+# Topics, channels and clients that are read before other tasks run.
+_MAX_READS: Final = 200
+_LIMITS: Final = frozenset(
+    {
+        "max_connections",
+        "max_connection_rate",
+        "max_connection_burst",
+        "max_http_connections",
+        "mem_queue_size",
+        "max_msg_size",
+        "max_body_size",
+        "max_rdy_count",
+        "max_channel_consumers",
+        "max_msg_timeout_ns",
+        "max_req_timeout_ns",
+        "max_heartbeat_interval_ns",
+    }
 )
 
 
@@ -70,8 +84,8 @@ class Debugging:
         self._broker = broker
 
     def endpoints(self) -> Iterable[Endpoint]:
-        """Each page; none answers whoever may not ask."""
-        pprof = Pprof(task_name, "/debug/pprof/", _BACK)
+        """Return all pages, each with the check of --debug-from."""
+        pprof = Pprof("/debug/pprof/", _BACK)
         pages: list[Endpoint] = [
             ("GET", "/debug", self.index),
             ("GET", "/debug/tasks", self.tasks),
@@ -85,33 +99,35 @@ class Debugging:
         return [guarded(page, lambda: self._broker.options.debug_from) for page in pages]
 
     async def index(self) -> Response:
-        """GET /debug: what there is."""
+        """GET /debug: the list of pages."""
         values = query()
         if chosen(values, "format", "html", "json") == "json":
             return json_document(
-                [{"path": path, "tells": tells, "parameters": more} for path, tells, more in _PAGES]
+                [
+                    {"path": path, "tells": contents, "parameters": more}
+                    for path, contents, more in _PAGES
+                ]
             )
         rows = "".join(
-            f"<tr><td><a href='{path}'>{path}</a><td>{tells}<td>{more}\n"
-            for path, tells, more in _PAGES
+            f"<tr><td><a href='{path}'>{path}</a><td>{contents}<td>{more}\n"
+            for path, contents, more in _PAGES
         )
         return html(
             "<!doctype html><title>nsqd: debug</title>"
             f"<h1>What is this nsqd doing?</h1><table>\n{rows}</table>\n"
-            "<p>Text by default; all but the last two take format=json.\n"
+            "<p>All pages are text; all but the last two take format=json.\n"
         )
 
     async def tasks(self) -> Response:
         """GET /debug/tasks."""
         values = query()
-        tree = await task_tree(
-            limit=int(number(values, "limit", 2000, 1, _TASKS_MAX)),
+        tree = await tasks.task_tree(
+            limit=int(number(values, "limit", 2000, 1, _MAX_TASKS)),
             stacks=flag(values, b"stacks", default=False),
-            name=task_name,
         )
         as_json = wants_json(values)
-        pieces = tasks_shown.json_pieces(tree) if as_json else tasks_shown.text_pieces(tree)
-        # In a thread, for a large tree takes its time.
+        pieces = tasks.json_pieces(tree) if as_json else tasks.text_pieces(tree)
+        # In a thread, because a large tree takes time.
         body = await trio.to_thread.run_sync(_joined, pieces)
         return Response(
             body,
@@ -122,17 +138,17 @@ class Debugging:
     async def loop(self) -> Response:
         """GET /debug/loop."""
         values = query()
-        top = int(number(values, "top", 10, 0, _TOP_MAX))
+        top = int(number(values, "top", 10, 0, _MAX_TOP))
         as_json = wants_json(values)
-        seconds = number(values, "seconds", 1, 0.01, _SECONDS_MAX)
-        figures = await watch_loop(seconds, task_name)
-        process = await trio.to_thread.run_sync(process_figures)
-        return _shown(
+        seconds = number(values, "seconds", 1, 0.01, _MAX_SECONDS)
+        metrics = await watch_loop(seconds)
+        own_process = await trio.to_thread.run_sync(process_metrics)
+        return _response(
             {
-                "loop": loop_document(figures),
-                "trio": trio_figures(),
-                "process": process,
-                "broker": await broker_figures(self._broker, top, trio.current_time()),
+                "loop": loop_document(metrics),
+                "trio": trio_metrics(),
+                "process": own_process,
+                "broker": await broker_metrics(self._broker, top, trio.current_time()),
                 "limits": limits_document(self._broker.options),
             },
             as_json,
@@ -142,72 +158,177 @@ class Debugging:
         """GET /debug/checks."""
         as_json = wants_json(query())
         await self._broker.checks.check_all()
-        return _shown(checks_document(self._broker), as_json)
+        return _response(checks_document(self._broker), as_json)
 
     async def heap(self) -> Response:
         """GET /debug/heap."""
         values = query()
         as_json = wants_json(values)
-        top = int(number(values, "top", 30, 1, _TOP_MAX))
+        top = int(number(values, "top", 30, 1, _MAX_TOP))
         frames = int(number(values, "frames", 1, 1, 25))
         document: dict[str, Any] = {}
         if b"seconds" in values:
-            seconds = number(values, "seconds", 0, 0.01, _SECONDS_MAX)
-            allocations = await heap.trace_allocations(seconds, top, frames)
+            seconds = number(values, "seconds", 0, 0.01, _MAX_SECONDS)
+            allocations = await process.trace_allocations(seconds, top, frames)
             document["allocations"] = allocations_document(allocations)
         else:
             document["hint"] = (
-                "?seconds=10 tells who allocates; meanwhile every allocation costs two to four"
-                " times as much, and at the end all stands still for up to some tenths of a second"
+                "?seconds=10 shows the lines that allocate memory; meanwhile every allocation costs"
+                " two to four times as much, and at the end nsqd stops for up to some tenths of a"
+                " second"
             )
-        document["process"] = await trio.to_thread.run_sync(process_figures)
-        counts = await trio.to_thread.run_sync(heap.census, top)
+        document["process"] = await trio.to_thread.run_sync(process_metrics)
+        counts = await trio.to_thread.run_sync(process.census, top)
         document["objects"] = census_document(counts)
-        return _shown(document, as_json)
+        return _response(document, as_json)
 
     async def profile(self) -> Response:
         """GET /debug/profile."""
         values = query()
-        form = chosen(values, "format", "speedscope", "pstats", "pprof", "text")
-        seen = await profile(
-            number(values, "seconds", 5, 0.01, _SECONDS_MAX),
-            number(values, "hz", 100, 1, _HZ_MAX),
-            clock="wall" if chosen(values, "clock", "cpu", "wall") == "wall" else "cpu",
+        form = chosen(values, "format", "text", "pprof")
+        samples = await profile(
+            number(values, "seconds", 5, 0.01, _MAX_SECONDS), number(values, "hz", 100, 1, _MAX_HZ)
         )
-        # In a thread, for it may be large.
-        body = await trio.to_thread.run_sync(_FORMS[form], seen)
-        if form == "text":
-            return plain(200, body.decode())
-        filename, content_type = _FILES[form]
-        return attachment(body, filename, content_type)
+        # In a thread, because a profile may be large.
+        if form == "pprof":
+            body = await trio.to_thread.run_sync(pprof_bytes, samples)
+            return attachment(body, "nsqd.pb.gz", "application/octet-stream")
+        return plain(200, await trio.to_thread.run_sync(_text, samples))
 
 
-def _text(seen: Profile) -> bytes:
-    return "\n".join([*profile_forms.text_lines(seen, 40), ""]).encode(errors="replace")
-
-
-def _speedscope(seen: Profile) -> bytes:
-    return profile_forms.speedscope_json(seen, "nsqd").encode(errors="replace")
-
-
-_FORMS: Final[Mapping[str, Callable[[Profile], bytes]]] = {
-    "text": _text,
-    "speedscope": _speedscope,
-    "pstats": profile_forms.pstats_bytes,
-    "pprof": pprof_bytes,
-}
-_FILES: Final = {
-    "speedscope": ("nsqd.speedscope.json", "application/json; charset=utf-8"),
-    "pstats": ("nsqd.pstats", "application/octet-stream"),
-    "pprof": ("nsqd.pb.gz", "application/octet-stream"),
-}
+def _text(samples: Profile) -> str:
+    # Names of files may have bytes that are no UTF-8.
+    text = "\n".join([*text_lines(samples, 40), ""])
+    return text.encode(errors="replace").decode()
 
 
 def _joined(pieces: Iterator[str]) -> bytes:
     return "".join(pieces).encode(errors="replace")
 
 
-def _shown(document: Mapping[str, Any], as_json: bool) -> Response:
+def _response(document: Mapping[str, Any], as_json: bool) -> Response:
     if as_json:
         return json_document(document)
     return plain(200, "\n".join([*as_text(document), ""]))
+
+
+# The broker's documents
+
+
+class _Sums:
+    """Sums over all topics, channels and clients."""
+
+    def __init__(self) -> None:
+        self.channels = self.in_memory = self.held = self.in_flight = self.deferred = 0
+        self.queued_bytes = self.queued_clients = 0
+
+    async def add_all(self, broker: Broker, top: int) -> list[Client]:
+        """Add all, in turns; return the ``top`` clients with the most queued output."""
+        turns = _Turns()
+        for topic in list(broker.topics.values()):
+            self.in_memory += topic.core.store.memory.depth
+            await turns.count_read()
+            for channel in list(topic.channels.values()):
+                core = channel.core
+                self.channels += 1
+                self.held += core.held
+                self.in_flight += core.in_flight_count
+                self.deferred += core.deferred_count
+                await turns.count_read()
+        # The place breaks ties: clients have no order.
+        most: list[tuple[int, int, Client]] = []
+        for place, client in enumerate(list(broker.clients)):
+            if pending := client.output.pending:
+                self.queued_bytes += pending
+                self.queued_clients += 1
+                if len(most) < top:
+                    heappush(most, (pending, place, client))
+                elif top:
+                    heappushpop(most, (pending, place, client))
+            await turns.count_read()
+        return [client for _, _, client in sorted(most, reverse=True)]
+
+
+class _Turns:
+    """Lets other tasks run now and then."""
+
+    __slots__ = ("_reads",)
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    async def count_read(self) -> None:
+        self._reads += 1
+        if self._reads >= _MAX_READS:
+            self._reads = 0
+            await trio.lowlevel.checkpoint()
+
+
+async def broker_metrics(broker: Broker, top: int, now_s: float) -> dict[str, Any]:
+    """Return sums over the broker, and the ``top`` connections with the most queued output.
+
+    ``now_s`` is trio's clock. The sums are made in turns, so they are not of one moment.
+    """
+    sums = _Sums()
+    most = await sums.add_all(broker, top)
+    return {
+        "health": broker.health,
+        "connections": broker.admission.connections,
+        "connections_max": broker.admission.limit or None,
+        "connections_refused": broker.admission.refused,
+        "connections_failed_by_defects": broker.client_failures,
+        "defects": {part: count for part, count in broker.defect_counts.items() if count},
+        "last_defects": dict(broker.defects.last),
+        "stopped_by_defects": dict(broker.defects.stopped),
+        "topics": len(broker.topics),
+        "channels": sums.channels,
+        "messages_in_memory_at_topics": sums.in_memory,
+        "messages_held_in_memory_at_channels": sums.held,
+        "messages_in_flight": sums.in_flight,
+        "messages_deferred": sums.deferred,
+        **_auth_metrics(broker),
+        "output_queued_bytes": sums.queued_bytes,
+        "connections_with_queued_output": sums.queued_clients,
+        "most_queued_output": [_queued_output(client, now_s) for client in most],
+    }
+
+
+def checks_document(broker: Broker) -> dict[str, Any]:
+    """Return whether counters add up: the first finding of each topic or channel."""
+    checks = broker.checks
+    return {
+        "queues_checked_since_start": checks.checks_count,
+        "queues_that_do_not_add_up": checks.broken_count,
+        "finds": [{"queue": queue, "find": find} for queue, find in checks.broken.items()],
+    }
+
+
+def _auth_metrics(broker: Broker) -> dict[str, Any]:
+    """Return the numbers of clients at auth servers; nothing without such servers."""
+    servers = broker.auth_servers
+    if servers is None:
+        return {}
+    return {
+        "clients_asked_for_at_auth_servers": servers.active_requests,
+        "clients_waiting_to_be_asked_for": servers.waiting_requests,
+    }
+
+
+def limits_document(options: NsqdOptions) -> dict[str, Any]:
+    """Return the limits that operators set, by their flags; for some, 0 means no limit."""
+    return {
+        spec.flag: spec.kind.show(getattr(options, name))
+        for name, spec in table(options)
+        if name in _LIMITS
+    }
+
+
+def _queued_output(client: Client, now_s: float) -> dict[str, Any]:
+    since_s = client.output.blocked_since_s
+    return {
+        "client": client.peer,
+        "client_id": client.identity.client_id,
+        "queued_bytes": client.output.pending,
+        "blocked_seconds": None if since_s is None else now_s - since_s,
+        "in_flight": len(client.consumer.in_flight),
+    }

@@ -1,7 +1,7 @@
-"""GET /topic/peek and /channel/peek: the next messages, shown without consuming them.
+"""GET /topic/peek and /channel/peek: the next messages, without consuming them.
 
-Ours; not in the original. Memory is looked at in the event loop, within bounds; disk queues in a
-thread. Consumers are looked at, and messages written down, some at a time.
+The original has no such endpoints. Memory is read in the event loop, within limits; disk queues are
+read in a thread. Consumers are read, and messages encoded, some at a time.
 """
 
 from __future__ import annotations
@@ -26,33 +26,30 @@ from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, 
 from trionsq.core.queue import Store
 from trionsq.core.subscription import Subscription
 from trionsq.http.admin import Administration
-from trionsq.web.answers import json_pieces
-from trionsq.web.errors import HttpError
-from trionsq.web.query import Query, query, valid_topic_name
-from trionsq.web.text import json_bytes
-from trionsq.web.turns import Pieces
+from trionsq.web.protocol import HttpError, Query, json_bytes, valid_topic_name
+from trionsq.web.request import query
+from trionsq.web.responses import Pieces, json_pieces
 
 __all__ = ["Peeking"]
 
 State = Literal["queued", "in_flight", "deferred"]
 
-_LIMIT_DEFAULT: Final = 10
-_LIMIT_MAX: Final = 1000
-# As many as a queue on disk can hold, and then some.
-_OFFSET_MAX: Final = 2**40
-_NBYTES_DEFAULT: Final = 1024 * 1024
-_NBYTES_MAX: Final = 4 * 1024 * 1024
-# So many in-flight messages are passed at most.
-_PASSED_MAX: Final = 20_000
-# So many deferred ones: they are in a heap, and to walk it in order costs two microseconds each.
-_DEFERRED_PASSED_MAX: Final = 2_000
-# Consumers and topics go on meanwhile: when files are gone, the look begins anew so often.
+_DEFAULT_LIMIT: Final = 10
+_MAX_LIMIT: Final = 1000
+# More messages than a disk queue can hold.
+_MAX_OFFSET: Final = 2**40
+_DEFAULT_PAGE_BYTES: Final = 1024 * 1024
+_MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+# In-flight messages that can be skipped.
+_MAX_SKIPPED: Final = 20_000
+# Deferred messages that can be skipped: walking their heap in order costs 2 us for each.
+_MAX_SKIPPED_DEFERRED: Final = 2_000
+# Consumers go on meanwhile; if files are gone before they are read, peeking starts again.
 _ATTEMPTS: Final = 5
-# Bytes of bodies that are written down, and consumers or clients that are looked at, before other
-# tasks get their turn.
-_NBYTES_A_TURN: Final = 256 * 1024
-_CONSUMERS_A_TURN: Final = 1_000
-_THREADS_MAX: Final = 2
+# Bytes of bodies that are encoded, and consumers or clients that are read, before other tasks run.
+_TURN_BYTES: Final = 256 * 1024
+_TURN_CONSUMERS: Final = 1_000
+_MAX_THREADS: Final = 2
 _Decoder: Final = codecs.getincrementaldecoder("utf-8")
 _STATES: Final[dict[bytes, State]] = {
     b"queued": "queued",
@@ -68,19 +65,19 @@ _ORDER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What is asked for."""
+    """The messages that the parameters select."""
 
     state: State
     offset: int
     limit: int
-    nbytes: int
+    max_bytes: int
 
     def page(self) -> Page:
-        return Page(self.limit, self.nbytes)
+        return Page(self.limit, self.max_bytes)
 
 
 class Counts(TypedDict):
-    """Messages by state; ``queued`` is memory and disk together. The last two: of a channel."""
+    """Messages by state; ``queued`` is memory and disk together. Topics lack the last two."""
 
     queued: int
     memory: int
@@ -90,18 +87,18 @@ class Counts(TypedDict):
 
 
 class ClientName(TypedDict):
-    """As /stats has them."""
+    """A client, as /stats names it."""
 
     client_id: str
     hostname: str
     remote_address: str
 
 
-class Message(TypedDict):
-    """A message; ``timestamp`` and ``due`` in nanoseconds since the epoch.
+class PeekedMessage(TypedDict):
+    """A message; ``timestamp`` and ``due`` are in nanoseconds since the epoch.
 
-    ``due``: of a deferred one. ``client`` and ``deadline_in_seconds``: of one in flight; no client
-    if its connection has ended.
+    A deferred message has ``due``. A message in flight has ``client``, which is null if its
+    connection has ended, and ``deadline_in_seconds``.
     """
 
     id: str
@@ -128,11 +125,11 @@ class _Core(Protocol):
 
 
 def _number(values: Query, name: bytes, default: int, least: int, most: int) -> int:
-    given = values.get(name)
-    if given is None:
+    value = values.get(name)
+    if value is None:
         return default
-    if given.isdigit() and len(given) <= 18 and least <= int(given) <= most:
-        return int(given)
+    if value.isdigit() and len(value) <= 18 and least <= int(value) <= most:
+        return int(value)
     raise HttpError(400, f"INVALID_ARG_{name.decode().upper()}")
 
 
@@ -142,9 +139,9 @@ def _window(values: Query, states: Collection[State]) -> _Window:
         raise HttpError(400, "INVALID_ARG_STATE")
     return _Window(
         state=state,
-        offset=_number(values, b"offset", 0, 0, _OFFSET_MAX),
-        limit=_number(values, b"limit", _LIMIT_DEFAULT, 1, _LIMIT_MAX),
-        nbytes=_number(values, b"max_bytes", _NBYTES_DEFAULT, 1, _NBYTES_MAX),
+        offset=_number(values, b"offset", 0, 0, _MAX_OFFSET),
+        limit=_number(values, b"limit", _DEFAULT_LIMIT, 1, _MAX_LIMIT),
+        max_bytes=_number(values, b"max_bytes", _DEFAULT_PAGE_BYTES, 1, _MAX_PAGE_BYTES),
     )
 
 
@@ -154,30 +151,32 @@ class Peeking:
     def __init__(self, broker: Broker, admin: Administration) -> None:
         self._clock = broker.clock
         self._admin = admin
-        self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
 
     async def topic(self) -> Response:
-        """GET /topic/peek: what waits at the topic, not at its channels."""
+        """GET /topic/peek: messages that wait at the topic, not at its channels."""
         topic = self._topic()
         window = _window(query(), ["queued"])
-        messages, page = await self._queued(lambda: self._topic().core, window)
+        messages, page = await self._peek_queued(lambda: self._topic().core, window)
         waiting = topic.core.depth
         disk = topic.core.store.backend.depth
         counts = Counts(queued=waiting, memory=waiting - disk, disk=disk)
-        return await _answer({"topic": topic.name, **_rest(window, counts, page)}, messages)
+        return await _response(
+            {"topic": topic.name, **_common_fields(window, counts, page)}, messages
+        )
 
     async def channel(self) -> Response:
-        """GET /channel/peek: what waits, is in flight or deferred at a channel."""
+        """GET /channel/peek: waiting, in-flight or deferred messages of a channel."""
         channel = self._admin.existing_channel()
         window = _window(query(), _STATES.values())
         page = window.page()
         if window.state == "queued":
             find = self._admin.existing_channel
-            messages, page = await self._queued(lambda: find().core, window)
+            messages, page = await self._peek_queued(lambda: find().core, window)
         elif window.state == "deferred":
-            messages = await self._deferred(channel, window.offset, page)
+            messages = await self._peek_deferred(channel, window.offset, page)
         else:
-            messages = await self._in_flight(channel, window.offset, page)
+            messages = await self._peek_in_flight(channel, window.offset, page)
         core = channel.core
         waiting, disk = core.depth, core.store.backend.depth
         counts = Counts(
@@ -188,15 +187,15 @@ class Peeking:
             deferred=core.deferred_count,
         )
         head = {"topic": channel.topic.name, "channel": channel.name}
-        return await _answer({**head, **_rest(window, counts, page)}, messages)
+        return await _response({**head, **_common_fields(window, counts, page)}, messages)
 
     def _topic(self) -> Topic:
         return self._admin.topic_named(valid_topic_name(query()))
 
-    async def _queued(
+    async def _peek_queued(
         self, find: Callable[[], _Core], window: _Window
-    ) -> tuple[list[Message], Page]:
-        """``find`` is called anew for each attempt: it may be gone meanwhile."""
+    ) -> tuple[list[PeekedMessage], Page]:
+        """``find`` is called for each attempt: the topic or channel may be gone meanwhile."""
         for _ in range(_ATTEMPTS):
             core = find()
             page = window.page()
@@ -204,25 +203,25 @@ class Peeking:
             try:
                 skip = show_segments(core.peek(), window.offset, page)
                 in_memory = len(page.messages)
-                await self._read(core.store.backend.peek(), skip, page)
+                await self._read_backend(core.store.backend.peek(), skip, page)
                 break
             except PeekTooFar:
                 raise HttpError(400, "OFFSET_TOO_FAR") from None
             except PeekStale as stale:
                 page.trouble = str(stale)
-        return await self._shown(page, in_memory), page
+        return await self._encode_page(page, in_memory), page
 
-    async def _shown(self, page: Page, in_memory: int) -> list[Message]:
-        """The messages of a page, of which the first so many are in memory."""
+    async def _encode_page(self, page: Page, in_memory: int) -> list[PeekedMessage]:
+        """Return the messages of a page; the first ``in_memory`` of them are in memory."""
         now_ns = self._clock.now_ns()
         messages = []
         turns = _Turns()
         for place, message in enumerate(page.messages):
             messages.append(_message(message, "memory" if place < in_memory else "disk", now_ns))
-            await turns.spend(len(message.body))
+            await turns.count_bytes(len(message.body))
         return messages
 
-    async def _read(self, view: BackendView | None, skip: int, page: Page) -> None:
+    async def _read_backend(self, view: BackendView | None, skip: int, page: Page) -> None:
         if view is None:
             return
         if page.is_full:
@@ -232,48 +231,52 @@ class Peeking:
                 view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
             )
 
-    async def _deferred(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        if offset > _DEFERRED_PASSED_MAX:
+    async def _peek_deferred(
+        self, channel: Channel, offset: int, page: Page
+    ) -> list[PeekedMessage]:
+        if offset > _MAX_SKIPPED_DEFERRED:
             raise HttpError(400, "OFFSET_TOO_FAR")
         for due_ns, segment in islice(channel.core.deferred, offset, None):
             if not page.offer_message(segment, segment.first, due_ns):
                 break
-        return await self._shown(page, len(page.messages))
+        return await self._encode_page(page, len(page.messages))
 
-    async def _in_flight(self, channel: Channel, offset: int, page: Page) -> list[Message]:
-        if offset > _PASSED_MAX:
+    async def _peek_in_flight(
+        self, channel: Channel, offset: int, page: Page
+    ) -> list[PeekedMessage]:
+        if offset > _MAX_SKIPPED:
             raise HttpError(400, "OFFSET_TOO_FAR")
         owners = await _offer_in_flight(channel.core, offset, page)
         clients = await _clients_of(channel, {consumer for consumer, _ in owners})
         now_s = self._clock.now_s()
-        messages = await self._shown(page, len(page.messages))
-        for shown, (consumer, deadline_s) in zip(messages, owners, strict=True):
-            shown["client"] = _client(clients.get(consumer))
-            shown["deadline_in_seconds"] = round(deadline_s - now_s, 3)
+        messages = await self._encode_page(page, len(page.messages))
+        for message, (consumer, deadline_s) in zip(messages, owners, strict=True):
+            message["client"] = _client(clients.get(consumer))
+            message["deadline_in_seconds"] = round(deadline_s - now_s, 3)
         return messages
 
 
 class _Turns:
-    """Counts bytes, and gives other tasks their turn when there were enough."""
+    """Counts encoded bytes, and lets other tasks run now and then."""
 
-    __slots__ = ("_nbytes",)
+    __slots__ = ("_spent_bytes",)
 
     def __init__(self) -> None:
-        self._nbytes = 0
+        self._spent_bytes = 0
 
-    async def spend(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        if self._nbytes >= _NBYTES_A_TURN:
-            self._nbytes = 0
+    async def count_bytes(self, size_bytes: int) -> None:
+        self._spent_bytes += size_bytes
+        if self._spent_bytes >= _TURN_BYTES:
+            self._spent_bytes = 0
             await trio.lowlevel.checkpoint()
 
 
 async def _offer_in_flight(
     core: ChannelState, skip: int, page: Page
 ) -> list[tuple[Subscription, float]]:
-    """Offer the messages in flight but the first ``skip``; who has each shown one, until when."""
+    """Offer the in-flight messages after ``skip``; return consumer and deadline of each."""
     owners: list[tuple[Subscription, float]] = []
-    for looked_at, consumer in enumerate(list(core.in_flight.walk_holders()), 1):
+    for count, consumer in enumerate(list(core.in_flight.walk_holders()), 1):
         in_flight = consumer.in_flight
         if skip >= len(in_flight):
             skip -= len(in_flight)
@@ -285,19 +288,19 @@ async def _offer_in_flight(
                     return owners
                 owners.append((consumer, delivery.deadline_s))
             skip = 0
-        if looked_at % _CONSUMERS_A_TURN == 0:
+        if count % _TURN_CONSUMERS == 0:
             await trio.lowlevel.checkpoint()
     return owners
 
 
 async def _clients_of(channel: Channel, consumers: set[Subscription]) -> dict[Subscription, Client]:
-    found = {}
-    for looked_at, client in enumerate(list(channel.clients), 1):
+    clients = {}
+    for count, client in enumerate(list(channel.clients), 1):
         if client.consumer in consumers:
-            found[client.consumer] = client
-        if looked_at % _CONSUMERS_A_TURN == 0:
+            clients[client.consumer] = client
+        if count % _TURN_CONSUMERS == 0:
             await trio.lowlevel.checkpoint()
-    return found
+    return clients
 
 
 def _client(client: Client | None) -> ClientName | None:
@@ -310,14 +313,14 @@ def _client(client: Client | None) -> ClientName | None:
     }
 
 
-def _message(message: Peeked, where: str, now_ns: int) -> Message:
+def _message(message: Peeked, where: str, now_ns: int) -> PeekedMessage:
     is_cut = len(message.body) < message.body_nbytes
     try:
-        # Of a body that was cut, half a character at the end does not make it binary.
+        # Half a character at the end of a truncated body does not make it binary.
         encoding, body = "utf-8", _Decoder().decode(message.body, final=not is_cut)
     except UnicodeDecodeError:
         encoding, body = "base64", base64.b64encode(message.body).decode("ascii")
-    shown: Message = {
+    document: PeekedMessage = {
         "id": message.id.decode("ascii", "backslashreplace"),
         "timestamp": message.timestamp_ns,
         "attempts": message.attempts,
@@ -328,12 +331,12 @@ def _message(message: Peeked, where: str, now_ns: int) -> Message:
         "body": body,
     }
     if message.due_ns is not None:
-        shown["due"] = message.due_ns
-        shown["due_in_seconds"] = round((message.due_ns - now_ns) / 1e9, 3)
-    return shown
+        document["due"] = message.due_ns
+        document["due_in_seconds"] = round((message.due_ns - now_ns) / 1e9, 3)
+    return document
 
 
-def _rest(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
+def _common_fields(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
     return {
         "state": window.state,
         "order": _ORDER[window.state],
@@ -345,15 +348,15 @@ def _rest(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
     }
 
 
-async def _answer(document: Mapping[str, object], messages: list[Message]) -> Response:
-    """``document`` with the messages in their list, which is empty in it."""
+async def _response(document: Mapping[str, object], messages: list[PeekedMessage]) -> Response:
+    """Respond with ``document``, with ``messages`` in its empty list."""
     pieces, turns = Pieces(), _Turns()
-    # No string in JSON can have this in it.
+    # No JSON string can contain this.
     begin, key, end = json_bytes(document).partition(b'"messages":[')
     pieces.add(begin + key)
     for place, message in enumerate(messages):
         part = json_bytes(message)
         pieces.add(b"," + part if place else part)
-        await turns.spend(len(part))
+        await turns.count_bytes(len(part))
     pieces.add(end)
-    return json_pieces(pieces.end())
+    return json_pieces(pieces.finish())

@@ -1,7 +1,7 @@
-"""HTTP on a socket that is already listening.
+"""The HTTP API of a broker on a listening socket.
 
-Each connection begins on the short way; what that does not know goes to hypercorn and the
-application, with the bytes already read.
+Each connection begins on the fast path. With the first request that the fast path does not know,
+hypercorn and the application take over, with the bytes that were read.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
-from trionsq.broker.upgrade import HANDSHAKE_S
-from trionsq.http.short import ShortConnection
-from trionsq.http.short_way import ShortWay, WaitLimits
+from trionsq.http.fast_connection import FastConnection
+from trionsq.http.fast_path import FastPath, WaitLimits
 from trionsq.transports.certificates import ServerTls
-from trionsq.transports.tls import start_tls
+from trionsq.transports.tls import HANDSHAKE_S, start_tls
 from trionsq.transports.transport import SocketTransport, Transport
-from trionsq.web import limits, pace
+from trionsq.web import limits
 from trionsq.web.gate import Gate
-from trionsq.web.mounts import NO_MOUNTS, Mounts, mounted
-from trionsq.web.serve import WebServer, serve_web
+from trionsq.web.serve import NO_MOUNTS, Mounts, WebServer, mounted, serve_web
 
 __all__ = ["HttpServer", "gate_of", "serve_http"]
 
@@ -32,7 +30,7 @@ async def serve_http(
     broker: Broker,
     sock: socket.socket,
     *,
-    short_way: bool = True,
+    fast_path: bool = True,
     load_later: bool = False,
     tls: ServerTls | None = None,
     mounts: Mounts = NO_MOUNTS,
@@ -41,31 +39,38 @@ async def serve_http(
 ) -> None:
     """Serve the HTTP API of ``broker`` until cancelled, then close ``sock``, which is listening.
 
-    On cancellation idle connections end at once, the others after their answer or a second.
-    Without ``short_way`` the framework answers all. With ``load_later`` it is imported in a thread
-    while the short way serves already; requests for the framework wait. With ``tls`` it is HTTPS;
-    without, and with --tls-required, requests are refused. Requests below the paths of ``mounts``
-    are theirs. All listeners of a broker share a ``gate``.
+    On cancellation idle connections end at once, the others after their response or a second.
+
+    Args:
+        broker: the broker.
+        sock: a listening socket.
+        fast_path: use the fast path; if not, the framework answers all requests.
+        load_later: import the framework in a thread while the fast path already serves; requests
+            for the framework wait.
+        tls: serve HTTPS. Without it, and with --tls-required, requests are refused.
+        mounts: applications that get the requests below their paths.
+        gate: shared by all listeners of a broker.
+        task_status: started when connections are accepted.
     """
     server = HttpServer(
-        broker, short_way=short_way, load_later=load_later, tls=tls, mounts=mounts, gate=gate
+        broker, fast_path=fast_path, load_later=load_later, tls=tls, mounts=mounts, gate=gate
     )
     await serve_web(server, sock, task_status)
 
 
 def gate_of(options: NsqdOptions) -> Gate:
-    """The gate before the HTTP of an nsqd with these options."""
+    """Return the gate before the HTTP of an nsqd with these options."""
     return Gate.of(options, options.broadcast_address)
 
 
 class HttpServer(WebServer):
-    """Serves connections, each in a task that is started for it."""
+    """Serves connections, each in a task of its own."""
 
     def __init__(
         self,
         broker: Broker,
         *,
-        short_way: bool = True,
+        fast_path: bool = True,
         load_later: bool = False,
         tls: ServerTls | None = None,
         mounts: Mounts = NO_MOUNTS,
@@ -73,8 +78,8 @@ class HttpServer(WebServer):
     ) -> None:
         gate = gate_of(broker.options) if gate is None else gate
         is_open = tls is not None or broker.options.tls_required != "true"
-        way = ShortWay(broker, _wait_limits(), gate.sites) if short_way and is_open else None
-        super().__init__(None, None if way is None else _Front(way), gate)
+        path = FastPath(broker, _wait_limits(), gate.sites) if fast_path and is_open else None
+        super().__init__(None, None if path is None else _Front(path), gate)
         self._broker = broker
         self._mounts = mounts if is_open else NO_MOUNTS
         self._is_open = is_open
@@ -88,7 +93,7 @@ class HttpServer(WebServer):
         await trio.to_thread.run_sync(_import_framework, abandon_on_cancel=True)
         self._load_app()
         if gc.get_freeze_count():
-            # As at the start of nsqd: what was imported stays, the collector need not look at it.
+            # As at the start of nsqd: imported modules stay, so the collector can skip them.
             gc.freeze()
 
     def _load_app(self) -> None:
@@ -103,22 +108,22 @@ class HttpServer(WebServer):
             return transport
         upgraded: Transport | None = None
         with trio.move_on_after(HANDSHAKE_S):
-            upgraded = await start_tls(transport, self._tls.engine(self._clock.now_s()))
+            upgraded = await start_tls(transport, self._tls.new_engine(self._clock.now_s()))
         if upgraded is None:
             raise TimeoutError("TLS handshake timed out")
         return upgraded
 
 
 class _Front:
-    """See `trionsq.web.serve.Front`: the short way."""
+    """The fast path, as a `trionsq.web.serve.Front`."""
 
-    def __init__(self, way: ShortWay) -> None:
-        self._way = way
-        self.watch = way.watch
-        self.end = way.end
+    def __init__(self, fast_path: FastPath) -> None:
+        self._fast_path = fast_path
+        self.watch_connections = fast_path.watch_connections
+        self.end_connections = fast_path.end_connections
 
-    async def serve(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
-        return await ShortConnection(self._way, transport, checks_hosts=to_loopback).run()
+    async def serve_connection(self, transport: Transport, *, to_loopback: bool) -> bytes | None:
+        return await FastConnection(self._fast_path, transport, checks_hosts=to_loopback).run()
 
 
 def _import_framework() -> None:
@@ -130,7 +135,7 @@ def _wait_limits() -> WaitLimits:
     return WaitLimits(
         request_s=limits.KEEP_ALIVE_S,
         body_s=limits.STALL_S,
-        body_pace=pace.PACE,
+        body_pace=limits.PACE,
         peer_s=limits.WRITE_STALL_S,
         linger_s=limits.LINGER_S,
     )

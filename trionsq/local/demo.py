@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from trionsq.client import ClientError, Config, Consumer, Producer, ProtocolError
+from trionsq.local.main import run, table
 from trionsq.local.up.cluster import Cluster
-from trionsq.local.up.command import run, table
 from trionsq.local.up.options import UpOptions, read_options
 
 __all__ = ["main"]
@@ -35,7 +35,7 @@ CONFIG: Final = Config(max_in_flight=500, lookupd_poll_interval_s=1, max_attempt
 _OURS: Final = re.compile(rb"demo (\d+) (\d+)")
 
 _NEXT: Final = """
-Data flows: a task publishes to topic "{topic}", one consumes from its channel "{channel}".
+A task publishes to topic "{topic}", one consumes from its channel "{channel}".
 Look at it in a browser: {dashboard}
 Try in another terminal:"""
 # What to type, and what it shows.
@@ -76,7 +76,7 @@ async def produce(
             try:
                 await producer.publish_many(TOPIC, bodies)
             except (ClientError, ProtocolError) as error:
-                print(f"could not publish, trying again: {error}", flush=True)
+                print(f"failed to publish, retrying: {error}", flush=True)
                 await trio.sleep(RETRY_S)
                 continue
             if not counters.published:
@@ -95,7 +95,7 @@ async def consume(lookupd_http_address: str, counters: Counters) -> None:
                 if ours := _OURS.fullmatch(body):
                     counters.latencies_ms.append((now_ns - int(ours[2])) / 1e6)
                 else:
-                    print(f"received from elsewhere: {body[:200]!r}", flush=True)
+                    print(f"received another message: {body[:200]!r}", flush=True)
             batch.finish()
             counters.consumed += len(batch)
 
@@ -128,17 +128,17 @@ def _what_to_try(http: str, lookupd: str, dashboard: str) -> str:
 async def run_flow(options: UpOptions, cluster: Cluster, counters: Counters) -> None:
     """Produce, consume and report until cancelled."""
     lookupd = cluster.addresses["nsqlookupd"].http
-    nsqds = [found for name, found in cluster.addresses.items() if name.startswith("nsqd-")]
+    nsqds = [addresses for name, addresses in cluster.addresses.items() if name.startswith("nsqd-")]
     print(table(cluster, pids=options.processes))
     admin = cluster.addresses.get("nsqadmin")
-    dashboard = f"http://{admin.http}" if admin else "(left out by --no-admin)"
+    dashboard = f"http://{admin.http}" if admin else "(disabled by --no-admin)"
     print(_what_to_try(nsqds[0].http, lookupd, dashboard), flush=True)
     async with trio.open_nursery() as tasks:
-        await tasks.start(produce, nsqds[0].tcp, counters)
+        await tasks.start(produce, nsqds[0].tcp, counters, name=f"demo producer for {nsqds[0].tcp}")
         for nsqd in nsqds[1:]:
-            tasks.start_soon(produce, nsqd.tcp, counters)
-        tasks.start_soon(consume, lookupd, counters)
-        tasks.start_soon(report, counters)
+            tasks.start_soon(produce, nsqd.tcp, counters, name=f"demo producer for {nsqd.tcp}")
+        tasks.start_soon(consume, lookupd, counters, name="demo consumer")
+        tasks.start_soon(report, counters, name="demo report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

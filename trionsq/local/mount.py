@@ -1,7 +1,7 @@
-"""nsqadmin inside an nsqd (``--admin``): its pages below /admin, about this one node.
+"""nsqadmin inside an nsqd (``--admin``): pages below /admin, about this node.
 
-It asks the nsqd in process, through the same HTTP API: TLS, addresses and limits on connections
-are not in its way. What fails in it is logged and costs the dashboard alone, never the broker.
+Its requests go to the nsqd in process, through the same HTTP API, without TLS, addresses and limits
+on connections. Errors of the dashboard are logged and never affect the broker.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from admin.options import OptionsError as AdminOptionsError
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.http.app import create_app
-from trionsq.web.mounts import Mounts
+from trionsq.web.serve import Mounts
 
 __all__ = ["PATH", "Mount", "running_mount"]
 
 log = logging.getLogger("trionsq")
 
 PATH: Final = "/admin"
-"""Where it is."""
+"""The path of the dashboard."""
 
 
 class Mount:
     """A dashboard that runs beside a broker.
 
     Attributes:
-        apps: for the HTTP servers of the nsqd.
-        stopping: ends streams when set.
+        apps: the applications for nsqd's HTTP servers.
+        stopping: set at stop; event streams end then.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Mount:
         self._scopes: list[trio.CancelScope] = []
 
     def stop(self) -> None:
-        """End its tasks and streams. Requests under way are answered still."""
+        """End tasks and streams. Requests in progress are still answered."""
         self.stopping.set()
         for scope in self._scopes:
             scope.cancel()
@@ -59,7 +59,7 @@ class Mount:
             try:
                 await task()
             except Exception:
-                # A defect of the dashboard is no reason to end a broker: pages are not live now.
+                # A bug in the dashboard must not stop the broker; its pages are not live any more.
                 log.exception("ADMIN: a task of the dashboard failed")
 
 
@@ -70,12 +70,12 @@ async def running_mount(
     """The dashboard of ``broker``, whose tasks run inside the context.
 
     Args:
-        broker: is asked; it need not run yet.
-        sockets: on which the dashboard is to be seen.
-        port: of HTTP, which names the node.
+        broker: it need not run yet.
+        sockets: where the dashboard is served.
+        port: of HTTP; it is part of the node's name.
 
     Raises:
-        OptionsError: the options for it are no good.
+        OptionsError: an option of the dashboard is not valid.
     """
     mount = Mount()
     # Typed in two ways, by hypercorn and by httpx2; both mean ASGI.

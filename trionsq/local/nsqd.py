@@ -4,8 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from trionsq.broker.options import NsqdOptions, OptionsError, validated
-from trionsq.daemon import limits, log
-from trionsq.daemon.command import fatal, read_options
+from trionsq.daemon import log
+from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
+from trionsq.logtext import first_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fatal(options.log_prefix, str(error), options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     return _run(options)
 
 
@@ -33,7 +34,7 @@ def _run(options: NsqdOptions) -> int:
 
     from trionsq.daemon.listener import ListenError
     from trionsq.local.nsqd_daemon import run_nsqd
-    from trionsq.storage.lock import DataPathError
+    from trionsq.storage.folder import DataPathError
     from trionsq.storage.metadata import MetadataError
     from trionsq.transports.certificates import TlsConfigError
 
@@ -43,19 +44,12 @@ def _run(options: NsqdOptions) -> int:
     try:
         code = trio.run(run_nsqd, options)
     except* (DataPathError, TlsConfigError) as group:
-        failure = f"failed to instantiate nsqd - {_first(group)}"
+        failure = f"failed to instantiate nsqd - {first_error(group)}"
     except* (ListenError, MetadataError, OptionsError) as group:
-        failure = str(_first(group))
+        failure = str(first_error(group))
     if failure:
         fatal(options.log_prefix, failure, options.log_format)
     return code
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The life of one nsqd: lock, sockets, broker, HTTP, and the way down.
+"""One nsqd from start to stop: lock, sockets, broker, HTTP.
 
-Tasks: signals; the disk's background; a listener for each TCP socket; the HTTP server; the broker
-with its own. The way down goes through them in order: listeners, clients, topics and channels,
-their messages to disk, the background, the lock.
+Tasks: signals; background work for the disk; a listener for each TCP socket; the HTTP server; the
+broker with its own tasks. The stop goes through them in order: listeners, clients, topics and
+channels, messages to disk, background work, the lock.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -23,25 +23,22 @@ from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.daemon.log import set_level
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
+from trionsq.disk import RealDisk
 from trionsq.http.serve import gate_of, serve_http
-from trionsq.storage.disk import RealDisk
-from trionsq.storage.lock import DataPathError, lock_folder
+from trionsq.storage.folder import DataPathError, lock_data_path
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError
 from trionsq.transports.transport import SocketTransport
 from trionsq.web.gate import Gate
-from trionsq.web.mounts import NO_MOUNTS, Mounts
-
-if TYPE_CHECKING:
-    from trionsq.local.mount import Mount
+from trionsq.web.serve import NO_MOUNTS, Mounts
 
 __all__ = ["run_nsqd", "running_nsqd", "tune_interpreter"]
 
 log = logging.getLogger("trionsq")
 
 
-# How long a thread may have the interpreter while another one wants it.
+# How long a thread keeps the interpreter while another thread waits for it.
 _SWITCH_S: Final = 0.0005
 
 
@@ -49,17 +46,17 @@ _SWITCH_S: Final = 0.0005
 async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
     """An nsqd that serves inside the context, and stops in order at its end.
 
-    Afterwards the broker's ``unsaved`` tells what did not go to disk.
+    Afterwards the broker's ``unsaved`` names what was not saved to disk.
 
     Raises:
-        DataPathError: the data path can't be had.
+        DataPathError: the data path can't be used.
         ListenError: an address can't be listened on.
         MetadataError: the data path's metadata can't be understood.
-        OptionsError: the options for the dashboard (--admin) are no good.
+        OptionsError: the options for the dashboard (--admin) are not valid.
         TlsConfigError: the certificate's files can't be used.
     """
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(lock_folder(options.data_path))
+        lock = stack.enter_context(lock_data_path(options.data_path))
         disk = RealDisk(lock.path)
         remove_drafts(disk)
         sockets = stack.enter_context(ExitStack())
@@ -68,38 +65,43 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         tcp = await _open(options.tcp_address, sockets)
         https = await _open(options.https_address if broker.tls else "", sockets)
         http = await _open(options.http_address, sockets)
-        broker.options_changed.append(lambda changed: set_level(changed.log_level))
-        broker.tcp_port = _announce("TCP", tcp)
-        broker.https_port = _announce("HTTPS", https) if https else 0
-        broker.http_port = _announce("HTTP", http) if http else 0
-        mount = await _mount(broker, [*http, *https], stack) if options.admin else None
+        broker.live_options.observers.append(lambda changed: set_level(changed.log_level))
+        broker.ports.tcp = _announce("TCP", tcp)
+        broker.ports.https = _announce("HTTPS", https) if https else 0
+        broker.ports.http = _announce("HTTP", http) if http else 0
+        mounts, stop_mount = NO_MOUNTS, _nothing_to_stop
+        if options.admin:
+            mounts, stop_mount = await _mount(broker, [*http, *https], stack)
         tasks = await stack.enter_async_context(trio.open_nursery())
-        await tasks.start(background.run)
-        await tasks.start(_run_broker, broker, tasks.cancel_scope)
+        await tasks.start(background.run, name="disk jobs")
+        await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
         for sock in tcp:
-            await listeners.start(accept_forever, sock, lambda s: broker.accept(SocketTransport(s)))
-        mounts = mount.apps if mount is not None else NO_MOUNTS
+            name = f"listener {bound_address(sock)[0]}"
+            await listeners.start(
+                accept_forever, sock, lambda s: broker.accept(SocketTransport(s)), name=name
+            )
         gate = gate_of(options)
         for sock in https:
-            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate)
+            name = f"https server {bound_address(sock)[0]}"
+            await listeners.start(_serve_http, broker, sock, broker.tls, mounts, gate, name=name)
         for sock in http:
-            await listeners.start(_serve_http, broker, sock, None, mounts, gate)
+            name = f"http server {bound_address(sock)[0]}"
+            await listeners.start(_serve_http, broker, sock, None, mounts, gate, name=name)
         sockets.pop_all()  # each listener closes its own from now on
         try:
             yield broker
         finally:
             log.info("NSQ: stopping")
-            if mount is not None:
-                mount.stop()
+            stop_mount()
             listeners.cancel_scope.cancel()
             broker.stop()
 
 
 @asynccontextmanager
 async def _saved_after_an_error(broker: Broker) -> AsyncIterator[None]:
-    """Whatever error ends the body, messages are saved before it goes on its way."""
+    """Save messages before an error of the body is raised on."""
     try:
         yield
     except Exception:
@@ -114,7 +116,7 @@ async def _run_broker(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     await broker.run(task_status)
-    tasks.cancel()  # the background has nothing to do any more
+    tasks.cancel()  # there is no more background work
 
 
 async def _serve_http(
@@ -136,11 +138,19 @@ async def _serve_http(
     )
 
 
-async def _mount(broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack) -> Mount:
-    # Not for an nsqd without: it costs time and memory.
+async def _mount(
+    broker: Broker, sockets: list[socket.socket], stack: AsyncExitStack
+) -> tuple[Mounts, Callable[[], None]]:
+    """Start the dashboard; its applications, and the function that stops it."""
+    # Imported here: an nsqd without it saves the time and the memory.
     from trionsq.local.mount import running_mount
 
-    return await stack.enter_async_context(running_mount(broker, sockets, broker.http_port))
+    mount = await stack.enter_async_context(running_mount(broker, sockets, broker.ports.http))
+    return mount.apps, mount.stop
+
+
+def _nothing_to_stop() -> None:
+    """In place of `Mount.stop`."""
 
 
 async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
@@ -152,21 +162,22 @@ async def _open(address: str, opened: ExitStack) -> list[socket.socket]:
 def _announce(kind: str, sockets: list[socket.socket]) -> int:
     port = 0
     for sock in sockets:
-        shown, port = bound_address(sock)
-        log.info("%s: listening on %s", kind, shown)
+        address, port = bound_address(sock)
+        log.info("%s: listening on %s", kind, address)
     return port
 
 
 async def run_nsqd(options: NsqdOptions) -> int:
-    """Run until SIGINT or SIGTERM, and return the exit code. A second signal cuts it short.
+    """Run until SIGINT or SIGTERM, and return the exit code. A second signal stops it at once.
 
-    The code is 0 if all messages were saved, else 1. An error that nobody expected ends it, too:
-    messages are saved, and the code is 1.
+    The code is 0 if all messages were saved, else 1. An unexpected error stops it, too: messages
+    are saved, and the code is 1.
 
     Raises:
         DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
             `running_nsqd`.
     """
+    trio.lowlevel.current_task().name = "nsqd"
     tune_interpreter()
     start_collecting()
     code = 1
@@ -174,7 +185,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope)
+            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope, name="signals")
             try:
                 async with running_nsqd(options) as broker:
                     await stop.wait()
@@ -182,9 +193,9 @@ async def run_nsqd(options: NsqdOptions) -> int:
             except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
                 raise
             except* Exception as errors:
-                log.critical("NSQ: ended by an error that nobody expected", exc_info=errors)
+                log.critical("NSQ: stopped by an unexpected error", exc_info=errors)
             for line in broker.unsaved if broker is not None else ():
-                log.error("NSQ: could not be saved: %s", line)
+                log.error("NSQ: could not save: %s", line)
                 code = 1
             nursery.cancel_scope.cancel()
     log.info("NSQ: bye")
@@ -192,10 +203,10 @@ async def run_nsqd(options: NsqdOptions) -> int:
 
 
 def tune_interpreter() -> None:
-    """Set up the garbage collector, and switch threads more often than Python does.
+    """Set up the garbage collector, and switch threads more often than Python's default.
 
-    A thread that makes a disk queue durable asks for the interpreter after each system call;
-    publishers may be waiting for it.
+    A thread that syncs a disk queue needs the interpreter after each system call, and publishers
+    may wait for the sync.
     """
     sys.setswitchinterval(_SWITCH_S)
     tune_gc()
@@ -207,6 +218,6 @@ async def _heed_signals(
     """Set ``stop`` at the first signal, and cancel ``scope`` at the second."""
     await anext(signals)
     stop.set()
-    await another(signals)
+    await wait_second_signal(signals)
     log.warning("NSQ: second signal, stopping at once")
     scope.cancel()

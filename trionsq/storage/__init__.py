@@ -1,10 +1,17 @@
-"""Where messages go that memory has no room for, and what survives a restart.
+"""Messages for which memory has no room, and everything that survives a restart.
 
-- `disk`: the little that is needed of an operating system; `background`: where blocking work goes
-- `folder`: what all queues of a data path share; `lock`: one nsqd at a time
-- `diskqueue`: a queue in files, made of `writer` (its tail), `reader` (its head), `records` (the
-  format), `positions` (where both stand), `deferrals` and `duetimes` (when messages are due),
-  `sync` (durability), `peek` (a look without taking), `leftover` (the files of a deleted queue)
-- `metadata`: which topics and channels there are; `idfloor`: ids never go backwards
-- `none`: the backend of ephemeral topics and channels, which drops
+One backend for each topic and channel, behind `trionsq.core.queue.Backend`:
+
+- `diskqueue`: the disk queue, in the files of the original. Its parts: `writer` (tail) and `reader`
+  (head) of the `records`; `positions` (names of the files, and the positions file); `sync` (when to
+  become durable, what follows from an error) and `sync_job` (the work in a thread); `deferrals`
+  (when messages are due) and `deferral_file`; `recovery` (unclean stops, undeleted files); `peek`
+- `discard`: the backend of ephemeral topics and channels, which discards messages
+
+One for each data path:
+
+- `folder`: its lock, and what all queues share: disk, limits, background jobs, faults
+- `metadata`: topics and channels (``nsqd.dat``), and the message ids in use (``trionsq.dat``)
+
+`trionsq.disk` is the disk below all of them.
 """

@@ -1,329 +1,239 @@
-"""When the deferred messages of a disk queue are due: a file of ours beside the queue's own.
+"""The deferred messages of a disk queue: an index in memory, and what changes in the deferral file.
 
-The original's records have no room for that time, and it ignores this file. It is text: a line
-with format and version, then a line for each message, in the order in which they were stored::
-
-    trionsq deferred 1
-    30643836653932346136363633303030 1795280000000000000
-
-that is the id in hex (a foreign file's ids may be any bytes) and nanoseconds since the epoch. The
-last line of an id counts. Lines are appended, so a crash may leave a torn one at the end.
+The index knows when each deferred message is due. The file keeps that over a restart.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import re
-from binascii import unhexlify
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from trionsq.storage.disk import Disk, DiskFile, pieces_of, replace_file
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.disk import Disk
+from trionsq.storage.deferral_file import DeferralFile
+from trionsq.storage.folder import DataFolder, error_text
+from trionsq.storage.positions import Generation, QueueFiles
 
-__all__ = ["HEADER", "Decoded", "DeferralFile", "decode", "encode", "sidecar_name"]
-
-HEADER: Final = b"trionsq deferred 1\n"
-
-_ID_NBYTES: Final = 16
-# Due times are below: a delay of 2**63 ns (--max-req-timeout) from any time that a clock can show.
-_DUE_END_NS: Final = 10**20
-_LINE: Final = re.compile(rb"^([0-9a-f]{32}) ([0-9]{1,20})\n", re.MULTILINE)
-# No line of ours is longer.
-_LINE_NBYTES_MAX: Final = 32 + 1 + 20 + 1
-# How much is decoded at once. A call that does more would keep the event loop from running, even
-# in a thread of its own: this takes less than 1 ms.
-_PIECE_NBYTES: Final = 64 * 1024
-_ENCODED_AT_ONCE: Final = 1_000
+__all__ = ["DeferralChanges", "Deferrals"]
 
 log = logging.getLogger("trionsq")
 
+_MS_NS: Final = 1_000_000
+# The file is rewritten when it has more lines of messages that were read than this, and than of
+# messages that are deferred.
+_MAX_SPENT_LINES: Final = 1_000
+# Ids that are looked up first when searching the next deferred message; the number doubles.
+_FIRST_LOOKUPS: Final = 16
+# A file up to this size (1,200 messages) is loaded in the event loop, in about 1 ms.
+_MAX_BYTES_LOADED_AT_ONCE: Final = 64 * 1024
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What a file says.
 
-    Attributes:
-        due_ns: by message id, nanoseconds since the epoch.
-        nbytes: size of the file without a torn end; new lines belong there.
-        damaged: lines that were skipped.
-        known: whether the file is of our format and version; if not, the rest is empty.
-        lines: those that were not skipped. The last one of an id counts.
+class DeferralChanges:
+    """What one sync changes in the deferral file. For any thread.
+
+    The maps ``due_ns`` and ``read`` are those of the queue, which goes on changing them.
     """
 
-    due_ns: dict[bytes, int]
-    nbytes: int
-    damaged: int = 0
-    known: bool = True
-    lines: int = 0
+    __slots__ = ("_file", "_needs_rewrite", "_read", "dropped", "due_ns", "new")
 
+    def __init__(
+        self,
+        file: DeferralFile,
+        new: list[tuple[bytes, int]],
+        due_ns: dict[bytes, int],
+        read: dict[bytes, int],
+        dropped: list[dict[bytes, int]],
+        *,
+        needs_rewrite: bool,
+    ) -> None:
+        """Times are nanoseconds since the epoch.
 
-def encode(entries: Iterable[tuple[bytes, int]]) -> bytes:
-    """The lines of some messages, each an id of 16 bytes and its due time in nanoseconds.
+        ``new``: ids and due times that the file lacks. ``due_ns``: due times of all deferred
+        messages. ``read``: of those read since the sync began; a crash brings them back.
+        ``dropped``: maps to be freed. ``needs_rewrite``: the file has too many spent lines.
+        """
+        self.new = new
+        self.due_ns = due_ns
+        self.dropped = dropped
+        self._file = file
+        self._read = read
+        self._needs_rewrite = needs_rewrite
 
-    Raises:
-        ValueError: an id has another size, or a time does not fit.
-    """
-    lines: list[str] = []
-    for message_id, due_ns in entries:
-        if len(message_id) != _ID_NBYTES or not 0 <= due_ns < _DUE_END_NS:
-            raise ValueError(f"no id or due time: {message_id!r}, {due_ns}")
-        lines.append(f"{message_id.hex()} {due_ns}\n")
-    return "".join(lines).encode()
-
-
-def decode(data: bytes | Iterable[bytes]) -> Decoded:
-    """Read a whole file, which may come in pieces, the first no shorter than the header.
-
-    A torn last line is ignored, damaged lines are skipped.
-    """
-    pieces = _cut(data) if isinstance(data, bytes) else iter(data)
-    first = next(pieces, b"")
-    if not first.startswith(HEADER):
-        # Also the start of a header that a crash cut off is ours: there is nothing behind it.
-        return Decoded({}, 0, known=HEADER.startswith(first))
-    due_ns: dict[bytes, int] = {}
-    nbytes, damaged, count = len(HEADER), 0, 0
-    for lines, lines_nbytes in _whole_lines(chain([first[len(HEADER) :]], pieces)):
-        nbytes += lines_nbytes
-        found = _entries(lines)
-        damaged += lines.count(b"\n") - len(found)
-        count += len(found)
-        due_ns.update(found)
-    return Decoded(due_ns, nbytes, damaged, lines=count)
-
-
-def _cut(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + _PIECE_NBYTES] for at in range(0, len(data), _PIECE_NBYTES))
-
-
-def _whole_lines(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Some whole lines at a time, and how many bytes of the file they are; a torn end is left out.
-
-    Of a line that is longer than any of ours only the end comes.
-    """
-    rest, rest_nbytes = b"", 0
-    for piece in pieces:
-        data = rest + piece
-        nbytes = rest_nbytes + len(piece)
-        end = data.rfind(b"\n") + 1
-        rest = data[end:]
-        rest_nbytes = len(rest) if end else nbytes
-        if end:
-            yield data[:end], nbytes - rest_nbytes
-        if len(rest) > _LINE_NBYTES_MAX:
-            rest = b"?"  # enough to make a damaged line of what is still to come
-
-
-def _entries(lines: bytes) -> list[tuple[bytes, int]]:
-    return [(unhexlify(id_), int(due_ns)) for id_, due_ns in _LINE.findall(lines)]
-
-
-def sidecar_name(queue: str) -> str:
-    """Name of the file of a queue (``topic`` or ``topic:channel``)."""
-    return f"{queue}.diskqueue.deferred.dat"
-
-
-class DeferralFile:
-    """The due times of one queue.
-
-    A file of another version is left alone; when there is something to write, it is renamed.
-
-    Attributes:
-        name: of the file.
-        lines: at most so many useful lines stand in it; 1 if it was not looked at yet.
-    """
-
-    def __init__(self, disk: Disk, queue: str) -> None:
-        """``queue`` is ``topic`` or ``topic:channel``."""
-        self.name = sidecar_name(queue)
-        self.lines = 1
-        self._disk = disk
-        self._nbytes: int | None = None  # None: not looked at yet; 0: there is no file
-        self._is_foreign = False
-        self._is_doubtful = False
-
-    def __repr__(self) -> str:
-        return f"<DeferralFile {self.name}>"
-
-    def size(self) -> int:
-        """Of the file, in bytes; 0 if there is none.
+    def store_new(self) -> None:
+        """Make durable the new messages that the positions of this sync count as unread.
 
         Raises:
-            OSError: it can't be asked.
+            OSError: they may not be durable.
+        """
+        due_ns, read = self.due_ns, self._read
+        if entries := [entry for entry in self.new if entry[0] in due_ns or entry[0] in read]:
+            self._file.append(entries)
+
+    def remove_spent(self) -> None:
+        """Rewrite the file without spent lines, if there are too many; after the positions.
+
+        Raises:
+            OSError: the file may have its old content.
+        """
+        if self._needs_rewrite:
+            self._file.keep_only(self._is_needed)
+
+    def _is_needed(self, id_: bytes, due_ns: int) -> bool:
+        return self.due_ns.get(id_) == due_ns or self._read.get(id_) == due_ns
+
+    def free_dropped(self) -> None:
+        """Free the dropped maps entry by entry: freeing a large one at once stops all threads."""
+        for dropped in self.dropped:
+            while dropped:
+                dropped.popitem()
+
+
+class Deferrals:
+    """The deferred messages of a queue; no more than its depth.
+
+    Attributes:
+        is_loading: whether a job is loading the file: until then the queue must not be read.
+    """
+
+    __slots__ = ("_dropped", "_due_ns", "_file", "_new", "_queue", "_read", "is_loading")
+
+    def __init__(self, disk: Disk, files: QueueFiles) -> None:
+        self.is_loading = False
+        self._queue = files.queue
+        self._file = DeferralFile(disk, files.queue)
+        self._due_ns: dict[bytes, int] = {}
+        # Ids and due times that the file lacks.
+        self._new: list[tuple[bytes, int]] = []
+        # Deferred messages that were read since the last `plan_changes`.
+        self._read: dict[bytes, int] = {}
+        self._dropped: list[dict[bytes, int]] = []
+
+    def __bool__(self) -> bool:
+        """Whether any message is deferred."""
+        return bool(self._due_ns)
+
+    def __len__(self) -> int:
+        return len(self._due_ns)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a deferred message is missing in the file."""
+        return bool(self._new)
+
+    @property
+    def has_only_spent_lines(self) -> bool:
+        """Whether the file may have lines, but no message is deferred."""
+        return self._file.lines > 0 and not self._due_ns
+
+    def due_ns(self, id_: bytes) -> int | None:
+        """Return when a message is due, None if it is not deferred. For any thread."""
+        return self._due_ns.get(id_)
+
+    def load(self, folder: DataFolder, generation: Generation, loaded: Callable[[], None]) -> bool:
+        """Load the file; return whether there is one.
+
+        A job loads a large file: `is_loading` is true until then, and ``loaded`` is called. If the
+        queue is emptied meanwhile, the content is ignored.
         """
         try:
-            with closing(self._disk.open(self.name)) as file:
-                return file.size()
-        except FileNotFoundError:
-            self._wrote(0, 0)
-            return 0
+            size = self._file.size()
+        except OSError as error:
+            self._note_failure(error)
+            return False
+        if not size:
+            return False
+        if size > _MAX_BYTES_LOADED_AT_ONCE:
+            self._load_in_job(folder, generation, loaded)
+            return True
+        try:
+            self._add_loaded(self._file.load())
+        except OSError as error:
+            self._note_failure(error)
+        return True
 
-    def load(self) -> dict[bytes, int]:
-        """Due time in nanoseconds since the epoch, by message id; empty if there is no file.
+    def _load_in_job(
+        self, folder: DataFolder, generation: Generation, loaded: Callable[[], None]
+    ) -> None:
+        self.is_loading = True
+        number, content = generation.number, list[dict[bytes, int]]()
 
-        Raises:
-            OSError: the file can't be read.
+        def done(error: Exception | None) -> None:
+            self.is_loading = False
+            if generation.number == number:
+                if error is not None:
+                    self._note_failure(error)
+                for due_ns in content:
+                    self._add_loaded(due_ns)
+            loaded()
+
+        folder.submit(self._queue, lambda: content.append(self._file.load()), done)
+
+    def _note_failure(self, error: Exception) -> None:
+        log.error("%s: deferred messages lose their delay: %s", self._file.name, error_text(error))
+
+    def _add_loaded(self, due_ns: dict[bytes, int]) -> None:
+        due_ns.update(self._due_ns)  # messages stored since then are newer
+        self._due_ns = due_ns
+
+    def add(self, ids: list[bytes], due_ns: Sequence[int]) -> None:
+        """Add stored messages with their due times, in nanoseconds since the epoch."""
+        entries = list(zip(ids, due_ns, strict=True))
+        self._due_ns.update(entries)
+        self._new += entries
+
+    def limit_segment(self, segment: Segment) -> Segment:
+        """Return the first message alone if it is deferred, else those before a deferred one.
+
+        A deferred message gets its delay back and leaves the index.
         """
-        decoded = self._decode()
-        self._nbytes = decoded.nbytes
-        self._is_foreign = not decoded.known
-        self.lines = decoded.lines
-        path = f"{self._disk.path}/{self.name}"
-        if self._is_foreign:
-            log.error("%s: of an unknown version; messages in it lose their delay", path)
-        elif decoded.damaged:
-            log.warning("%s: skipped %d damaged lines", path, decoded.damaged)
-        return decoded.due_ns
+        batch, first = segment.batch, segment.first
+        ids = batch.ids.slice(first, first + 1)
+        due_ns = self._due_ns.get(ids[0])
+        if due_ns is None:
+            segment.last = self._next_deferred(segment)
+            return segment
+        self._read[ids[0]] = due_ns  # first: a job may look it up now
+        del self._due_ns[ids[0]]
+        alone = batch.extract([first], ids)
+        delay_ms = max(1, -((alone.timestamp_ns - due_ns) // _MS_NS))
+        alone = MessageBatch(alone.bodies, alone.ids, alone.timestamp_ns, delay_ms)
+        return Segment(alone, 0, 1, segment.attempts)
 
-    def append(self, entries: Sequence[tuple[bytes, int]]) -> None:
-        """Add messages, durably. A message that is there already gets the new time.
+    def _next_deferred(self, segment: Segment) -> int:
+        """Return the index of the first deferred message after the first one, or the end."""
+        due_ns, ids = self._due_ns, segment.batch.ids
+        first, step = segment.first + 1, _FIRST_LOOKUPS
+        while first < segment.last:
+            end = min(first + step, segment.last)
+            for index, id_ in enumerate(ids.slice(first, end), first):
+                if id_ in due_ns:
+                    return index
+            first, step = end, 2 * step
+        return segment.last
 
-        Raises:
-            OSError: they may not be durable. The call may be repeated.
-            ValueError: as `encode`.
-        """
-        if self._nbytes is None:
-            self.load()
-        lines = self.lines + len(entries)
-        new = (
-            encode(entries[at : at + _ENCODED_AT_ONCE])
-            for at in range(0, len(entries), _ENCODED_AT_ONCE)
+    def clear(self) -> None:
+        """Forget all messages: the queue has none."""
+        if self._due_ns:
+            self._dropped.append(self._due_ns)
+            self._due_ns = {}
+        self._new = []
+
+    def plan_changes(self, *, at_stop: bool = False) -> DeferralChanges:
+        """Return what the next sync has to change; at the stop no spent line may remain."""
+        due_ns = self._due_ns
+        spent = self._file.lines + len(self._new) - len(due_ns)
+        needs_rewrite = spent > 0 and (
+            at_stop or not due_ns or spent > max(_MAX_SPENT_LINES, len(due_ns))
         )
-        if self._is_foreign or not self._nbytes:
-            self._write_anew(chain([HEADER], new), len(entries))
-        elif self._is_doubtful:
-            # A sync that succeeds later proves nothing about what an earlier one failed to do.
-            with closing(self._pieces()) as old:
-                self._write_anew(chain([HEADER], old, new), lines)
-        else:
-            self._write_end(new)
-            self.lines = lines
+        self._read = {}
+        changes = DeferralChanges(
+            self._file, self._new, due_ns, self._read, self._dropped, needs_rewrite=needs_rewrite
+        )
+        self._new, self._dropped = [], []
+        return changes
 
-    def keep_only(self, is_kept: Callable[[bytes, int], bool]) -> None:
-        """Keep the lines for whose id and due time ``is_kept`` says so; without any, no file.
-
-        Raises:
-            OSError: the earlier content may stand.
-        """
-        if self._nbytes is None:
-            self.load()
-        with closing(self._kept(is_kept)) as kept:
-            first = next(kept, None)
-            if first is None:
-                self.remove()
-                return
-            count = 0
-
-            def lines() -> Iterator[bytes]:
-                nonlocal count
-                yield HEADER
-                for entries in chain([first], kept):
-                    count += len(entries)
-                    yield encode(entries)
-
-            self._write_anew(lines(), 0)
-        self.lines = count
-
-    def _kept(
-        self, is_kept: Callable[[bytes, int], bool]
-    ) -> Generator[list[tuple[bytes, int]], None, None]:
-        """The entries to be kept, many at a time."""
-        with closing(self._pieces()) as pieces:
-            for lines, _ in _whole_lines(pieces):
-                if entries := [entry for entry in _entries(lines) if is_kept(*entry)]:
-                    yield entries
-
-    def _pieces(self) -> Generator[bytes, None, None]:
-        """What stands in the file behind the header; nothing if it went away."""
-        if self._is_foreign or not self._nbytes:
-            return
-        with suppress(FileNotFoundError), closing(self._disk.open(self.name)) as file:
-            pieces = pieces_of(file, self._nbytes, _PIECE_NBYTES)
-            yield next(pieces, b"")[len(HEADER) :]
-            yield from pieces
-
-    def remove(self) -> None:
-        """Remove the file, of whatever version, if there is one.
-
-        After a power failure it may be back: its messages are not.
-
-        Raises:
-            OSError: it is still there.
-        """
-        with suppress(FileNotFoundError):
-            self._disk.unlink(self.name)
-        self._wrote(0, 0)
-
-    def _decode(self) -> Decoded:
-        try:
-            with closing(self._disk.open(self.name)) as file:
-                return decode(pieces_of(file, piece_nbytes=_PIECE_NBYTES))
-        except FileNotFoundError:
-            return Decoded({}, 0)
-
-    def _wrote(self, nbytes: int, lines: int) -> None:
-        self._nbytes = nbytes
-        self.lines = lines
-        self._is_foreign = False
-        self._is_doubtful = False
-
-    def _write_anew(self, pieces: Iterable[bytes], lines: int) -> None:
-        if self._is_foreign:
-            self._set_aside()
-        nbytes = 0
-
-        def counted() -> Iterator[bytes]:
-            nonlocal nbytes
-            for piece in pieces:
-                nbytes += len(piece)
-                yield piece
-
-        replace_file(self._disk, self.name, counted())
-        self._wrote(nbytes, lines)
-
-    def _write_end(self, pieces: Iterable[bytes]) -> None:
-        assert self._nbytes is not None
-        try:
-            file = self._disk.open(self.name)
-        except FileNotFoundError:
-            self._is_doubtful = True
-            raise
-        try:
-            self._cut_off(file, self._nbytes)
-            end = self._nbytes
-            for piece in pieces:
-                file.write(piece, end)
-                end += len(piece)
-            try:
-                file.sync()
-            except OSError:
-                self._is_doubtful = True
-                raise
-        finally:
-            file.close()
-        self._nbytes = end
-
-    def _cut_off(self, file: DiskFile, nbytes: int) -> None:
-        """Remove what a crash or a failed write left after the last whole line."""
-        size = file.size()
-        if size > nbytes:
-            file.truncate(nbytes)
-        elif size < nbytes:
-            self._is_doubtful = True
-            raise OSError(errno.EIO, "shorter than what was written", self.name)
-
-    def _set_aside(self) -> None:
-        taken = set(self._disk.names())
-        number = 0
-        aside = f"{self.name}.bad"
-        while aside in taken:
-            number += 1
-            aside = f"{self.name}.{number}.bad"
-        self._disk.rename(self.name, aside)
-        log.error("%s/%s: is now %s", self._disk.path, self.name, aside)
-        self._is_foreign = False
-        self._nbytes = 0
+    def restore_changes(self, changes: DeferralChanges) -> None:
+        """Plan the new messages again: a sync failed, perhaps half-way."""
+        if changes.due_ns is self._due_ns:
+            self._new = changes.new + self._new

@@ -1,6 +1,8 @@
-"""``nsqd.dat``: which topics and channels there are, and which of them are paused.
+"""What the data path says beside messages: ``nsqd.dat`` (topics and channels) and ``trionsq.dat``.
 
-The file is the original's: either nsqd reads what the other wrote. Spec: nsqd-internals, section 5.
+``nsqd.dat`` is the original's: either nsqd reads the other's file. Spec: nsqd-internals, section 5.
+``trionsq.dat`` is ours, and the original ignores it: up to which time message ids may be in use, so
+that a clock that was set back repeats none. It holds ``{"format":1,"ids_until_ns":N}``.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from trionsq import NSQ_VERSION
-from trionsq.storage.disk import Disk, replace_file
-from trionsq.storage.lock import reason_of
+from trionsq.disk import Disk, read_file, replace_file
+from trionsq.storage.folder import reason_of
 from trionsq.wire.gojson import JsonObject, decode, read_array, read_bool, read_object, read_string
 from trionsq.wire.names import is_ephemeral, is_valid_name, quote
 
 __all__ = [
-    "FILE_NAME",
+    "ID_RESERVE_FILE",
+    "METADATA_FILE",
     "ChannelRecord",
+    "IdReserve",
     "MetadataError",
     "TopicRecord",
     "load_metadata",
@@ -28,7 +32,9 @@ __all__ = [
     "save_metadata",
 ]
 
-FILE_NAME: Final = "nsqd.dat"
+METADATA_FILE: Final = "nsqd.dat"
+ID_RESERVE_FILE: Final = "trionsq.dat"
+_ID_RESERVE_FORMAT: Final = 1
 
 _NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
 _QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
@@ -72,13 +78,9 @@ def load_metadata(disk: Disk) -> list[TopicRecord]:
     Raises:
         MetadataError: the file can't be read, or has not the shape that it must have.
     """
-    path = f"{disk.path}/{FILE_NAME}"
+    path = f"{disk.path}/{METADATA_FILE}"
     try:
-        file = disk.open(FILE_NAME)
-        try:
-            data = file.read(file.size(), 0)
-        finally:
-            file.close()
+        data = read_file(disk, METADATA_FILE)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -100,7 +102,7 @@ def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
     Raises:
         OSError: the new content may not be durable.
     """
-    replace_file(disk, FILE_NAME, _encode(topics))
+    replace_file(disk, METADATA_FILE, _encode(topics))
 
 
 def _encode(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
@@ -186,3 +188,44 @@ def _is_usable(name: str, kind: str) -> bool:
         return True
     log.warning("skipping creation of invalid %s %s", kind, quote(encoded)[1:-1].decode())
     return False
+
+
+class IdReserve:
+    """The time in ``trionsq.dat``, in nanoseconds since the epoch (wall clock)."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def load(self) -> int:
+        """Return the time from which on no id is in use; 0 without a readable file."""
+        try:
+            return _decode_ids_until_ns(read_file(self._disk, ID_RESERVE_FILE))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning(
+                "message ids may repeat if the clock was set back: %s/%s: %s",
+                self._disk.path,
+                ID_RESERVE_FILE,
+                error,
+            )
+            return 0
+
+    def save(self, until_ns: int) -> None:
+        """Store the time durably.
+
+        Raises:
+            OSError: the file may have the earlier time.
+        """
+        text = f'{{"format":{_ID_RESERVE_FORMAT},"ids_until_ns":{until_ns}}}'
+        replace_file(self._disk, ID_RESERVE_FILE, text.encode())
+
+
+def _decode_ids_until_ns(data: bytes) -> int:
+    content: object = json.loads(data)
+    if not isinstance(content, dict) or content.get("format") != _ID_RESERVE_FORMAT:
+        raise ValueError(f"the format is not {_ID_RESERVE_FORMAT}")
+    until_ns: object = content.get("ids_until_ns")
+    if type(until_ns) is not int or until_ns < 0:
+        raise ValueError("ids_until_ns is not a time")
+    return until_ns

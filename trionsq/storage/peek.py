@@ -1,6 +1,6 @@
-"""A look at a disk queue: what lies between its positions of one moment, read without moving them.
+"""Peeking at a disk queue: the records between the positions of one moment, which do not move.
 
-It opens the files for itself, so that it may be done in a thread beside the queue.
+A view opens the files itself, so that it can be read in a thread beside the queue.
 """
 
 from __future__ import annotations
@@ -9,26 +9,24 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trionsq.core.peek import Page, Peeked, PeekStale, PeekTooFar
-from trionsq.storage.disk import Disk, DiskFile
-from trionsq.storage.folder import let_go
-from trionsq.storage.positions import Positions, QueueFiles
-from trionsq.storage.records import RECORD_NBYTES_EXTRA, Block, parse
-from trionsq.storage.sync import Generation
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.storage.positions import Generation, Positions, QueueFiles
+from trionsq.storage.records import RECORD_OVERHEAD_BYTES, RecordBlock, parse
 
-__all__ = ["SCANNED_NBYTES_MAX", "QueueView"]
+__all__ = ["MAX_SCANNED_BYTES", "QueueView"]
 
-SCANNED_NBYTES_MAX: Final = 64 * 1024 * 1024
-"""What may be read to get to an offset."""
+MAX_SCANNED_BYTES: Final = 64 * 1024 * 1024
+"""Bytes that a view reads at most to reach an offset."""
 
-_BLOCK_NBYTES: Final = 256 * 1024
-# In a record; see `trionsq.storage.records`.
+_BLOCK_BYTES: Final = 256 * 1024
+# Fields of a record; see `trionsq.storage.records`.
 _STAMP: Final = slice(4, 12)
 _ATTEMPTS: Final = slice(12, 14)
 _ID: Final = slice(14, 30)
 
 
-class _Stop(Exception):
-    """The file can't be read on; the text says why."""
+class _DamageError(Exception):
+    """The rest of the file cannot be read; the text says why."""
 
 
 class QueueView:
@@ -40,37 +38,36 @@ class QueueView:
         files: QueueFiles,
         positions: Positions,
         ends: Mapping[int, int],
-        body_nbytes_max: int,
+        max_body_bytes: int,
         due_ns: Callable[[bytes], int | None],
         generation: Generation,
     ) -> None:
-        """The positions are those of now; all other calls may be in another thread.
+        """Note the current positions; the view is read later, in any thread.
 
-        ``ends``: by file number, where a file ends if not at its end. ``due_ns``: when a message is
-        due, nanoseconds since the epoch; None if it is not deferred. ``generation``: of the queue,
-        which changes when that is emptied or deleted.
+        ``ends``: by number, where files end that are longer on disk. ``due_ns`` returns when a
+        message is due, in nanoseconds since the epoch; None if it is not deferred.
         """
         self._disk = disk
         self._files = files
         self._number, self._pos = positions.read_file, positions.read_pos
         self._last = (positions.write_file, positions.write_pos)
         self._ends = dict(ends)
-        self._body_nbytes_max = body_nbytes_max
+        self._max_body_bytes = max_body_bytes
         self._due_ns = due_ns
         self._generation = generation
         self._generation_number = generation.number
-        self._scanned_nbytes = 0
+        self._scanned_bytes = 0
         self._skip = 0
 
     def __repr__(self) -> str:
         return f"<QueueView {self._files.queue} {self._number},{self._pos} to {self._last}>"
 
     def read(self, skip: int, page: Page) -> None:
-        """To be called once."""
+        """Read the messages; to be called once."""
         self._skip = skip
         self._read_files(page)
         if self._generation.number != self._generation_number:
-            # Files of the same names may have been begun since.
+            # New files may have the same names.
             raise PeekStale("the queue was emptied or deleted")
 
     def _read_files(self, page: Page) -> None:
@@ -79,13 +76,13 @@ class QueueView:
             try:
                 self._read_file(name, page)
             except FileNotFoundError as error:
-                # It was read to its end and removed; or it is missing.
+                # The file was finished and deleted, or it is missing.
                 raise PeekStale(f"{name}: {error.strerror}") from error
             except OSError as error:
                 page.trouble = f"{name}: {error.strerror}"
                 return
-            except _Stop as stop:
-                page.trouble = f"{name}: {stop}"
+            except _DamageError as error:
+                page.trouble = f"{name}: {error}"
                 return
             self._number, self._pos = self._number + 1, 0
 
@@ -96,7 +93,7 @@ class QueueView:
             while self._pos < end and not page.more:
                 self._read_block(file, end - self._pos, page)
         finally:
-            let_go(file)
+            close_quietly(file)
 
     def _end(self, file: DiskFile) -> int:
         number, pos = self._last
@@ -106,24 +103,24 @@ class QueueView:
         return file.size() if end is None else end
 
     def _read_block(self, file: DiskFile, left: int, page: Page) -> None:
-        if self._skip and self._scanned_nbytes >= SCANNED_NBYTES_MAX:
+        if self._skip and self._scanned_bytes >= MAX_SCANNED_BYTES:
             raise PeekTooFar
-        wanted = min(_BLOCK_NBYTES, left)
-        data = file.read(wanted, self._pos)
-        self._scanned_nbytes += len(data)
-        block = parse(data, self._body_nbytes_max)
+        size = min(_BLOCK_BYTES, left)
+        data = file.read(size, self._pos)
+        self._scanned_bytes += len(data)
+        block = parse(data, self._max_body_bytes)
         if block.count:
-            self._show(block, page)
-            self._pos += block.nbytes
+            self._show_block(block, page)
+            self._pos += block.size
         elif block.corrupt:
-            raise _Stop(f"no record begins at offset {self._pos}")
-        elif block.needed > left or len(data) < wanted:
-            raise _Stop(f"the record at offset {self._pos} is cut short")
+            raise _DamageError(f"no record begins at offset {self._pos}")
+        elif block.needed > left or len(data) < size:
+            raise _DamageError(f"the record at offset {self._pos} is cut short")
         else:
-            self._show_long(file, data, block.needed, page)
+            self._show_long_record(file, data, block.needed, page)
             self._pos += block.needed
 
-    def _show(self, block: Block, page: Page) -> None:
+    def _show_block(self, block: RecordBlock, page: Page) -> None:
         assert block.batch is not None
         batch = block.batch
         if self._skip >= block.count:
@@ -132,31 +129,31 @@ class QueueView:
         skip, self._skip = self._skip, 0
         for first, last, attempts in block.runs:
             for index in range(max(first, skip), last):
-                nbytes = block.end(index + 1) - block.end(index) - RECORD_NBYTES_EXTRA
-                shown = page.fits(nbytes)
-                if shown is None:
+                body_bytes = block.end(index + 1) - block.end(index) - RECORD_OVERHEAD_BYTES
+                shown_bytes = page.fits(body_bytes)
+                if shown_bytes is None:
                     return
                 (id_,) = batch.ids.slice(index, index + 1)
                 timestamp_ns = int.from_bytes(batch.stamp(index), "big", signed=True)
-                body = batch.bodies.body_at(index)[:shown]
+                body = batch.bodies.body_at(index)[:shown_bytes]
                 page.add_message(
-                    Peeked(id_, timestamp_ns, attempts, body, nbytes, self._due_ns(id_))
+                    Peeked(id_, timestamp_ns, attempts, body, body_bytes, self._due_ns(id_))
                 )
 
-    def _show_long(self, file: DiskFile, head: bytes, nbytes: int, page: Page) -> None:
-        """A record longer than a block: no more of it is read than is shown."""
+    def _show_long_record(self, file: DiskFile, head: bytes, size: int, page: Page) -> None:
+        """Show a record longer than a block; reads only the shown part of it."""
         if self._skip:
             self._skip -= 1
             return
-        body_nbytes = nbytes - RECORD_NBYTES_EXTRA
-        shown = page.fits(body_nbytes)
-        if shown is None:
+        body_bytes = size - RECORD_OVERHEAD_BYTES
+        shown_bytes = page.fits(body_bytes)
+        if shown_bytes is None:
             return
-        body = head[RECORD_NBYTES_EXTRA : RECORD_NBYTES_EXTRA + shown]
-        if len(body) < shown:
-            body += file.read(shown - len(body), self._pos + len(head))
-            if len(body) < shown:
-                raise _Stop(f"the record at offset {self._pos} is cut short")
+        body = head[RECORD_OVERHEAD_BYTES : RECORD_OVERHEAD_BYTES + shown_bytes]
+        if len(body) < shown_bytes:
+            body += file.read(shown_bytes - len(body), self._pos + len(head))
+            if len(body) < shown_bytes:
+                raise _DamageError(f"the record at offset {self._pos} is cut short")
         timestamp_ns = int.from_bytes(head[_STAMP], "big", signed=True)
         attempts, id_ = int.from_bytes(head[_ATTEMPTS], "big"), head[_ID]
-        page.add_message(Peeked(id_, timestamp_ns, attempts, body, body_nbytes, self._due_ns(id_)))
+        page.add_message(Peeked(id_, timestamp_ns, attempts, body, body_bytes, self._due_ns(id_)))

@@ -1,48 +1,48 @@
-"""Where a disk queue stands, and the text that keeps it over a restart.
+"""The files of a disk queue by name and number, and the positions file that survives a restart.
 
-Spec: nsqd-internals, section 7 (the file ``<queue>.diskqueue.meta.dat``, recovery).
+Spec: nsqd-internals, section 7 (the file ``<queue>.diskqueue.meta.dat``).
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from trionsq.storage.disk import Disk
-from trionsq.storage.folder import DataFolder, let_go
+from trionsq.disk import Disk, close_quietly, draft_name
 
 __all__ = [
+    "MAX_DELETED_AT_ONCE",
     "FileNumbers",
+    "Generation",
     "Positions",
+    "PositionsFile",
     "QueueFiles",
-    "Start",
-    "begin_file",
-    "draft_of",
-    "find_start",
+    "QueueStart",
+    "delete_files",
     "read_positions",
-    "remove_files",
 ]
 
-log = logging.getLogger("trionsq")
+MAX_DELETED_AT_ONCE: Final = 4
+"""Record files that one job deletes. Deleting a file of 100 MB was measured at 35 to 64 ms, and
+nothing of the queue becomes durable meanwhile."""
 
-_NBYTES_MAX: Final = 128
+# Five numbers of up to 18 digits and five separators, with room to spare.
+_MAX_FILE_BYTES: Final = 128
 _TEXT: Final = re.compile(rb"(-?\d{1,18})\n(\d{1,18}),(\d{1,18})\n(\d{1,18}),(\d{1,18})\n")
 
 
 @dataclass(slots=True)
 class Positions:
-    """The state of a disk queue. Positions are byte offsets.
+    """Where a disk queue is read and written. Positions are byte offsets.
 
     Attributes:
-        depth: records written and not read, as counted; after an unclean stop it may be wrong.
+        depth: records written and not read, as counted; wrong after an unclean stop.
         read_file, read_pos: number of the file and offset of the next record to read.
-        write_file, write_pos: where the next record is written.
+        write_file, write_pos: number of the file and offset where the next record is written.
     """
 
     depth: int = 0
@@ -53,11 +53,11 @@ class Positions:
 
     @property
     def all_read(self) -> bool:
-        """Whether the reader has come to where the writer is."""
+        """Whether the read position has reached the write position."""
         return self.read_pos >= self.write_pos and self.read_file >= self.write_file
 
     def text(self) -> bytes:
-        """As the file has it."""
+        """Return the content of the positions file."""
         return b"%d\n%d,%d\n%d,%d\n" % (
             max(0, self.depth),
             self.read_file,
@@ -68,14 +68,14 @@ class Positions:
 
     @classmethod
     def parse(cls, text: bytes) -> Positions:
-        """The state that a file tells.
+        """Parse the content of a positions file.
 
         Raises:
-            ValueError: it is not such a file, or the reader is ahead of the writer.
+            ValueError: the text has another format, or the reader is ahead of the writer.
         """
         match = _TEXT.match(text)
         if match is None:
-            raise ValueError(f"no positions: {text[:40]!r}")
+            raise ValueError(f"not a positions file: {text[:40]!r}")
         positions = cls(*map(int, match.groups()))
         reader = (positions.read_file, positions.read_pos)
         if reader > (positions.write_file, positions.write_pos):
@@ -91,22 +91,29 @@ class QueueFiles:
 
     @property
     def positions(self) -> str:
+        """Name of the positions file."""
         return f"{self.queue}.diskqueue.meta.dat"
 
+    @property
+    def deferrals(self) -> str:
+        """Name of the deferral file."""
+        return f"{self.queue}.diskqueue.deferred.dat"
+
     def records(self, number: int) -> str:
+        """Return the name of a record file."""
         return f"{self.queue}.diskqueue.{number:06d}.dat"
 
     def number(self, name: str) -> int:
-        """Of a file with records."""
+        """Return the number of the record file ``name``."""
         return int(name.removeprefix(f"{self.queue}.diskqueue.").removesuffix(".dat"))
 
     def set_aside(self, number: int) -> str:
-        """The name that a file gets which can't be read, or must not be overwritten."""
+        """Return the new name of a record file that is unreadable or must not be overwritten."""
         return self.records(number) + ".bad"
 
 
 class FileNumbers:
-    """Numbers of files with records, as ranges: of a million files in a row one object."""
+    """Numbers of record files, stored as ranges: a million files in a row take one object."""
 
     __slots__ = ("_ranges",)
 
@@ -131,11 +138,11 @@ class FileNumbers:
         return f"<FileNumbers {self._ranges}>"
 
     def add(self, number: int) -> None:
-        """Add one number."""
+        """Append one number."""
         self.add_range(range(number, number + 1))
 
     def add_range(self, numbers: range) -> None:
-        """Add consecutive numbers, as the last ones."""
+        """Append consecutive numbers."""
         ranges = self._ranges
         if ranges and ranges[-1].stop == numbers.start:
             ranges[-1] = range(ranges[-1].start, numbers.stop)
@@ -143,22 +150,22 @@ class FileNumbers:
             ranges.append(numbers)
 
     def add_all(self, others: FileNumbers) -> None:
-        """Add those of others. They may be in another thread's hands."""
+        """Append other numbers. Another thread may be changing ``others``."""
         for each in others._ranges.copy():
             self.add_range(each)
 
     @property
     def first(self) -> int:
-        """The one that was added first. There is one."""
+        """The oldest number. There must be one."""
         return self._ranges[0].start
 
     @property
     def end(self) -> int:
-        """One more than the highest; 0 if there is none."""
+        """The highest number plus one; 0 if there is none."""
         return max((each.stop for each in self._ranges), default=0)
 
     def drop_first(self) -> None:
-        """Forget the one that was added first."""
+        """Drop the oldest number. There must be one."""
         rest = self._ranges[0][1:]
         if rest:
             self._ranges[0] = rest
@@ -166,15 +173,16 @@ class FileNumbers:
             del self._ranges[0]
 
 
-def remove_files(
-    disk: Disk, files: QueueFiles, numbers: FileNumbers, count_max: int
+def delete_files(
+    disk: Disk, files: QueueFiles, numbers: FileNumbers, max_count: int
 ) -> OSError | None:
-    """Remove up to ``count_max`` of the files, in any thread, and take off their numbers.
+    """Delete up to ``max_count`` record files and drop their numbers. For any thread.
 
-    Those that can't be removed become the last ones; the error of the first is returned.
+    Numbers of files that the disk refuses to delete move to the end of ``numbers``. Returns the
+    first such error.
     """
     failure: OSError | None = None
-    for _ in range(min(count_max, len(numbers))):
+    for _ in range(min(max_count, len(numbers))):
         number = numbers.first
         try:
             disk.unlink(files.records(number))
@@ -183,21 +191,34 @@ def remove_files(
         except OSError as error:
             failure = failure or error
             numbers.add(number)
-        # Not before: a file whose removal is under way counts as being there.
+        # Only now: another thread counts the file as existing until it is deleted.
         numbers.drop_first()
     return failure
 
 
+class Generation:
+    """Invalidates jobs and views: `number` rises when the queue is emptied or deleted.
+
+    The event loop raises it; a job compares it before each step. The last step of an invalid job
+    may still run after the change; the job that follows repeats whatever that step undid.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
 @dataclass(slots=True)
-class Start:
-    """What a queue begins with.
+class QueueStart:
+    """The state with which a queue starts.
 
     Attributes:
-        text: of the positions file; None if there is none, or none that can be used.
-        has_file: whether there is a positions file that a reader of the queue may go by.
-        is_bare: whether there is certainly no file of the queue at all.
-        moved: whether ``positions`` are not those of the file any more.
-        finished: numbers of files that were read to their end, and outlived that.
+        text: content of the positions file; None if it is missing or unusable.
+        has_file: whether a positions file exists that does not contradict ``positions``.
+        is_bare: whether the queue certainly has no file at all.
+        moved: whether ``positions`` differ from the positions file.
+        finished: numbers of the record files before the read position, still to be deleted.
     """
 
     positions: Positions = field(default_factory=Positions)
@@ -208,143 +229,90 @@ class Start:
     finished: FileNumbers = field(default_factory=FileNumbers)
 
 
-def draft_of(name: str) -> str:
-    """A name for a file that is not, or no more, the one of that name; removed at each start."""
-    return f"{name}.{secrets.randbits(31)}.tmp"
+class PositionsFile:
+    """The positions file of one queue: what it says now, and what of that is durable.
 
-
-def begin_file(disk: Disk, name: str, positions: Positions) -> None:
-    """Write the positions file here and now, but not durably: that is left to the next sync.
-
-    A new queue needs it, or nobody would look for its first records, were the process killed now;
-    an emptied one, or its messages would come back then.
-
-    Raises:
-        OSError: there is none.
+    Attributes:
+        positions: the positions of the queue, which its reader and writer change.
+        exists: whether a positions file exists that does not contradict the queue.
     """
-    draft = draft_of(name)
-    try:
-        file = disk.create(draft)
+
+    __slots__ = ("_disk", "_durable_text", "_name", "_text", "exists", "positions")
+
+    def __init__(self, disk: Disk, files: QueueFiles, start: QueueStart) -> None:
+        self.positions = start.positions
+        self.exists = start.has_file
+        self._disk = disk
+        self._name = files.positions
+        # The content that is durable; None: unknown.
+        self._durable_text = start.text
+        # The content that `write` gave it; None: it may have another one.
+        self._text: bytes | None = None
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether some content is known to be durable, though perhaps not the current one."""
+        return self._durable_text is not None
+
+    def write(self) -> None:
+        """Write the positions now, but not durably: the next sync does that. O(1).
+
+        A new queue needs the file: without it a restart ignores the first records. An emptied
+        queue needs it, or its messages come back after a kill.
+
+        Raises:
+            OSError: the file may be missing or have its old content.
+        """
+        text = self.positions.text()
+        if text != self._text:
+            self._write(text)
+            self._text = text
+        self.exists = True
+
+    def _write(self, text: bytes) -> None:
+        draft = draft_name(self._name)
         try:
-            file.write(positions.text(), 0)
-        finally:
-            let_go(file)
-        disk.rename(draft, name)
-    except OSError as error:
-        with suppress(OSError):
-            disk.unlink(draft)
-        # By the name that means something.
-        raise OSError(error.errno, error.strerror, f"{disk.path}/{name}") from error
-
-
-def find_start(folder: DataFolder, files: QueueFiles) -> Start:
-    """Where the files say that the queue stands; at the very beginning if they don't.
-
-    Records that are there nevertheless are not read, as in the original, but set aside: later they
-    could not be told from files that were begun before an unclean stop. Unlike in the original they
-    are all read, some perhaps again, if it is the disk that does not give the positions.
-    """
-    try:
-        text, positions = read_positions(folder.disk, files)
-    except FileNotFoundError:
-        _set_aside(folder, files)
-        return Start(is_bare=True)
-    except OSError as error:
-        log.error("DISKQUEUE(%s): begins with its first file: %s", files.queue, error)
-        return Start(_all_files(folder, files), moved=True)
-    except ValueError as error:
-        log.error("DISKQUEUE(%s): begins anew: %s: %s", files.queue, files.positions, error)
-        _set_aside(folder, files)
-        return Start()
-    moved = _go_past_end(folder, files, positions)
-    outlived = _outlived(folder, files, positions)
-    return Start(positions, text, has_file=True, moved=moved, finished=outlived)
-
-
-def _all_files(folder: DataFolder, files: QueueFiles) -> Positions:
-    numbers = [files.number(name) for name in folder.found(files.queue, afresh=True)]
-    if not numbers:
-        return Positions()
-    return Positions(read_file=min(numbers), write_file=max(numbers) + 1)
-
-
-def _set_aside(folder: DataFolder, files: QueueFiles) -> None:
-    for name in folder.found(files.queue):
-        try:
-            folder.disk.rename(name, name + ".bad")
-        except FileNotFoundError:
-            continue  # the queue was opened and deleted since
+            file = self._disk.create(draft)
+            try:
+                file.write(text, 0)
+            finally:
+                close_quietly(file)
+            self._disk.rename(draft, self._name)
         except OSError as error:
-            log.error("DISKQUEUE(%s): %s", files.queue, error)
-        else:
-            log.error("DISKQUEUE(%s): nothing tells of %s, set aside as .bad", files.queue, name)
+            with suppress(OSError):
+                self._disk.unlink(draft)
+            # The draft's name differs each time: with the file's name equal faults read the same.
+            path = f"{self._disk.path}/{self._name}"
+            raise OSError(error.errno, error.strerror, path) from error
+
+    def text_to_store(self) -> bytes | None:
+        """Return the content that the next sync has to store; None if it is durable already."""
+        text = self.positions.text()
+        changed = None if text == self._durable_text else text
+        if changed != self._text:
+            self._text = None
+        return changed
+
+    def mark_stored(self, text: bytes) -> None:
+        """Note that a sync has stored this content."""
+        self._durable_text = text
+        self.exists = True
+
+    def mark_unsynced(self) -> None:
+        """Let the next sync store the positions, whatever is durable now."""
+        self._durable_text = None
 
 
 def read_positions(disk: Disk, files: QueueFiles) -> tuple[bytes, Positions]:
-    """The content of the positions file, and what it says.
+    """Return the content of the positions file, and the positions in it.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it is not such a file.
+        OSError: the file cannot be read.
+        ValueError: the content is not valid.
     """
     file = disk.open(files.positions)
     try:
-        text = file.read(_NBYTES_MAX, 0)
+        text = file.read(_MAX_FILE_BYTES, 0)
     finally:
-        let_go(file)
+        close_quietly(file)
     return text, Positions.parse(text)
-
-
-def _size(disk: Disk, name: str) -> int:
-    file = disk.open(name)
-    try:
-        return file.size()
-    finally:
-        let_go(file)
-
-
-def _exists(disk: Disk, name: str) -> bool:
-    with suppress(OSError):
-        let_go(disk.open(name))
-        return True
-    return False
-
-
-def _go_past_end(folder: DataFolder, files: QueueFiles, positions: Positions) -> bool:
-    """Let the writer go on behind all files that there are, after an unclean stop.
-
-    Then the last file is longer than the positions say, or more were begun. All of them are read
-    to their ends. One that is shorter is damaged: nothing must be written behind a hole.
-    """
-    last = positions.write_file
-    try:
-        size = _size(folder.disk, files.records(last))
-    except FileNotFoundError:
-        size = positions.write_pos  # accepted; the reader will see what it misses
-    except OSError as error:
-        log.error("DISKQUEUE(%s): %s", files.queue, error)
-        size = -1
-    later = [
-        files.number(name)
-        for name in folder.found(files.queue)
-        if files.number(name) > last and _exists(folder.disk, name)
-    ]
-    if size == positions.write_pos and not later:
-        return False
-    end = max([last, *later]) + 1
-    log.warning(
-        "DISKQUEUE(%s): not stopped cleanly, %s should be the last file and end at %d; writing "
-        "goes on in file %d",
-        files.queue,
-        files.records(last),
-        positions.write_pos,
-        end,
-    )
-    positions.write_file, positions.write_pos = end, 0
-    return True
-
-
-def _outlived(folder: DataFolder, files: QueueFiles, positions: Positions) -> FileNumbers:
-    """Files before the one that is read next: a crash, or the disk, kept them from going."""
-    found = map(files.number, folder.found(files.queue))
-    return FileNumbers(number for number in found if number < positions.read_file)

@@ -1,8 +1,8 @@
-"""Messages as the records of a disk queue file, made and read in bulk.
+"""The records of a disk queue file: messages are encoded and parsed in bulk.
 
 A record is ``[length:int32][timestamp:8][attempts:2][id:16][body]``; the length counts all that
-follows it. Records of one size lie at a fixed stride, so that whole columns of them are compared
-and cut out at once; records of several sizes need a table of their ends.
+follows it. Records of one size lie at a fixed stride: whole columns of them are compared and sliced
+at once. Records of several sizes need a table of their ends.
 
 Spec: nsqd-internals, section 7.
 """
@@ -21,10 +21,18 @@ from typing import Final
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.wire.bodies import PackedBodies, StridedBodies, slice_fields
 
-__all__ = ["RECORD_NBYTES_EXTRA", "Block", "RecordBatch", "Records", "Run", "encode", "parse"]
+__all__ = [
+    "RECORD_OVERHEAD_BYTES",
+    "EncodedRecords",
+    "RecordBatch",
+    "RecordBlock",
+    "Run",
+    "encode",
+    "parse",
+]
 
-RECORD_NBYTES_EXTRA: Final = 4 + 8 + 2 + 16
-"""What a record has before its body, in bytes."""
+RECORD_OVERHEAD_BYTES: Final = 4 + 8 + 2 + 16
+"""Bytes of a record before its body."""
 
 _FIELD: Final = 4
 _STAMP_AT: Final = 4
@@ -33,8 +41,8 @@ _ATTEMPTS_AT: Final = 12
 _ATTEMPTS: Final = 2
 _ID_AT: Final = 14
 _ID: Final = 16
-# What the length counts besides the body: the least that it may be.
-_LENGTH_MIN: Final = RECORD_NBYTES_EXTRA - _FIELD
+# The length counts the fields behind it: without a body it has the least valid value.
+_MIN_LENGTH: Final = RECORD_OVERHEAD_BYTES - _FIELD
 _ATTEMPTS_MASK: Final = 0xFFFF
 
 _INT32: Final = Struct(">i")
@@ -43,12 +51,12 @@ _HEADER: Final = Struct(">iqH")
 _STAMP_AND_ATTEMPTS: Final = Struct(">qH")
 _LENGTH_AND_ATTEMPTS: Final = Struct(">i8xH")
 
-# Length fields of small bodies come from a table: packing one costs more than looking it up.
-_SMALL: Final = 4096
-_LENGTHS: Final = [_INT32.pack(_LENGTH_MIN + size) for size in range(_SMALL)]
+# Length fields of small bodies come from a table: packing one costs more than a look-up.
+_MAX_SMALL_BODY: Final = 4096
+_LENGTHS: Final = [_INT32.pack(_MIN_LENGTH + size) for size in range(_MAX_SMALL_BODY)]
 
 Run = tuple[int, int, int]
-"""Index of the first record, index after the last one, the attempts that all of them have."""
+"""Index of the first record, index after the last one, attempts of all of them."""
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +90,7 @@ class _PackedColumn:
     __slots__ = ("_buffer", "_ends", "_offset", "_size")
 
     def __init__(self, buffer: bytes, offset: int, size: int, ends: array[int]) -> None:
-        """``ends`` is where the first record begins, and where each one ends."""
+        """``ends``: the offset where the first record begins, then where each one ends."""
         self._buffer = buffer
         self._offset = offset
         self._size = size
@@ -95,11 +103,11 @@ class _PackedColumn:
 
 
 class RecordBatch(MessageBatch):
-    """Messages that lie in memory as the records they were read as.
+    """Messages that are in memory as the records that were read.
 
     Attributes:
-        runs: consecutive records with equal attempts, together all of them.
-        stride: the size that all records have, in bytes, or 0 if they may differ.
+        runs: consecutive records with equal attempts; together all records.
+        stride: size of each record in bytes, or 0 if sizes differ.
     """
 
     __slots__ = ("_buffer", "_ends", "runs", "stride")
@@ -107,8 +115,8 @@ class RecordBatch(MessageBatch):
     def __init__(self, buffer: bytes, stride: int, ends: list[int], runs: list[Run]) -> None:
         """``buffer`` holds whole records only, at least one.
 
-        They are ``stride`` bytes each, more than RECORD_NBYTES_EXTRA; or ``stride`` is 0 and
-        ``ends`` is where the first one begins, and where each one ends.
+        Each has ``stride`` bytes, more than RECORD_OVERHEAD_BYTES. Or ``stride`` is 0, and ``ends``
+        has the offset where the first one begins, then where each one ends.
         """
         self._buffer = buffer
         self.stride = stride
@@ -116,7 +124,7 @@ class RecordBatch(MessageBatch):
         first_ns = int.from_bytes(buffer[_STAMP_AT:_ATTEMPTS_AT], "big", signed=True)
         if stride:
             self._ends = array("I")
-            bodies = StridedBodies(buffer, RECORD_NBYTES_EXTRA, stride - RECORD_NBYTES_EXTRA)
+            bodies = StridedBodies(buffer, RECORD_OVERHEAD_BYTES, stride - RECORD_OVERHEAD_BYTES)
             equal = _equal_column(buffer, _STAMP_AT, _STAMP, stride)
             stamps = None if equal else _StridedColumn(buffer, _STAMP_AT, _STAMP, stride)
             super().__init__(
@@ -125,68 +133,68 @@ class RecordBatch(MessageBatch):
         else:
             self._ends = array("I", ends)
             super().__init__(
-                PackedBodies(buffer, ends, RECORD_NBYTES_EXTRA),
+                PackedBodies(buffer, ends, RECORD_OVERHEAD_BYTES),
                 _PackedColumn(buffer, _ID_AT, _ID, self._ends),
                 first_ns,
                 stamps=_PackedColumn(buffer, _STAMP_AT, _STAMP, self._ends),
             )
 
     def end(self, index: int) -> int:
-        """Where the first ``index`` records end, in bytes."""
+        """Return the offset where the first ``index`` records end."""
         return index * self.stride if self.stride else self._ends[index]
 
     def raw(self, first: int, last: int) -> bytes:
-        """The records ``first`` to ``last`` (exclusive), as they were read."""
+        """Return the records ``first`` to ``last`` (exclusive) as they were read."""
         return self._buffer[self.end(first) : self.end(last)]
 
-    def attempted(self, first: int, last: int, attempts: int) -> bool:
-        """Whether the records ``first`` to ``last`` (exclusive) all say ``attempts``."""
+    def has_attempts(self, first: int, last: int, attempts: int) -> bool:
+        """Return whether the records ``first`` to ``last`` (exclusive) all have ``attempts``."""
         runs = self.runs
-        place = 0 if len(runs) == 1 else bisect_right(runs, first, key=lambda run: run[0]) - 1
-        _, end, stored = runs[place]
+        index = 0 if len(runs) == 1 else bisect_right(runs, first, key=lambda run: run[0]) - 1
+        _, end, stored = runs[index]
         return stored == attempts and last <= end
 
 
-class Records:
-    """Encoded records, one behind the other.
+class EncodedRecords:
+    """Encoded records in a row.
 
     Attributes:
         data: the bytes.
         count: number of records.
-        nbytes: size of ``data``.
+        size: size of ``data``.
     """
 
-    __slots__ = ("_ends", "_stride", "count", "data", "nbytes")
+    __slots__ = ("_ends", "_stride", "count", "data", "size")
 
     def __init__(self, data: bytes, count: int, stride: int) -> None:
-        """``stride`` is the size that all records have, or 0 if they may differ."""
+        """``stride`` is the size of each record, or 0 if sizes differ."""
         self.data = data
         self.count = count
-        self.nbytes = len(data)
+        self.size = len(data)
         self._stride = stride
         self._ends: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<Records: {self.count}, {self.nbytes} bytes>"
+        return f"<EncodedRecords: {self.count}, {self.size} bytes>"
 
     def end(self, count: int) -> int:
-        """Size of the first ``count`` records, in bytes."""
+        """Return the size of the first ``count`` records in bytes."""
         if count == self.count:
-            return self.nbytes
+            return self.size
         return count * self._stride if self._stride else self._table()[count]
 
-    def fit(self, nbytes_max: int) -> int:
-        """How many leading records lie within ``nbytes_max``."""
-        if self.nbytes <= nbytes_max:
+    def count_within(self, max_bytes: int) -> int:
+        """Return how many of the first records fit into ``max_bytes``."""
+        if self.size <= max_bytes:
             return self.count
-        if nbytes_max <= 0:
+        if max_bytes <= 0:
             return 0
         if self._stride:
-            return nbytes_max // self._stride
-        return bisect_right(self._table(), nbytes_max) - 1
+            return max_bytes // self._stride
+        return bisect_right(self._table(), max_bytes) - 1
 
     def _table(self) -> list[int]:
-        # Rarely needed: only when the records do not all go into one file.
+        # Only needed if the records do not fit into one file.
         if not self._ends:
             ends, at = [0], 0
             for _ in range(self.count):
@@ -196,44 +204,44 @@ class Records:
         return self._ends
 
 
-def encode(segment: Segment) -> Records:
-    """The messages of a segment as records, with the segment's attempts modulo 2**16.
+def encode(segment: Segment) -> EncodedRecords:
+    """Encode the messages of a segment, with the segment's attempts modulo 2**16.
 
-    What came from a disk queue and was not attempted since is copied as it stands.
+    Records that were read from a disk queue and not attempted since are copied unchanged.
     """
     batch, first, last = segment.batch, segment.first, segment.last
     attempts = segment.attempts & _ATTEMPTS_MASK
-    if isinstance(batch, RecordBatch) and batch.attempted(first, last, attempts):
-        return Records(batch.raw(first, last), last - first, batch.stride)
+    if isinstance(batch, RecordBatch) and batch.has_attempts(first, last, attempts):
+        return EncodedRecords(batch.raw(first, last), last - first, batch.stride)
     if last - first == 1:
         return _encode_one(batch, first, attempts)
     size = batch.bodies.size
     if batch.stamps is None and size:
-        header = _HEADER.pack(_LENGTH_MIN + size, batch.timestamp_ns, attempts)
+        header = _HEADER.pack(_MIN_LENGTH + size, batch.timestamp_ns, attempts)
         parts = [header] * (3 * (last - first))
         parts[1::3] = batch.ids.slice(first, last)
         parts[2::3] = batch.bodies.slice(first, last)
-        return Records(b"".join(parts), last - first, RECORD_NBYTES_EXTRA + size)
+        return EncodedRecords(b"".join(parts), last - first, RECORD_OVERHEAD_BYTES + size)
     return _encode_varied(batch, first, last, attempts)
 
 
-def _encode_one(batch: MessageBatch, index: int, attempts: int) -> Records:
+def _encode_one(batch: MessageBatch, index: int, attempts: int) -> EncodedRecords:
     body = batch.bodies.body_at(index)
     (id_,) = batch.ids.slice(index, index + 1)
-    length = _LENGTH_MIN + len(body)
+    length = _MIN_LENGTH + len(body)
     if batch.stamps is None:
         data = _HEADER.pack(length, batch.timestamp_ns, attempts) + id_ + body
     else:
         (stamp,) = batch.stamps.slice(index, index + 1)
         data = _INT32.pack(length) + stamp + _UINT16.pack(attempts) + id_ + body
-    return Records(data, 1, len(data))
+    return EncodedRecords(data, 1, len(data))
 
 
-def _encode_varied(batch: MessageBatch, first: int, last: int, attempts: int) -> Records:
+def _encode_varied(batch: MessageBatch, first: int, last: int, attempts: int) -> EncodedRecords:
     count = last - first
     bodies = batch.bodies.slice(first, last)
     size = batch.bodies.size
-    lengths = [_INT32.pack(_LENGTH_MIN + size)] * count if size else _lengths(bodies)
+    lengths = [_INT32.pack(_MIN_LENGTH + size)] * count if size else _lengths(bodies)
     if batch.stamps is None:
         parts = [_STAMP_AND_ATTEMPTS.pack(batch.timestamp_ns, attempts)] * (4 * count)
         parts[0::4] = lengths
@@ -245,85 +253,84 @@ def _encode_varied(batch: MessageBatch, first: int, last: int, attempts: int) ->
         parts[1::5] = batch.stamps.slice(first, last)
         parts[3::5] = batch.ids.slice(first, last)
         parts[4::5] = bodies
-    return Records(b"".join(parts), count, RECORD_NBYTES_EXTRA + size if size else 0)
+    return EncodedRecords(b"".join(parts), count, RECORD_OVERHEAD_BYTES + size if size else 0)
 
 
 def _lengths(bodies: Sequence[bytes]) -> list[bytes]:
     sizes = list(map(len, bodies))
-    if max(sizes) < _SMALL:
+    if max(sizes) < _MAX_SMALL_BODY:
         return list(map(_LENGTHS.__getitem__, sizes))
-    return [_INT32.pack(_LENGTH_MIN + size) for size in sizes]
+    return [_INT32.pack(_MIN_LENGTH + size) for size in sizes]
 
 
-class Block:
-    """The whole records at the beginning of data that was read from a file.
+class RecordBlock:
+    """The whole records at the beginning of data from a file.
 
     Attributes:
         batch: their messages; None if there is no whole record.
         count: number of whole records.
-        nbytes: their size.
-        runs: consecutive records with equal attempts, together all of them.
-        needed: size of the record behind the whole ones, if it begins in the data (the size of
-            the length field if not even that is there), else 0.
-        corrupt: whether what follows the whole records has a length out of range; ``needed`` is
-            0 then.
+        size: their size in bytes.
+        runs: consecutive records with equal attempts; together all records.
+        needed: size of the record that begins behind them (of its length field, if not even that is
+            whole); 0 if the data ends there.
+        corrupt: whether the record behind them has an invalid length; ``needed`` is 0 then.
     """
 
-    __slots__ = ("batch", "corrupt", "count", "nbytes", "needed", "runs")
+    __slots__ = ("batch", "corrupt", "count", "needed", "runs", "size")
 
-    def __init__(self, batch: RecordBatch | None, nbytes: int, needed: int, corrupt: bool) -> None:
+    def __init__(self, batch: RecordBatch | None, size: int, needed: int, corrupt: bool) -> None:
         self.batch = batch
         self.count = 0 if batch is None else batch.count
-        self.nbytes = nbytes
+        self.size = size
         self.runs: list[Run] = [] if batch is None else batch.runs
         self.needed = needed
         self.corrupt = corrupt
 
     def __repr__(self) -> str:
-        return f"<Block of {self.count}, {self.nbytes} bytes>"
+        return f"<RecordBlock of {self.count}, {self.size} bytes>"
 
     def end(self, index: int) -> int:
-        """Where the first ``index`` records end in the data, in bytes."""
+        """Return the offset in the data where the first ``index`` records end."""
         return 0 if self.batch is None else self.batch.end(index)
 
 
-def parse(data: bytes, body_nbytes_max: int) -> Block:
-    """The whole records from the beginning of ``data`` on, as far as their lengths are valid.
+def parse(data: bytes, max_body_bytes: int) -> RecordBlock:
+    """Parse the whole records at the beginning of ``data``, up to the first invalid length.
 
-    A length is valid if the body has 0 to ``body_nbytes_max`` bytes.
+    A length is valid for bodies of 0 to ``max_body_bytes`` bytes.
     """
-    length_max = _LENGTH_MIN + body_nbytes_max
-    count, stride = _equal_sizes(data, length_max)
+    max_length = _MIN_LENGTH + max_body_bytes
+    count, stride = _equal_sizes(data, max_length)
     at = count * stride
-    needed = _needed(data, at, length_max)
+    needed = _needed(data, at, max_length)
     batch: RecordBatch | None = None
-    if count and (0 < needed <= len(data) - at or stride == RECORD_NBYTES_EXTRA):
-        # Of several sizes, or without bodies, which have no stride of their own.
+    if count and (0 < needed <= len(data) - at or stride == RECORD_OVERHEAD_BYTES):
+        # Sizes differ, or bodies are empty: strided bodies must have a size.
         ends = list(range(0, at + 1, stride))
         attempts = _strided_attempts(data[:at], stride)
-        at = _walk(data, length_max, ends, attempts)
-        needed = _needed(data, at, length_max)
+        at = _walk(data, max_length, ends, attempts)
+        needed = _needed(data, at, max_length)
         batch = RecordBatch(data[:at], 0, ends, _runs(attempts))
     elif count:
         records = data[:at]
         batch = RecordBatch(records, stride, [], _strided_runs(records, stride))
-    return Block(batch, at, max(needed, 0), needed < 0)
+    return RecordBlock(batch, at, max(needed, 0), needed < 0)
 
 
-def _needed(data: bytes, at: int, length_max: int) -> int:
-    """Size of the record at ``at``: 0 if nothing is there, -1 if its length is out of range."""
+def _needed(data: bytes, at: int, max_length: int) -> int:
+    """Return the size of the record at ``at``: 0 at the end of the data, -1 if it is invalid."""
     if at == len(data):
         return 0
     if len(data) - at < _FIELD:
         return _FIELD
     (length,) = _INT32.unpack_from(data, at)
-    return _FIELD + length if _LENGTH_MIN <= length <= length_max else -1
+    return _FIELD + length if _MIN_LENGTH <= length <= max_length else -1
 
 
-def _equal_sizes(data: bytes, length_max: int) -> tuple[int, int]:
-    """How many records from the first on have its size, and that size; 0 if it is not whole."""
-    stride = _needed(data, 0, length_max)
-    if stride < RECORD_NBYTES_EXTRA:
+def _equal_sizes(data: bytes, max_length: int) -> tuple[int, int]:
+    """Return how many records from the first on have its size, and that size; 0 if not whole."""
+    stride = _needed(data, 0, max_length)
+    if stride < RECORD_OVERHEAD_BYTES:
         return 0, 0
     count = len(data) // stride
     if count < 2:
@@ -335,9 +342,9 @@ def _equal_sizes(data: bytes, length_max: int) -> tuple[int, int]:
 
 
 def _equal_column(records: bytes, offset: int, size: int, stride: int) -> bool:
-    """Whether all records have the same in this field; one look is enough if the last byte differs.
+    """Return whether this field is equal in all records, each of ``stride`` bytes.
 
-    ``records`` is a whole number of records of ``stride`` bytes.
+    Compares the last byte first: that usually differs if any does.
     """
     count = len(records) // stride
     return count == 1 or all(
@@ -346,20 +353,20 @@ def _equal_column(records: bytes, offset: int, size: int, stride: int) -> bool:
     )
 
 
-def _walk(data: bytes, length_max: int, ends: list[int], attempts: list[int]) -> int:
-    """Add the ends and attempts of the whole records behind the last end; the new last end."""
+def _walk(data: bytes, max_length: int, ends: list[int], attempts: list[int]) -> int:
+    """Add the ends and attempts of the whole records behind the last end; return the new one."""
     at = ends[-1]
     unpack, add_end, add_attempts = _LENGTH_AND_ATTEMPTS.unpack_from, ends.append, attempts.append
     try:
         while True:
-            length, tries = unpack(data, at)
-            if not _LENGTH_MIN <= length <= length_max:
+            length, record_attempts = unpack(data, at)
+            if not _MIN_LENGTH <= length <= max_length:
                 break
             at += _FIELD + length
             add_end(at)
-            add_attempts(tries)
+            add_attempts(record_attempts)
     except StructError:
-        pass  # less is left than any record has
+        pass  # the rest is shorter than any record
     if at > len(data):
         ends.pop()
         attempts.pop()

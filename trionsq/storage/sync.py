@@ -1,179 +1,316 @@
-"""Making a disk queue durable, in a thread beside the broker.
+"""Durability of a disk queue: when a sync begins, and what follows from its result.
 
-The order matters: records before the positions that count them, positions before the removal of
-the files that they no longer name (unless the disk is too full for them). Spec: nsqd-internals,
-section 7 (sync).
+`trionsq.storage.sync_job` has the work itself.
+
+Spec: nsqd-internals, section 7 (sync).
 """
 
 from __future__ import annotations
 
-import errno
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Final
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from trionsq.storage.deferrals import DeferralFile
-from trionsq.storage.disk import Disk, DiskFile, pieces_of, replace_file
-from trionsq.storage.duetimes import SidecarWork
-from trionsq.storage.folder import let_go
-from trionsq.storage.positions import FileNumbers, QueueFiles, remove_files
+from trionsq.storage.deferrals import DeferralChanges, Deferrals
+from trionsq.storage.folder import DataFolder, Queue, error_text
+from trionsq.storage.positions import (
+    MAX_DELETED_AT_ONCE,
+    FileNumbers,
+    Generation,
+    PositionsFile,
+    QueueFiles,
+)
+from trionsq.storage.reader import QueueReader
+from trionsq.storage.sync_job import SyncJob
+from trionsq.storage.writer import MAX_OPEN_SEALED, QueueWriter, close_sealed
 
-__all__ = ["REMOVED_AT_ONCE", "Generation", "SyncJob"]
+__all__ = ["QueueSync", "SyncOwner"]
 
-REMOVED_AT_ONCE: Final = 4
-"""Files that one job removes. To remove one of 100 MB took 35 to 64 ms where it was measured, and
-meanwhile nothing of this queue is made durable."""
+log = logging.getLogger("trionsq")
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-class Generation:
-    """Tells jobs and views whether what they were begun for still is.
-
-    Emptying or deleting a queue raises `number`, in the event loop. A job looks at it before each
-    step. So its last step may come after that, but what it does then is done over by the job that
-    follows it.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
+# While a sync runs, this many times --sync-every operations may follow before publishers wait.
+_MAX_INTERVALS_BEHIND: Final = 2
+# Files deleted at the stop: at 50 ms for each of 100 MB they take 5 s of the minute that nsqd has.
+# The rest is deleted at the next start.
+_MAX_DELETED_AT_STOP: Final = 100
 
 
-@dataclass(slots=True)
-class SyncJob:
-    """One round of making durable.
+class SyncOwner(Queue, Protocol):
+    """The queue as its `QueueSync` sees it.
 
     Attributes:
-        sealed: full files, to be synced and closed, with their numbers; None: not open any more.
-        current: the file being written with its number, None if it has nothing new.
-        doubtful: files that a sync failed to make durable, to be written anew: another sync would
-            prove nothing. Each by its number, with its size in bytes, None: all there is.
-        due_times: what is to be done to the sidecar.
-        positions: the text of the positions file, None if it stands already.
-        finished: numbers of files to be removed.
-        removed_max: how many of them this job removes at most.
-        removed: how many it has removed.
-        durable: whether all is; an error after that left something behind, but lost nothing.
-        fsyncs_s: how long each sync of a file with records took, in seconds.
+        caught_up: to be called when `Backend.behind` or an error may have ended.
     """
 
-    disk: Disk
-    files: QueueFiles
-    generation: Generation
-    number: int
-    sealed: list[tuple[int, DiskFile | None]]
-    current: tuple[int, DiskFile] | None
-    doubtful: list[tuple[int, int | None]]
-    sidecar: DeferralFile
-    due_times: SidecarWork
-    positions: bytes | None
-    finished: FileNumbers
-    removed_max: int
-    removed: int = 0
-    durable: bool = False
-    fsyncs_s: list[float] = field(default_factory=list)
+    caught_up: Callable[[], None]
 
-    def run(self) -> None:
-        """Do it all, or as much as goes; may run in any thread.
+    def note_error(self, error: Exception) -> None:
+        """Log the error, and show it in the health of nsqd."""
 
-        Raises:
-            OSError: not all was done. Records and removals that were are taken off their lists.
-        """
-        try:
-            self._make_durable()
-            if self._is_valid:
-                self.durable = True
-                self._tidy_up()
-        finally:
-            self.due_times.free_dropped()
+    def clear_fault(self) -> None:
+        """Forget the last error if the queue works again."""
 
-    def _make_durable(self) -> None:
-        for step in (self._sync_files, self._write_doubtful, self._append_due_times):
-            if self._is_valid:
-                step()
-        if self.positions is not None and self._is_valid:
-            self._write_positions(self.positions)
+
+class QueueSync:
+    """Makes a disk queue durable by jobs, one at a time.
+
+    Attributes:
+        error: why the last sync failed; None if it went well. Nothing may be appended then.
+        generation: invalidates jobs when the queue is emptied or deleted.
+        reads: records read since the last sync that stores the positions began; the queue counts.
+    """
+
+    __slots__ = ("_deferrals", "_files", "_folder", "_is_needed", "_is_stopped", "_job",
+                 "_operations", "_owner", "_positions", "_positions_file", "_reader", "_reads",
+                 "_unsynced", "_writer", "error", "generation", "reads")  # fmt: skip
+
+    def __init__(
+        self,
+        owner: SyncOwner,
+        folder: DataFolder,
+        files: QueueFiles,
+        positions_file: PositionsFile,
+        writer: QueueWriter,
+        reader: QueueReader,
+        deferrals: Deferrals,
+    ) -> None:
+        self.error: str | None = None
+        self.generation = Generation()
+        self.reads = 0
+        self._owner = owner
+        self._folder = folder
+        self._files = files
+        self._positions_file = positions_file
+        self._positions = positions_file.positions
+        self._writer = writer
+        self._reader = reader
+        self._deferrals = deferrals
+        self._job: SyncJob | None = None
+        self._is_needed = False
+        self._is_stopped = False
+        # Records written or read since the last sync began.
+        self._operations = 0
+        self._unsynced: list[tuple[int, int | None]] = []
 
     @property
-    def _is_valid(self) -> bool:
-        return self.generation.number == self.number
+    def is_busy(self) -> bool:
+        """Whether a job of the queue is under way."""
+        return self._job is not None or self._deferrals.is_loading
 
-    def _sync_files(self) -> None:
-        while self.sealed and self._is_valid:
-            number, file = self.sealed[0]
-            if file is None:
-                self._sync_closed(number)
-            else:
-                self._sync(file)
-                let_go(file)
-            self.sealed.pop(0)
-        if self.current is not None and self._is_valid:
-            self._sync(self.current[1])
-            self.current = None
+    @property
+    def is_behind(self) -> bool:
+        """Whether too much waits for the job under way."""
+        if not self.is_busy:
+            return False
+        limit = _MAX_INTERVALS_BEHIND * max(1, self._folder.sync_every)
+        return self._operations >= limit or len(self._writer.sealed) >= MAX_OPEN_SEALED // 2
 
-    def _sync_closed(self, number: int) -> None:
-        try:
-            file = self.disk.open(self.files.records(number))
-        except FileNotFoundError:
-            return  # it was set aside
-        try:
-            self._sync(file)
-        finally:
-            let_go(file)
+    def count_operations(self, count: int, file_changed: bool) -> None:
+        """Count records written or read.
 
-    def _sync(self, file: DiskFile) -> None:
-        began_s = perf_counter()
-        try:
-            file.sync()
-        finally:
-            self.fsyncs_s.append(perf_counter() - began_s)
+        Begins a sync after --sync-every of them, or if a file was begun or finished.
+        """
+        self._operations += count
+        self._folder.changed[self._owner] = None
+        if file_changed:
+            self.request()
+        elif self._operations >= self._folder.sync_every and not self.is_busy:
+            self._begin_unless_failed()
 
-    def _write_doubtful(self) -> None:
-        while self.doubtful and self._is_valid:
-            number, nbytes = self.doubtful[0]
-            self._write_anew(self.files.records(number), nbytes)
-            self.doubtful.pop(0)
+    def request(self) -> None:
+        """Begin to make everything durable. If a job is under way, another one follows."""
+        self._is_needed = True
+        if not self.is_busy:
+            self._begin_unless_failed()
 
-    def _write_anew(self, name: str, nbytes: int | None) -> None:
-        try:
-            file = self.disk.open(name)
-        except FileNotFoundError:
-            return  # it was read, or set aside
-        try:
-            replace_file(self.disk, name, pieces_of(file, nbytes), self._rename)
-        finally:
-            let_go(file)
+    def _begin_unless_failed(self) -> None:
+        if self.error is None:
+            self._begin_job()
 
-    def _append_due_times(self) -> None:
-        if new := self.due_times.wanted():
-            self.sidecar.append(new)
-
-    def _write_positions(self, text: bytes) -> None:
-        while True:
-            try:
-                replace_file(self.disk, self.files.positions, text, self._rename)
-            except OSError as error:
-                if error.errno not in _FULL or not self.finished or not self._is_valid:
-                    raise
-                # Nobody else will make room. After a crash now the reader misses this file, and
-                # goes on to the next: all of it was read.
-                failure = remove_files(self.disk, self.files, self.finished, 1)
-                if failure is not None:
-                    raise failure from error
-            else:
-                return
-
-    def _rename(self, draft: str, name: str) -> None:
-        if self._is_valid:
-            self.disk.rename(draft, name)
+    def retry(self) -> None:
+        """Sync everything again after an error."""
+        self._positions_file.mark_unsynced()
+        if not self.is_busy:
+            self._begin_job()
         else:
-            self.disk.unlink(draft)
+            self._is_needed = True
 
-    def _tidy_up(self) -> None:
-        before = len(self.finished)
-        failure = remove_files(self.disk, self.files, self.finished, self.removed_max)
-        self.removed = before - len(self.finished)
-        if self.due_times.tidy and self._is_valid:
-            self.sidecar.keep_only(self.due_times.is_kept)
-        if failure is not None:
-            raise failure
+    def begin_next(self) -> None:
+        """Begin the next job if one is due: the last one has ended."""
+        if self._is_stopped:
+            return
+        is_due = self._operations >= max(1, self._folder.sync_every)
+        if self.error is None and (self._is_needed or is_due):
+            self._begin_job()
+        self._owner.caught_up()
+
+    def _begin_job(self) -> None:
+        """Make the records durable, and the positions if it is time for them.
+
+        A crash loses no records behind the stored positions: they are found. So positions, which
+        cost more than records, are stored less often.
+        """
+        with_positions = (
+            self._is_needed
+            or not self._positions_file.is_durable
+            or self.reads >= self._folder.sync_every
+            or self._deferrals.has_new
+        )
+        self._is_needed = False
+        self._operations = 0
+        try:
+            self._writer.repair_files()
+        except OSError as error:
+            self._owner.note_error(error)
+            self.error = error_text(error)
+            return
+        job = self._job = self._make_job(with_positions)
+        self._folder.submit(self._files.queue, job.run, self._job_done)
+
+    def _make_job(self, with_positions: bool, *, at_stop: bool = False) -> SyncJob:
+        positions: bytes | None = None
+        deferrals: DeferralChanges | None = None
+        finished = FileNumbers()
+        if with_positions:
+            self._folder.changed.pop(self._owner, None)
+            self.reads = 0
+            positions = self._positions_file.text_to_store()
+            deferrals = self._deferrals.plan_changes(at_stop=at_stop)
+            finished = self._reader.lend_finished()
+            # Files to be deleted need no rewriting, for which the disk may have no room.
+            self._unsynced = [each for each in self._unsynced if each[0] not in finished]
+        sealed, current = self._writer.lend_files()
+        unsynced, self._unsynced = self._unsynced, []
+        return SyncJob(
+            disk=self._folder.disk,
+            files=self._files,
+            generation=self.generation,
+            number=self.generation.number,
+            sealed=sealed,
+            current=current,
+            unsynced=unsynced,
+            deferrals=deferrals,
+            positions=positions,
+            finished=finished,
+            max_deleted=_MAX_DELETED_AT_STOP if at_stop else MAX_DELETED_AT_ONCE,
+        )
+
+    def _job_done(self, error: Exception | None) -> None:
+        job, self._job = self._job, None
+        assert job is not None
+        try:
+            self._apply_result(job, error)
+        except Exception as defect:
+            if not self._is_stopped:
+                # Unknown what the job did: nothing is accepted before a whole sync went well.
+                self._positions_file.mark_unsynced()
+                self.error = error_text(defect)
+                self._owner.note_error(defect)
+                self._owner.caught_up()
+            raise
+        self.begin_next()
+
+    def _apply_result(self, job: SyncJob, error: Exception | None) -> None:
+        for duration_s in job.fsyncs_s:
+            self._folder.fsync_s.observe(duration_s)
+        self._writer.end_loan()
+        if job.number != self.generation.number:
+            close_sealed(job.sealed)
+            if not self._is_stopped:
+                self._reader.return_finished(job.finished)
+        elif job.durable:
+            self._apply_success(job, error)
+        elif error is not None:
+            self._apply_failure(job, error)
+
+    def _apply_success(self, job: SyncJob, error: Exception | None) -> None:
+        if job.positions is not None:
+            self._positions_file.mark_stored(job.positions)
+        self.error = None
+        if job.finished:
+            self._reader.return_finished(job.finished)
+            self._folder.changed[self._owner] = None
+            # The rest follows at once, unless the disk refuses to delete all of it.
+            self._is_needed |= job.deleted > 0 and not self._folder.stopping
+        if error is None:
+            self._owner.clear_fault()
+        else:
+            self._owner.note_error(error)
+            self._folder.changed[self._owner] = None
+
+    def _apply_failure(self, job: SyncJob, error: Exception) -> None:
+        """Rewrite what the sync failed to make durable, and write on in another file."""
+        self._owner.note_error(error)
+        self.error = error_text(error)
+        self._unsynced += job.unsynced
+        if job.sealed:
+            failed = job.sealed.pop(0)
+            close_sealed([failed])
+            self._mark_unsynced(failed[0])
+        elif job.current is not None:
+            self._mark_unsynced(job.current[0])
+        self._writer.return_sealed(job.sealed)
+        self._reader.return_finished(job.finished)
+        if job.deferrals is not None:
+            self._deferrals.restore_changes(job.deferrals)
+        number = self._positions.write_file
+        if job.current is not None and job.current[0] == number:
+            log.error(
+                "DISKQUEUE(%s): %s may not survive a power failure; writing continues in the next "
+                "file",
+                self._files.queue,
+                self._files.records(number),
+            )
+            if not self._writer.has_open_file:  # a refused append has closed it
+                self._mark_unsynced(number)
+            self._writer.seal()
+            self._reader.skip_finished_file()
+
+    def _mark_unsynced(self, number: int) -> None:
+        self._unsynced.append((number, self._writer.end_of(number)))
+
+    def abandon(self) -> None:
+        """Invalidate the job under way: the queue has left all its records behind."""
+        self.generation.number += 1
+        self._positions_file.mark_unsynced()
+        self.error = None
+        self._unsynced.clear()
+
+    def stop(self) -> FileNumbers:
+        """Begin no more jobs: the queue is deleted. Return the numbers of all its finished files.
+
+        A job under way may be deleting some of them.
+        """
+        self._is_stopped = True
+        numbers = self._reader.lend_finished()
+        if self._job is not None:
+            numbers.add_all(self._job.finished)
+        return numbers
+
+    def sync_at_stop(self) -> Exception | None:
+        """Make everything durable here and now; return what went wrong first, if anything.
+
+        No job may be under way.
+        """
+        assert not self.is_busy, "a job is under way"
+        failure: Exception | None = None
+        try:
+            self._writer.repair_files()
+        except OSError as error:
+            failure = error
+        job = self._make_job(True, at_stop=True)
+        try:
+            job.run()
+        except OSError as error:
+            if job.durable:
+                log.error(
+                    "DISKQUEUE(%s): some files remain: %s", self._files.queue, error_text(error)
+                )
+            else:
+                failure = failure or error
+        except Exception as defect:
+            self._folder.background.defects.report(defect)
+            failure = failure or defect
+        close_sealed(job.sealed)
+        self._writer.end_loan()
+        return failure

@@ -1,16 +1,16 @@
-"""What we test with, and what users of trionsq may test with.
+"""Tools for testing programs that use trionsq, and trionsq itself.
 
-A real nsqd in this process (`broker`; the pytest fixture ``nsqd`` is in `plugin`)::
+`broker` is a real nsqd in this process; `plugin` has the pytest fixture ``nsqd``::
 
     async with open_broker() as nsqd:
         async with Producer(nsqd.tcp_address) as producer:
             await producer.publish("topic", b"body")
 
-And without a kernel and real time:
+The others need no sockets, threads or real time:
 
-- `streams`: a connection in memory, bounded and breakable
 - `memory`: an nsqd without sockets
-- `conversation`: a client that says what it is told
+- `conversation`: a client that sends what the test says, and returns the frames it receives
+- `streams`: a connection in memory, bounded and breakable
 - `disk`, `pagecache`: a disk in memory that fails, fills up, crashes and loses power
 - `background`: blocking work without threads
 
@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# The plugin is loaded in every run of pytest, also where no test needs a broker, and importing the
+# broker takes about a second (trio, quart, cryptography). So it is imported on first use.
 if TYPE_CHECKING:
     from trionsq.testing.broker import OpenBroker, broker_in_thread, open_broker
 
@@ -34,7 +36,7 @@ __all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the broker when it is asked for: the plugin is loaded with every run of pytest."""
+    """Import the broker on first use."""
     if name in __all__:
         from trionsq.testing import broker
 

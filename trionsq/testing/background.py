@@ -1,8 +1,7 @@
-"""Blocking work without threads: at once, or when a test says so.
+"""Blocking disk work without threads: at once, or when a test asks for it.
 
-Both are a `trionsq.storage.background.Background`. What a job raises that is no Exception (such as
-`trionsq.testing.disk.Crashed`) comes out of the call which ran the job, and so does what ``done``
-raises.
+Both classes are a `trionsq.storage.folder.Background`. Exceptions of ``done``, and those of a job
+that are no Exception (such as `trionsq.testing.disk.Crashed`), leave the call that ran the job.
 """
 
 from __future__ import annotations
@@ -10,29 +9,29 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from trionsq.storage.background import Done, Job, JobDefects
+from trionsq.storage.folder import Job, JobDefects, JobDone
 
 __all__ = ["HeldBackground", "InlineBackground"]
 
-_COUNT_MAX: Final = 10_000
+_MAX_JOBS: Final = 10_000
 
 
 class InlineBackground:
-    """Runs each job, and what follows from it, before `submit` returns.
+    """Runs each job, and those that it submits, before `submit` returns.
 
     Attributes:
-        defects: exceptions of jobs that are no OSError.
+        defects: exceptions of jobs other than OSError.
     """
 
     def __init__(self) -> None:
         self.defects = JobDefects()
-        self._waiting: deque[tuple[Job, Done]] = deque()
+        self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._runs = False
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         self._waiting.append((job, done))
         if self._runs:
-            return  # what follows from a job comes after it, not in it
+            return  # a job that was submitted by a job runs after it, not in it
         self._runs = True
         try:
             while self._waiting:
@@ -47,44 +46,44 @@ class InlineBackground:
 
 
 class HeldBackground:
-    """Keeps jobs until told to run them, in the order in which they came.
+    """Keeps jobs until a test runs them, in order.
 
     Attributes:
-        submitted: jobs that ever came.
-        defects: exceptions of jobs that are no OSError.
+        submitted: number of all jobs so far.
+        defects: exceptions of jobs other than OSError.
     """
 
     def __init__(self) -> None:
         self.submitted = 0
         self.defects = JobDefects()
-        self._waiting: deque[tuple[Job, Done]] = deque()
-        self._started: deque[tuple[Exception | None, Done]] = deque()
+        self._waiting: deque[tuple[Job, JobDone]] = deque()
+        self._started: deque[tuple[Exception | None, JobDone]] = deque()
 
     def __len__(self) -> int:
-        """Jobs whose ``done`` was not called yet."""
+        """Return the number of jobs whose ``done`` was not called yet."""
         return len(self._waiting) + len(self._started)
 
     def __repr__(self) -> str:
         return f"<HeldBackground {len(self._waiting)} waiting, {len(self._started)} started>"
 
-    def submit(self, job: Job, done: Done) -> None:
+    def submit(self, job: Job, done: JobDone) -> None:
         self.submitted += 1
         self._waiting.append((job, done))
 
     def start_one(self) -> None:
-        """Run the next job, but do not tell yet that it is done.
+        """Run the next job without calling its ``done``.
 
         Raises:
-            IndexError: none waits.
+            IndexError: no job is waiting.
         """
         job, done = self._waiting.popleft()
         self._started.append((_error_of(job, self.defects), done))
 
     def run_one(self) -> None:
-        """Tell of the oldest job that it is done, after running it if that is still to be done.
+        """Finish the oldest job: run it, unless `start_one` did, and call its ``done``.
 
         Raises:
-            IndexError: none is held.
+            IndexError: there is no job.
         """
         if not self._started:
             self.start_one()
@@ -92,16 +91,16 @@ class HeldBackground:
         done(error)
 
     def run_all(self) -> int:
-        """Run all, also those that come meanwhile; how many they were.
+        """Finish all jobs, with those that they submit; return their number.
 
         Raises:
-            RuntimeError: there is no end to it.
+            RuntimeError: there are more than 10,000.
         """
-        for count in range(_COUNT_MAX):
+        for count in range(_MAX_JOBS):
             if not self:
                 return count
             self.run_one()
-        raise RuntimeError(f"{self!r}, after {_COUNT_MAX} jobs")
+        raise RuntimeError(f"{self!r}, after {_MAX_JOBS} jobs")
 
     async def wait_idle(self) -> None:
         self.run_all()
@@ -113,6 +112,6 @@ def _error_of(job: Job, defects: JobDefects) -> Exception | None:
     except OSError as error:
         return error
     except Exception as error:
-        defects.tell(error)
+        defects.report(error)
         return error
     return None

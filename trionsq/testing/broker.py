@@ -15,7 +15,7 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.client.household import Household
+from trionsq.client.nursery import ShieldedNursery
 from trionsq.local.nsqd_daemon import running_nsqd
 
 __all__ = ["OpenBroker", "broker_in_thread", "open_broker"]
@@ -26,11 +26,11 @@ class OpenBroker:
     """A running nsqd.
 
     Attributes:
-        tcp_address: for clients, ``host:port``.
-        http_address: of the HTTP API, ``host:port``.
-        https_address: the same by HTTPS; empty without ``tls_cert``.
+        tcp_address: ``host:port`` for clients.
+        http_address: ``host:port`` of the HTTP API.
+        https_address: ``host:port`` of the HTTP API by TLS; empty without ``tls_cert``.
         data_path: the folder of its queue files.
-        broker: its inside; only for the thread that it runs in.
+        broker: the broker object; use it only in the thread that the broker runs in.
     """
 
     tcp_address: str
@@ -44,40 +44,41 @@ class OpenBroker:
 async def open_broker(
     data_path: Path | str | None = None, **options: Any
 ) -> AsyncIterator[OpenBroker]:
-    """An nsqd that runs inside the context, on free ports of 127.0.0.1.
+    """Run an nsqd inside the context, on free ports of 127.0.0.1.
 
-    At the end it stops in order, even if the body was cancelled: messages go to the data path. An
-    exception of the body comes out as it is, not in a group. Not for a MockClock: it has threads;
-    see `trionsq.testing.memory` for a broker without.
+    At the end it stops in an orderly way and saves its messages to the data path, even if the body
+    was cancelled. An exception of the body is raised as it is, not in a group. Do not use it with a
+    MockClock, because it has threads: see `trionsq.testing.memory` for a broker without threads.
 
     Args:
-        data_path: kept afterwards; by default a temporary folder that is removed.
-        options: fields of `NsqdOptions`, as ``mem_queue_size=0`` or ``msg_timeout_ns=10**9``.
+        data_path: a folder, which is kept; by default a temporary one, which is removed.
+        options: fields of `NsqdOptions`, such as ``mem_queue_size=0`` or ``msg_timeout_ns=10**9``.
 
     Raises:
-        OptionsError: the options are refused. DataPathError: another nsqd has the folder.
-        TlsConfigError: the certificate's files can't be used.
-        ListenError: an address that was given can't be listened on.
-        TypeError: there is no such option.
+        OptionsError: the options are refused.
+        DataPathError: another nsqd uses the folder.
+        TlsConfigError: the certificate's files cannot be used.
+        ListenError: a given address cannot be listened on.
+        TypeError: unknown option.
     """
     with ExitStack() as stack:
         folder = data_path or stack.enter_context(TemporaryDirectory(prefix="nsqd-"))
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "tcp_address": "127.0.0.1:0",
             "http_address": "127.0.0.1:0",
             "https_address": "127.0.0.1:0",
             "data_path": str(folder),
         }
-        valid = validated(NsqdOptions(**(given | options)))
-        household = Household()
-        tasks = await household.open()
+        valid = validated(NsqdOptions(**(defaults | options)))
+        nursery = ShieldedNursery()
+        tasks = await nursery.open()
         stop, stopped = trio.Event(), trio.Event()
         try:
             broker: Broker = await tasks.start(_serve, valid, stop, stopped)
             yield OpenBroker(
-                f"127.0.0.1:{broker.tcp_port}",
-                f"127.0.0.1:{broker.http_port}",
-                f"127.0.0.1:{broker.https_port}" if broker.https_port else "",
+                f"127.0.0.1:{broker.ports.tcp}",
+                f"127.0.0.1:{broker.ports.http}",
+                f"127.0.0.1:{broker.ports.https}" if broker.ports.https else "",
                 Path(folder),
                 broker,
             )
@@ -86,7 +87,7 @@ async def open_broker(
             if tasks.child_tasks:
                 with trio.CancelScope(shield=True):
                     await stopped.wait()
-            await household.close()
+            await nursery.close()
 
 
 async def _serve(
@@ -105,7 +106,7 @@ async def _serve(
 
 @contextmanager
 def broker_in_thread(data_path: Path | str | None = None, **options: Any) -> Iterator[OpenBroker]:
-    """The same in a thread of its own, for programs and tests that do not run on trio.
+    """Run an nsqd in a thread of its own, for programs and tests that do not use trio.
 
     Arguments and errors are those of `open_broker`.
     """

@@ -1,4 +1,4 @@
-"""A client that says what it is told and shows what it is sent, in whole frames."""
+"""A client for tests: it sends what the test says, and returns the frames it receives."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Final
 import trio
 
 from trionsq.broker.broker import Broker
-from trionsq.testing.streams import CAPACITY_NBYTES, MemoryStream, memory_connection
+from trionsq.testing.streams import CAPACITY_BYTES, MemoryStream, memory_connection
 from trionsq.wire import commands
 from trionsq.wire.client import ClientDecoder, ErrorFrame, Frame, MessageFrame, Response
 from trionsq.wire.states import MAGIC_V2
 
 __all__ = ["Conversation", "UnexpectedFrame"]
 
-# Longer than any wait that nsqd imposes by default; in the virtual time of tests it costs little.
+# Longer than any delay that nsqd has by default; in the virtual time of tests it costs little.
 _PATIENCE_S: Final = 4000.0
 
 
 class UnexpectedFrame(AssertionError):
-    """nsqd sent something else, or nothing, or closed."""
+    """nsqd sent something else or nothing, or closed the connection."""
 
 
 class Conversation:
-    """The client's side of one connection, for tests.
+    """The client's side of one connection.
 
-    Heartbeats are answered by NOP and not shown, while anything is being read.
+    While it reads, it answers heartbeats with NOP and does not return them.
 
     Attributes:
         stream: the connection.
-        shows_heartbeats: show them like other frames, and leave the answer to the caller.
-        heartbeats: how many came so far.
+        shows_heartbeats: return heartbeats like other frames, and leave the answer to the test.
+        heartbeats: number of heartbeats so far.
     """
 
     def __init__(self, stream: MemoryStream) -> None:
@@ -44,23 +44,23 @@ class Conversation:
 
     @classmethod
     def begin(
-        cls, broker: Broker, capacity_nbytes: int = CAPACITY_NBYTES, *, magic: bytes = MAGIC_V2
+        cls, broker: Broker, capacity_bytes: int = CAPACITY_BYTES, *, magic: bytes = MAGIC_V2
     ) -> Conversation:
         """Connect to ``broker`` in memory and send the magic."""
-        stream, transport = memory_connection(capacity_nbytes)
+        stream, transport = memory_connection(capacity_bytes)
         broker.connect(transport)
         stream.send_nowait(magic)
         return cls(stream)
 
-    async def say(self, *said: bytes) -> None:
+    async def say(self, *parts: bytes) -> None:
         """Send commands, or parts of them."""
-        await self.stream.send_all(b"".join(said))
+        await self.stream.send_all(b"".join(parts))
 
     async def frame(self) -> Frame:
-        """The next frame.
+        """Wait for the next frame and return it.
 
         Raises:
-            UnexpectedFrame: the connection ended, or nothing came for very long.
+            UnexpectedFrame: the connection ended, or no frame arrived for 4,000 s.
         """
         with trio.move_on_after(_PATIENCE_S):
             while not self._frames:
@@ -69,7 +69,7 @@ class Conversation:
                     raise UnexpectedFrame("the connection ended")
                 await self._decode(data)
             return self._frames.popleft()
-        raise UnexpectedFrame(f"nothing came in {_PATIENCE_S} s")
+        raise UnexpectedFrame(f"no frame arrived for {_PATIENCE_S} s")
 
     async def _decode(self, data: bytes) -> None:
         self._decoder.feed(data)
@@ -77,27 +77,27 @@ class Conversation:
             if isinstance(frame, Response) and frame.is_heartbeat:
                 self.heartbeats += 1
                 if not self.shows_heartbeats:
-                    # After a half close there is no way to answer.
+                    # After a half close no answer can be sent.
                     with suppress(trio.ClosedResourceError):
                         await self.say(commands.nop())
                     continue
             self._frames.append(frame)
 
     async def response(self, data: bytes = b"OK") -> None:
-        """Expect this response.
+        """Wait for this response.
 
         Raises:
-            UnexpectedFrame: it was another frame.
+            UnexpectedFrame: another frame arrived.
         """
         frame = await self.frame()
         if not isinstance(frame, Response) or frame.data != data:
             raise UnexpectedFrame(f"{frame} instead of {data!r}")
 
     async def error(self) -> str:
-        """The code and text of the error frame that comes next.
+        """Wait for an error frame and return its code and text.
 
         Raises:
-            UnexpectedFrame: it was another frame.
+            UnexpectedFrame: another frame arrived.
         """
         frame = await self.frame()
         if not isinstance(frame, ErrorFrame):
@@ -105,10 +105,10 @@ class Conversation:
         return str(frame.as_error())
 
     async def message(self) -> MessageFrame:
-        """The message that comes next.
+        """Wait for a message and return it.
 
         Raises:
-            UnexpectedFrame: it was another frame.
+            UnexpectedFrame: another frame arrived.
         """
         frame = await self.frame()
         if not isinstance(frame, MessageFrame):
@@ -116,30 +116,30 @@ class Conversation:
         return frame
 
     async def messages(self, count: int) -> list[MessageFrame]:
-        """The next messages."""
+        """Wait for this number of messages and return them."""
         return [await self.message() for _ in range(count)]
 
     async def subscribe(self, topic: str, channel: str, *, ready: int = 0) -> None:
-        """SUB, and RDY unless it is 0."""
+        """Send SUB, and RDY unless it is 0."""
         await self.say(commands.subscribe(topic, channel))
         await self.response()
         if ready:
             await self.say(commands.ready(ready))
 
     async def silence(self, seconds: float) -> None:
-        """Expect that no frame comes for some time; the end of the connection counts as one.
+        """Expect that no frame arrives and the connection stays open for some time.
 
         Raises:
-            UnexpectedFrame: one came.
+            UnexpectedFrame: a frame arrived, or the connection ended.
         """
         with trio.move_on_after(seconds):
             raise UnexpectedFrame(f"{await self.frame()} where silence was expected")
 
     async def end(self) -> list[Frame]:
-        """Wait for the end of the connection; the frames that came before. A reset is an end.
+        """Wait for the end of the connection, also by a reset. Return the frames before it.
 
         Raises:
-            UnexpectedFrame: it did not end.
+            UnexpectedFrame: the connection did not end.
         """
         with trio.move_on_after(_PATIENCE_S):
             try:

@@ -1,9 +1,9 @@
-"""A disk in memory: it fails, fills up, crashes and loses power when told to.
+"""A disk in memory that fails, fills up, crashes and loses power when a test asks for it.
 
-`SimulatedDisk` is a `trionsq.storage.disk.Disk`. It keeps two states apart: what the page cache
-has, which every operation sees, and what is durable: file contents by `sync`, names by
-`sync_folder`, each without the other. A test counts the operations of some work, then lets the
-disk crash at each of them in turn::
+`SimulatedDisk` is a `trionsq.disk.Disk` with two states: the page cache, which every operation
+sees, and the durable state. `sync` makes the content of a file durable, `sync_folder` the names;
+neither does the other's part. A test counts the operations of some work, then lets the disk crash
+at each of them in turn::
 
     work(disk := SimulatedDisk())
     for at in range(1, disk.operations + 1):
@@ -14,9 +14,8 @@ disk crash at each of them in turn::
         recover(disk.after_kill())
         recover(disk.after_power_loss())
 
-It is less kind than any real disk: a file that was synced has no name until the folder was synced
-too, and what a failed sync did not make durable stays in doubt, also after a later sync that
-succeeds.
+The disk is harsher than any real one. A synced file has no durable name before the folder is
+synced. After a failed sync the content stays uncertain, even if a later sync succeeds.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from random import Random
 from threading import Lock
 from typing import Final, TypeVar
 
-from trionsq.testing.pagecache import Content, Folder, State, hole
+from trionsq.testing.pagecache import FileContent, FolderNames, torn_range
 
 __all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
 
-_OF_DISKS: Final = ("open", "create", "rename", "unlink", "names", "sync_folder", "free_nbytes")
-_OF_FILES: Final = ("write", "read", "size", "truncate", "sync", "close")
+_OF_DISK: Final = ("open", "create", "rename", "unlink", "names", "sync_folder", "free_bytes")
+_OF_FILE: Final = ("write", "read", "size", "truncate", "sync", "close")
 
-OPERATIONS: Final = frozenset((*_OF_DISKS, *_OF_FILES))
-"""What may fail or crash, by the names of the methods."""
+OPERATIONS: Final = frozenset((*_OF_DISK, *_OF_FILE))
+"""Operations that can fail or crash: the names of the methods."""
 
-_UNLIMITED_NBYTES: Final = 1 << 40
+_UNLIMITED_BYTES: Final = 1 << 40
 
 _T = TypeVar("_T")
 
 
 class Crashed(BaseException):
-    """The simulated machine stopped here. Not an Exception: what handles errors must not run on."""
+    """The simulated machine stopped. Not an Exception: error handlers must not continue."""
 
 
 class _Fault:
-    """An error that some operation is going to meet."""
+    """An error that a future operation will have."""
 
     def __init__(
         self, error_number: int, at: int, forever: bool, only: Collection[str], name: str
@@ -65,7 +64,7 @@ class _Fault:
         self._name = name
 
     def meets(self, operation: str, names: tuple[str, ...]) -> bool:
-        """Count the operation if it is one of those meant; whether it has to fail."""
+        """Count the operation if it matches; return whether it has to fail."""
         if operation not in self._only or not any(fnmatchcase(name, self._name) for name in names):
             return False
         self._left -= 1
@@ -73,18 +72,17 @@ class _Fault:
 
 
 class SimulatedDisk:
-    """The files of one folder, in memory. Any thread may use it.
+    """The files of one folder in memory. For any thread.
 
     Attributes:
         path: of the folder, as errors show it.
-        capacity: bytes that all files together may have, removed ones that are still open
-            included; None: no limit. May be changed at any time.
-        operations: how many operations were begun.
-        faults: how many of them failed because of `fail` or of `capacity`, by operation.
-        crashed: whether the crash that `crash_at` planned has happened.
-        log: ``(operation, name)`` of each operation, if ``logged``. The name is empty for those of
-            the folder; of a renamed file it is ``old -> new``; of an open file the name it was
-            opened by.
+        capacity: maximum bytes of all files, with deleted ones that are still open; None: no limit.
+            May be changed at any time.
+        operations: number of operations so far.
+        faults: number of operations that failed because of `fail` or `capacity`, by operation.
+        crashed: whether the crash planned by `crash_at` has happened.
+        log: ``(operation, name)`` of each operation, if ``logged``. The name is empty for the
+            folder, ``old -> new`` for a renamed file, and the name at opening for an open file.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class SimulatedDisk:
         self.log: list[tuple[str, str]] = []
         self._logged = logged
         self._random = random or Random(0)
-        self._folder = Folder()
+        self._folder = FolderNames()
         self._handles: set[SimulatedFile] = set()
         self._planned: list[_Fault] = []
         self._crash_in = 0
@@ -113,13 +111,13 @@ class SimulatedDisk:
         state = "crashed" if self.crashed else f"{self.operations} operations"
         return f"<SimulatedDisk {self.path} {len(self._folder.names)} files, {state}>"
 
-    # What a test arranges and looks at: no operations, these always work
+    # For tests: these are no operations and never fail
 
     @classmethod
     def load(
         cls, folder_path: str | Path, *, random: Random | None = None, path: str = "/simulated"
     ) -> SimulatedDisk:
-        """A disk with the files of a real folder, all durable; folders in it are left out."""
+        """Return a disk with the files of a real folder, all durable, without its folders."""
         disk = cls(random=random, path=path)
         for entry in sorted(Path(folder_path).iterdir()):
             if entry.is_file():
@@ -127,18 +125,18 @@ class SimulatedDisk:
         return disk
 
     def files(self) -> dict[str, bytes]:
-        """Name and content of each file, as operations see them now."""
+        """Return the content of each file by name, as operations see it now."""
         with self._lock:
             return {name: bytes(file.data) for name, file in sorted(self._folder.names.items())}
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Put a new file there, in place of the one of that name; durable at once."""
+        """Create or replace a file, durably."""
         with self._lock:
-            self._folder.change(((name, Content(data)),), State.DURABLE)
+            self._folder.change_durably(((name, FileContent(data)),))
 
     @property
     def open_files(self) -> int:
-        """Files that were opened or created and not yet closed."""
+        """Number of open files."""
         return len(self._handles)
 
     def fail(
@@ -149,12 +147,12 @@ class SimulatedDisk:
         only: Collection[str] | None = None,
         name: str = "*",
     ) -> None:
-        """Let the ``at``-th operation from now fail, ``forever``: all that follow it too.
+        """Let the ``at``-th operation from now fail; ``forever``: all later ones, too.
 
-        ``only`` (some of `OPERATIONS`) and ``name`` (a shell pattern) limit which operations are
-        meant; the others neither count nor fail. A write that fails leaves a part of its data in
-        the file; a sync that fails makes nothing durable and leaves it in doubt; a close that
-        fails closes. Other operations that fail do nothing.
+        ``only`` (some of `OPERATIONS`) and ``name`` (a shell pattern) select the operations; others
+        neither count nor fail. A failed write leaves a part of its data in the file. A failed sync
+        makes nothing durable and the content uncertain. A failed close closes the file. Other
+        failed operations do nothing.
         """
         if at < 1 or not OPERATIONS.issuperset(only or ()):
             raise ValueError(f"no such operations: at={at}, only={only}")
@@ -162,14 +160,14 @@ class SimulatedDisk:
             self._planned.append(_Fault(error_number, at, forever, only or OPERATIONS, name))
 
     def heal(self) -> None:
-        """Let nothing fail any more, neither what does now nor what was to fail later."""
+        """Cancel all present and planned failures."""
         with self._lock:
             self._planned.clear()
 
     def crash_at(self, count: int) -> None:
-        """Let the ``count``-th operation from now raise `Crashed`, and then every other one.
+        """Let the ``count``-th operation from now raise `Crashed`, and all later ones, too.
 
-        It is done or not done, or in part if it is a write.
+        That operation is done or not done; a write may be done in part.
         """
         if count < 1:
             raise ValueError(f"no such operation: {count}")
@@ -177,9 +175,9 @@ class SimulatedDisk:
             self._crash_in = count
 
     def after_kill(self) -> SimulatedDisk:
-        """What a new process finds after this one was killed now: all of the page cache.
+        """Return the disk after a kill of the process: the whole page cache is there.
 
-        What was not durable is not durable there either. Faults are not carried over.
+        Uncertain content stays uncertain. Planned faults are not kept.
         """
         with self._lock:
             disk = self._successor()
@@ -187,11 +185,10 @@ class SimulatedDisk:
         return disk
 
     def after_power_loss(self) -> SimulatedDisk:
-        """What is there after the power failed now: what was durable, and any part of the rest.
+        """Return the disk after a power failure: the durable state, and any part of the rest.
 
-        Of the writes that were not durable, any may be there, be missing or be torn at any byte;
-        bytes never written are zeros. A name may mean what it meant before or what it means now.
-        Each call draws anew.
+        Writes that were not durable may be complete, missing, or torn at any byte; bytes never
+        written are zeros. A name may have its old or its new meaning. Each call draws anew.
         """
         with self._lock:
             disk = self._successor()
@@ -210,13 +207,15 @@ class SimulatedDisk:
     # Operations
 
     def open(self, name: str) -> SimulatedFile:
-        return self._perform("open", (name,), lambda: SimulatedFile(self, name, self._found(name)))
+        return self._perform(
+            "open", (name,), lambda: SimulatedFile(self, name, self._content(name))
+        )
 
     def create(self, name: str) -> SimulatedFile:
         def create() -> SimulatedFile:
             if name in self._folder.names:
                 raise self._error(errno.EEXIST, name)
-            content = Content()
+            content = FileContent()
             self._folder.change(((name, content),))
             return SimulatedFile(self, name, content)
 
@@ -224,7 +223,7 @@ class SimulatedDisk:
 
     def rename(self, name: str, new_name: str) -> None:
         def rename() -> None:
-            content = self._found(name, new_name)
+            content = self._content(name, new_name)
             if name != new_name:
                 self._folder.change(((name, None), (new_name, content)))
 
@@ -232,7 +231,7 @@ class SimulatedDisk:
 
     def unlink(self, name: str) -> None:
         def unlink() -> None:
-            self._found(name)
+            self._content(name)
             self._folder.change(((name, None),))
 
         self._perform("unlink", (name,), unlink)
@@ -245,17 +244,12 @@ class SimulatedDisk:
 
     def sync_folder(self) -> None:
         folder = self._folder
-        self._perform(
-            "sync_folder",
-            ("",),
-            lambda: folder.mark(State.DURABLE),
-            failing=lambda: folder.mark(State.DOUBTFUL),
-        )
+        self._perform("sync_folder", ("",), folder.mark_durable, failing=folder.mark_uncertain)
 
-    def free_nbytes(self) -> int:
-        return self._perform("free_nbytes", ("",), self._free_nbytes)
+    def free_bytes(self) -> int:
+        return self._perform("free_bytes", ("",), self._free_bytes)
 
-    # How every operation goes
+    # All operations
 
     def _perform(
         self,
@@ -266,7 +260,7 @@ class SimulatedDisk:
         failing: Callable[[], None] = lambda: None,
         file: SimulatedFile | None = None,
     ) -> _T:
-        """Run ``act``, or ``failing`` and raise, if that is planned."""
+        """Run ``act``; or, if a fault is planned, run ``failing`` and raise."""
         with self._lock:
             if self.crashed:
                 raise Crashed(f"{operation} after the crash")
@@ -278,22 +272,22 @@ class SimulatedDisk:
             self._crash_in -= 1
             if self._crash_in == 0:
                 self._crash(operation, act, failing)
-            # All of them count, also when several meet the same operation.
-            if met := [fault for fault in self._planned if fault.meets(operation, names)]:
+            # Each planned fault counts the operation, even if another one makes it fail.
+            if faults := [fault for fault in self._planned if fault.meets(operation, names)]:
                 self.faults[operation] += 1
                 failing()
-                raise self._error(met[0].error_number, *names)
+                raise self._error(faults[0].error_number, *names)
             return act()
 
     def _crash(
         self, operation: str, act: Callable[[], object], failing: Callable[[], None]
     ) -> None:
         self.crashed = True
-        how = self._random.choice(("not done", "done", "done in part"))
-        if how == "done":
+        outcome = self._random.choice(("not done", "done", "done in part"))
+        if outcome == "done":
             with suppress(OSError):
                 act()
-        elif how == "done in part" and operation == "write":
+        elif outcome == "done in part" and operation == "write":
             failing()
         raise Crashed(f"in operation {self.operations}: {operation}")
 
@@ -304,31 +298,31 @@ class SimulatedDisk:
         new_path = os.path.join(self.path, new_name)
         return OSError(error_number, os.strerror(error_number), path, None, new_path)
 
-    def _found(self, name: str, new_name: str | None = None) -> Content:
+    def _content(self, name: str, new_name: str | None = None) -> FileContent:
         if name not in self._folder.names:
             raise self._error(errno.ENOENT, name, new_name)
         return self._folder.names[name]
 
-    def _free_nbytes(self) -> int:
+    def _free_bytes(self) -> int:
         if self.capacity is None:
-            return _UNLIMITED_NBYTES
+            return _UNLIMITED_BYTES
         contents = {*self._folder.names.values(), *(file.content for file in self._handles)}
         return max(0, self.capacity - sum(len(content.data) for content in contents))
 
 
 class SimulatedFile:
-    """An open file of a `SimulatedDisk`; it stays usable when the file is renamed or removed.
+    """An open file of a `SimulatedDisk`, usable also after the file is renamed or deleted.
 
     Every method raises ValueError after `close`.
 
     Attributes:
-        path: by which it was opened.
-        content: what it shares with other handles of the same file.
+        path: at opening.
+        content: of the file, shared by all its open handles.
     """
 
     __slots__ = ("_disk", "_names", "content", "path")
 
-    def __init__(self, disk: SimulatedDisk, name: str, content: Content) -> None:
+    def __init__(self, disk: SimulatedDisk, name: str, content: FileContent) -> None:
         self.path = os.path.join(disk.path, name)
         self.content = content
         self._disk = disk
@@ -348,17 +342,17 @@ class SimulatedFile:
                 raise self._disk._error(errno.ENOSPC, *self._names)
 
         def tear() -> None:
-            first, last = hole(self._disk._random, len(data))
+            first, last = torn_range(self._disk._random, len(data))
             count = self._fitting(len(data), offset)
             self._change(offset, data[: min(first, count)])
             self._change(offset + last, data[last:count])
 
         self._perform("write", write, tear)
 
-    def read(self, nbytes: int, offset: int) -> bytes:
+    def read(self, max_bytes: int, offset: int) -> bytes:
         def read() -> bytes:
-            self._check(nbytes, offset)
-            return bytes(memoryview(self.content.data)[offset : offset + nbytes])
+            self._check(max_bytes, offset)
+            return bytes(memoryview(self.content.data)[offset : offset + max_bytes])
 
         return self._perform("read", read)
 
@@ -373,8 +367,8 @@ class SimulatedFile:
         self._perform("truncate", truncate)
 
     def sync(self) -> None:
-        mark = self.content.mark
-        self._perform("sync", lambda: mark(State.DURABLE), lambda: mark(State.DOUBTFUL))
+        content = self.content
+        self._perform("sync", content.mark_durable, content.mark_uncertain)
 
     def close(self) -> None:
         def close() -> None:
@@ -398,7 +392,7 @@ class SimulatedFile:
         if min(numbers) < 0:
             raise self._disk._error(errno.EINVAL, *self._names)
 
-    def _fitting(self, nbytes: int, offset: int) -> int:
-        """How many leading bytes of a write there is room for."""
-        size_max = len(self.content.data) + self._disk._free_nbytes()
-        return max(0, min(nbytes, size_max - offset))
+    def _fitting(self, size: int, offset: int) -> int:
+        """Return how many of the first bytes of a write the disk has room for."""
+        max_size = len(self.content.data) + self._disk._free_bytes()
+        return max(0, min(size, max_size - offset))

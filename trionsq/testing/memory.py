@@ -10,10 +10,10 @@ from typing import Any
 import trio
 
 from trionsq.broker.broker import Broker, data_folder
-from trionsq.broker.clock import Clock
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.storage.background import Background
-from trionsq.storage.disk import Disk
+from trionsq.broker.runtime import Clock
+from trionsq.disk import Disk
+from trionsq.storage.folder import Background
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 
@@ -29,18 +29,18 @@ async def nsqd_in_memory(
     clock: Clock | None = None,
     **options: Any,
 ) -> AsyncIterator[Broker]:
-    """A broker that runs inside the context; its wall clock follows trio's.
+    """Run a broker inside the context. Its wall clock follows trio's clock.
 
     Args:
-        disk: its data path; by default an empty one that works.
-        background: where its blocking work is done; by default at once.
-        clock: for a broker that is to go on where another one stopped.
-        seed: of its random choices.
-        options: fields of `NsqdOptions` that are not as by default.
+        seed: seed of its random choices.
+        disk: the disk of its data path; by default an empty one without faults.
+        background: runs its blocking work; by default at once.
+        clock: its clock; pass that of an earlier broker to continue where it stopped.
+        options: fields of `NsqdOptions`.
 
     Raises:
         OptionsError: the options are refused.
-        TypeError: there is no such option.
+        TypeError: unknown option.
     """
     random = Random(seed)
     valid = validated(NsqdOptions(**options))

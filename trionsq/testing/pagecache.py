@@ -1,4 +1,4 @@
-"""What a file system holds between two syncs: contents and names, in memory and durable."""
+"""A file system between two syncs: contents and names, in the page cache and durable."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from enum import Enum, auto
 from random import Random
 from typing import Generic, TypeVar
 
-__all__ = ["Content", "Folder", "State", "hole"]
+__all__ = ["FileContent", "FolderNames", "torn_range"]
 
 _Change = TypeVar("_Change")
 
-# A change of a content: bytes written at an offset, or None: cut off there.
+# A change of a content: bytes written at an offset; None: truncated there.
 _ContentChange = tuple[int, bytes | None]
-# A change of names: what each of them means afterwards. All of it happens, or none.
-_NameChange = tuple[tuple[str, "Content | None"], ...]
+# An atomic change of names: the content that each of them means afterwards.
+_NameChange = tuple[tuple[str, "FileContent | None"], ...]
 
 
-class State(Enum):
-    """Of a change."""
+class _ChangeState(Enum):
+    """How durable a change is."""
 
     DIRTY = auto()  # the next sync makes it durable
-    DOUBTFUL = auto()  # a sync of it failed: it counts as written, but perhaps is not
-    DURABLE = auto()  # but comes after one that is not
+    UNCERTAIN = auto()  # a sync of it failed: later syncs ignore it, and it may get lost
+    DURABLE = auto()  # kept in the history only because an earlier change is not
 
 
 class _History(Generic[_Change]):
-    """The changes since the last state that is wholly durable, in order."""
+    """The changes since the last completely durable state, in order."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[_Change, State]] = []
+        self._changes: list[tuple[_Change, _ChangeState]] = []
 
     def __iter__(self) -> Iterator[tuple[_Change, bool]]:
-        """Each change, and whether it is durable."""
-        return ((change, state is State.DURABLE) for change, state in self._changes)
+        """Yield each change, and whether it is durable."""
+        return ((change, state is _ChangeState.DURABLE) for change, state in self._changes)
 
-    def add(self, change: _Change, state: State = State.DIRTY) -> None:
+    def add(self, change: _Change, state: _ChangeState = _ChangeState.DIRTY) -> None:
         self._changes.append((change, state))
 
-    def mark(self, new_state: State) -> list[_Change]:
-        """Give all that is dirty a new state; take out the changes that are durable by now."""
+    def mark(self, new_state: _ChangeState) -> list[_Change]:
+        """Set the state of all dirty changes; remove and return the first ones that are durable."""
         self._changes = [
-            (change, new_state if state is State.DIRTY else state)
+            (change, new_state if state is _ChangeState.DIRTY else state)
             for change, state in self._changes
         ]
         count = 0
@@ -54,8 +54,8 @@ class _History(Generic[_Change]):
         return done
 
 
-class Content:
-    """What a file holds, apart from its name."""
+class FileContent:
+    """The content of a file, apart from its name."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
@@ -66,7 +66,13 @@ class Content:
         self.history.add((offset, data))
         _apply(self.data, offset, data)
 
-    def mark(self, new_state: State) -> None:
+    def mark_durable(self) -> None:
+        self._mark(_ChangeState.DURABLE)
+
+    def mark_uncertain(self) -> None:
+        self._mark(_ChangeState.UNCERTAIN)
+
+    def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):
             _apply(self.durable, *change)
 
@@ -77,27 +83,37 @@ class Content:
             if is_durable or random.random() < keep:
                 _apply(result, offset, data)
             elif data is not None:
-                first, last = hole(random, len(data))
+                first, last = torn_range(random, len(data))
                 _apply(result, offset, data[:first])
                 _apply(result, offset + last, data[last:])
-                if random.random() < 0.5:  # the new size got there, the bytes did not
+                if random.random() < 0.5:  # the new size became durable, the bytes did not
                     result.extend(bytes(max(0, offset + len(data) - len(result))))
         return bytes(result)
 
 
-class Folder:
-    """Which name means which content."""
+class FolderNames:
+    """The content that each name means."""
 
     def __init__(self) -> None:
-        self.names: dict[str, Content] = {}
-        self.durable: dict[str, Content] = {}
+        self.names: dict[str, FileContent] = {}
+        self.durable: dict[str, FileContent] = {}
         self.history: _History[_NameChange] = _History()
 
-    def change(self, change: _NameChange, state: State = State.DIRTY) -> None:
-        self.history.add(change, state)
+    def change(self, change: _NameChange) -> None:
+        self.history.add(change)
         _rename(self.names, change)
 
-    def mark(self, new_state: State) -> None:
+    def change_durably(self, change: _NameChange) -> None:
+        self.history.add(change, _ChangeState.DURABLE)
+        _rename(self.names, change)
+
+    def mark_durable(self) -> None:
+        self._mark(_ChangeState.DURABLE)
+
+    def mark_uncertain(self) -> None:
+        self._mark(_ChangeState.UNCERTAIN)
+
+    def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):
             _rename(self.durable, change)
 
@@ -107,12 +123,12 @@ class Folder:
         lost: set[str] = set()
         for change, is_durable in self.history:
             touched = {name for name, _ in change}
-            # What happens to one name happens in order.
+            # Changes of one name happen in order.
             if is_durable or (not touched & lost and random.random() < keep):
                 _rename(names, change)
             else:
                 lost |= touched
-        contents: dict[Content, bytes] = {}
+        contents: dict[FileContent, bytes] = {}
         for content in names.values():
             if content not in contents:
                 contents[content] = content.after_power_loss(random)
@@ -128,7 +144,7 @@ def _apply(target: bytearray, offset: int, data: bytes | None) -> None:
         target[offset : offset + len(data)] = data
 
 
-def _rename(target: dict[str, Content], change: _NameChange) -> None:
+def _rename(target: dict[str, FileContent], change: _NameChange) -> None:
     for name, content in change:
         if content is None:
             target.pop(name, None)
@@ -136,7 +152,7 @@ def _rename(target: dict[str, Content], change: _NameChange) -> None:
             target[name] = content
 
 
-def hole(random: Random, nbytes: int) -> tuple[int, int]:
-    """Which part of a torn write is missing: all of it, its end, or any part."""
-    first, last = sorted((random.randint(0, nbytes), random.randint(0, nbytes)))
-    return random.choice(((0, nbytes), (first, nbytes), (first, last)))
+def torn_range(random: Random, size: int) -> tuple[int, int]:
+    """Draw the missing part of a torn write: all of it, its end, or any part."""
+    first, last = sorted((random.randint(0, size), random.randint(0, size)))
+    return random.choice(((0, size), (first, size), (first, last)))

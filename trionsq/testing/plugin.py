@@ -1,6 +1,6 @@
-"""The pytest plugin: a fixture `nsqd`. Loaded by pytest wherever trionsq is installed.
+"""The pytest plugin: the fixture `nsqd`. pytest loads it wherever trionsq is installed.
 
-It imports the broker only when a test asks for one.
+It imports the broker only when a test uses the fixture: see `trionsq.testing`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["nsqd", "pytest_configure"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker ``nsqd``."""
     config.addinivalue_line(
         "markers", "nsqd(**options): options of the broker that the fixture nsqd starts"
     )
@@ -25,10 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def nsqd(request: pytest.FixtureRequest) -> Iterator[OpenBroker]:
-    """A real nsqd on free ports, empty, for one test: see `trionsq.testing.broker.OpenBroker`.
+    """An empty nsqd on free ports, for one test: see `trionsq.testing.broker.OpenBroker`.
 
-    It runs in a thread of its own, so the test may use trio, asyncio or neither. Options are given
-    by a marker: ``@pytest.mark.nsqd(mem_queue_size=0)``.
+    It runs in a thread of its own, so the test may use trio, asyncio or neither. A marker sets its
+    options: ``@pytest.mark.nsqd(mem_queue_size=0)``.
     """
     from trionsq.testing.broker import broker_in_thread
 

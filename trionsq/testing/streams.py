@@ -1,12 +1,12 @@
-"""A connection in memory: bounded in both directions, and it breaks when told to.
+"""A connection in memory, bounded in both directions, that a test can stall or break.
 
-`memory_connection` gives the two ends: a `MemoryStream` for the client, a `MemoryTransport` for
-the broker (a `trionsq.transports.transport.Transport`). Between them lie two `Pipe`s. Unlike
+`memory_connection` returns the two ends: a `MemoryStream` for the client, a `MemoryTransport` for
+the broker (a `trionsq.transports.transport.Transport`). Two `Pipe`s connect them. Unlike
 `trio.testing.memory_stream_pair` a pipe holds a limited number of bytes, as a socket does, so that
-a peer who does not read is noticed; and it can be made to break or to stall.
+tests notice a peer that does not read. A pipe can also break or stall.
 
-As with sockets, whoever closes with input unread resets the connection: what is under way to the
-peer is lost. (A kernel may lose it; this one always does, so that tests see it.)
+As with sockets, an end that closes with unread input resets the connection, and bytes on their way
+to the peer are lost. (A kernel may lose them; a pipe always does, so that tests notice it.)
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Final
 
 import trio
 
-__all__ = ["CAPACITY_NBYTES", "MemoryStream", "MemoryTransport", "Pipe", "memory_connection"]
+__all__ = ["CAPACITY_BYTES", "MemoryStream", "MemoryTransport", "Pipe", "memory_connection"]
 
-CAPACITY_NBYTES: Final = 64 * 1024
-"""Bytes that each direction holds unless told otherwise."""
+CAPACITY_BYTES: Final = 64 * 1024
+"""Bytes that each direction holds by default."""
 
-_RECEIVE_NBYTES_MAX: Final = 64 * 1024
+_MAX_RECEIVE_BYTES: Final = 64 * 1024
 _PORTS = count(50_001)
 
 
@@ -34,14 +34,14 @@ class Pipe:
     """One direction of a connection.
 
     Attributes:
-        capacity_nbytes: bytes it holds at most; may be changed at any time.
-        passed_nbytes: bytes that the reader has taken so far.
-        faults: how often an end felt what `break_with` or `stall` brought about.
+        capacity_bytes: bytes that it can hold; may be changed at any time.
+        passed_bytes: bytes read so far.
+        faults: how often `break_with` or `stall` affected a read or write.
     """
 
-    def __init__(self, capacity_nbytes: int) -> None:
-        self.capacity_nbytes = capacity_nbytes
-        self.passed_nbytes = 0
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.passed_bytes = 0
         self.faults = 0
         self._data = bytearray()
         self._ended = False
@@ -61,16 +61,16 @@ class Pipe:
             )
             if is_set
         ]
-        return f"<Pipe {len(self)}/{self.capacity_nbytes} {' '.join(flags)}>"
+        return f"<Pipe {len(self)}/{self.capacity_bytes} {' '.join(flags)}>"
 
     def __len__(self) -> int:
-        """Bytes under way."""
+        """Bytes written and not yet read."""
         return len(self._data)
 
     # Faults
 
     def break_with(self, error: OSError) -> None:
-        """Lose what is under way; from now on reading and writing raise ``error``."""
+        """Discard the bytes in the pipe; from now on reading and writing raise ``error``."""
         self._error = error
         self._data.clear()
         self._changed.unpark_all()
@@ -84,24 +84,24 @@ class Pipe:
         self._stalled = False
         self._changed.unpark_all()
 
-    # What the two ends do
+    # For the two ends
 
     @property
     def is_readable(self) -> bool:
-        """Whether `read` would have an answer: bytes, the end, or an error."""
+        """Whether `read` would return bytes or the end, or raise."""
         if self._error is not None:
             return True
         return not self._stalled and bool(self._data or self._ended)
 
     @property
     def is_writable(self) -> bool:
-        """Whether `write` would take something, or raise."""
+        """Whether `write` would accept a byte, or raise."""
         if self._error is not None or self._abandoned:
             return True
-        return len(self._data) < self.capacity_nbytes
+        return len(self._data) < self.capacity_bytes
 
-    def read(self, nbytes_max: int) -> bytes | None:
-        """Up to ``nbytes_max`` bytes, ``b""`` at the end, None if nothing has arrived.
+    def read(self, max_bytes: int) -> bytes | None:
+        """Up to ``max_bytes`` bytes; ``b""`` at the end, None if nothing has arrived.
 
         Raises:
             OSError: the pipe is broken.
@@ -112,33 +112,33 @@ class Pipe:
             return None
         if not self._data:
             return b"" if self._ended else None
-        data = bytes(self._data[:nbytes_max])
-        del self._data[:nbytes_max]
-        self.passed_nbytes += len(data)
+        data = bytes(self._data[:max_bytes])
+        del self._data[:max_bytes]
+        self.passed_bytes += len(data)
         self._changed.unpark_all()
         return data
 
     def write(self, data: bytes | memoryview) -> int:
-        """Put in as much of ``data`` as there is room for; the number of bytes.
+        """Write as much of ``data`` as there is room for. Return the number of bytes.
 
         Raises:
-            OSError: the pipe is broken, or the reader is gone (EPIPE).
+            OSError: the pipe is broken, or the reader has closed (EPIPE).
         """
         self._check()
         if self._abandoned:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-        taken = max(0, min(len(data), self.capacity_nbytes - len(self._data)))
-        self._data += data[:taken]
+        count = max(0, min(len(data), self.capacity_bytes - len(self._data)))
+        self._data += data[:count]
         self._changed.unpark_all()
-        return taken
+        return count
 
     def end(self) -> None:
-        """Nothing more will be written: the reader sees the end after what is under way."""
+        """End writing: the reader gets the bytes in the pipe, then the end."""
         self._ended = True
         self._changed.unpark_all()
 
     def abandon(self) -> bool:
-        """Nothing more will be read; whether something was left unread."""
+        """End reading. Return whether unread bytes were discarded."""
         was_unread = bool(self._data)
         self._abandoned = True
         self._data.clear()
@@ -146,7 +146,7 @@ class Pipe:
         return was_unread
 
     def reset(self) -> None:
-        """Lose what is under way, as when the peer closed with input unread."""
+        """Discard the bytes in the pipe, as when the peer closes with unread input."""
         if self._error is None:
             self._error = ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self._data.clear()
@@ -173,9 +173,9 @@ class MemoryTransport:
     """The broker's end. See `trionsq.transports.transport.Transport`.
 
     Attributes:
-        peer, host: the address that the client is said to have.
-        incoming, outgoing: the two directions; to be broken, stalled and looked at.
-        is_closed: whether the broker has let go of it.
+        peer, host: the simulated address of the client.
+        incoming, outgoing: the two directions, for tests to break, stall and inspect.
+        is_closed: whether the broker has closed its end.
     """
 
     def __init__(self, incoming: Pipe, outgoing: Pipe, host: str = "127.0.0.1") -> None:
@@ -189,9 +189,9 @@ class MemoryTransport:
     def __repr__(self) -> str:
         return f"<MemoryTransport {self.peer} in={self.incoming} out={self.outgoing}>"
 
-    def receive_nowait(self, nbytes_max: int) -> bytes | None:
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
         self._check_open()
-        return self.incoming.read(nbytes_max)
+        return self.incoming.read(max_bytes)
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         self._check_open()
@@ -201,7 +201,7 @@ class MemoryTransport:
         """Wait for input, the end or an error.
 
         Raises:
-            trio.BusyResourceError: another task waits already.
+            trio.BusyResourceError: another task is already waiting.
         """
         await self._wait("readable", self.incoming)
 
@@ -209,7 +209,7 @@ class MemoryTransport:
         """Wait for room or an error.
 
         Raises:
-            trio.BusyResourceError: another task waits already.
+            trio.BusyResourceError: another task is already waiting.
         """
         await self._wait("writable", self.outgoing)
 
@@ -230,11 +230,11 @@ class MemoryTransport:
             self.outgoing.end()
 
     def close(self) -> None:
-        """Let go of the connection; again is harmless.
+        """Close the connection. May be called again.
 
         Raises:
-            RuntimeError: a task waits for it: with a socket, its descriptor could be another's
-                by the time that the task is woken.
+            RuntimeError: a task waits for the connection. With a socket, the descriptor could
+                belong to another file by the time that the task wakes.
         """
         if self._waiting:
             raise RuntimeError(f"{self!r} closed while a task waits until it is {self._waiting}")
@@ -248,13 +248,13 @@ class MemoryTransport:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """The client's end: a trio stream, with ways that need no waiting.
+    """The client's end: a trio stream, with additional methods that do not wait.
 
     Errors are those of `trio.SocketStream`: BrokenResourceError once the broker's end is closed or
-    the connection broke, ClosedResourceError after one's own `close`.
+    the connection broke, ClosedResourceError after `close`.
 
     Attributes:
-        incoming, outgoing: the two directions; to be broken, stalled and looked at.
+        incoming, outgoing: the two directions, for tests to break, stall and inspect.
     """
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
@@ -268,7 +268,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         return f"<MemoryStream in={self.incoming} out={self.outgoing}>"
 
     def send_nowait(self, data: bytes) -> int:
-        """Send what there is room for; the number of bytes.
+        """Send as much as there is room for. Return the number of bytes.
 
         Raises:
             trio.BrokenResourceError, trio.ClosedResourceError: see the class.
@@ -281,7 +281,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise trio.BrokenResourceError(str(error)) from error
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything, waiting for room. On cancellation a part may be sent.
+        """Send all of ``data``, waiting for room. When cancelled, a part may have been sent.
 
         Raises:
             trio.BusyResourceError: another task is sending.
@@ -312,7 +312,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             self._check_open()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has arrived, at least one byte; ``b""`` at the end. Cancelling loses nothing.
+        """Receive at least one byte; ``b""`` at the end. Cancelling loses nothing.
 
         Raises:
             trio.BusyResourceError: another task is receiving.
@@ -324,7 +324,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             while True:
                 self._check_open()
                 try:
-                    data = self.incoming.read(max_bytes or _RECEIVE_NBYTES_MAX)
+                    data = self.incoming.read(max_bytes or _MAX_RECEIVE_BYTES)
                 except OSError as error:
                     raise trio.BrokenResourceError(str(error)) from error
                 if data is not None:
@@ -346,7 +346,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise trio.ClosedResourceError("this stream was closed")
 
     def end_sending(self) -> None:
-        """Half close: the broker reads the end after what was sent.
+        """Half close: the broker reads what was sent, then the end.
 
         Raises:
             trio.ClosedResourceError: see the class.
@@ -356,31 +356,31 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self.outgoing.end()
 
     async def send_eof(self) -> None:
-        """The same, as trio's streams have it."""
+        """`end_sending`, in the form of trio's streams."""
         with self._only_task("send"):
             await trio.lowlevel.checkpoint()
             self.end_sending()
 
     def close(self) -> None:
-        """Close both ways; again is harmless."""
+        """Close both directions. May be called again."""
         if not self._is_closed:
             self._is_closed = True
             _close(self.incoming, self.outgoing)
 
     async def aclose(self) -> None:
-        """The same, as trio's streams have it."""
+        """`close`, in the form of trio's streams."""
         self.close()
         await trio.lowlevel.checkpoint()
 
 
 def memory_connection(
-    capacity_nbytes: int = CAPACITY_NBYTES, *, host: str = "127.0.0.1"
+    capacity_bytes: int = CAPACITY_BYTES, *, host: str = "127.0.0.1"
 ) -> tuple[MemoryStream, MemoryTransport]:
-    """The two ends of a new connection: the client's and the broker's.
+    """Return the two ends of a new connection: the client's and the broker's.
 
     Args:
-        capacity_nbytes: that each direction holds.
-        host: the address that the client is said to have.
+        capacity_bytes: bytes that each direction can hold.
+        host: the simulated address of the client.
     """
-    upward, downward = Pipe(capacity_nbytes), Pipe(capacity_nbytes)
+    upward, downward = Pipe(capacity_bytes), Pipe(capacity_bytes)
     return MemoryStream(downward, upward), MemoryTransport(upward, downward, host)

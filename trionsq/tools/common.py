@@ -1,4 +1,4 @@
-"""What the tools share: flags, addresses, client options, log lines, signals, progress.
+"""What all tools share: flags, addresses, client options, log lines, signals.
 
 Spec: tools (common part); options (command line rules).
 """
@@ -18,29 +18,28 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.client import ClientError, Config, ConfigError, ProtocolError
 from trionsq.daemon import flags
+from trionsq.logtext import first_error
 from trionsq.options import BOOL, INT, STRINGS, option
 
 __all__ = [
     "ConsumerOptions",
-    "Progress",
     "ToolError",
     "checked_options",
     "client_config",
     "configure_log",
     "consumer_config",
     "die",
+    "exit_with_usage",
     "on_signal",
     "one_kind_of_address",
     "read_options",
     "run_tool",
-    "wrong_flag",
 ]
 
 T = TypeVar("T")
 
-# Operators' scripts know the clients of a tool by the whole of this.
+# The second part of the user agent. Operators' scripts find the clients of a tool by the whole.
 _LIBRARY: Final = "go-nsq/1.1.0"
-_SHOW_EVERY_S: Final = 1.0
 _LEVELS: Final = {
     logging.DEBUG: "DBG",
     logging.INFO: "INF",
@@ -52,25 +51,25 @@ log = logging.getLogger("trionsq.tools")
 
 
 class ToolError(Exception):
-    """Ends a tool with one log line and exit code 1."""
+    """An error that ends a tool with one log line and exit code 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The flags of every tool that consumes."""
+    """The flags of every tool that consumes messages."""
 
-    version: bool = option("version", False, BOOL, "print the version", key=None)
+    version: bool = option("version", False, BOOL, "print the version and exit")
     nsqd_tcp_address: tuple[str, ...] = option(
-        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd", key=None
+        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd"
     )
     lookupd_http_address: tuple[str, ...] = option(
-        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd", key=None
+        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd"
     )
     consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", (), STRINGS, "name,value of the client library", key=None
+        "consumer-opt", (), STRINGS, "option of the client library: name,value"
     )
     max_in_flight: int = option(
-        "max-in-flight", 200, INT, "messages in flight at most, for each topic", key=None
+        "max-in-flight", 200, INT, "maximum messages in flight, for each topic"
     )
 
 
@@ -78,35 +77,35 @@ class ConsumerOptions:
 
 
 def read_options(options: type[T], tool: str, words: Sequence[str]) -> tuple[T, tuple[str, ...]]:
-    """Return the options that *words* give, and the words after the flags.
+    """Read *words* by the options table of the dataclass *options* (see `trionsq.options`).
 
-    *options* is a dataclass as in `trionsq.options`.
+    Returns the options, and the words after the flags.
 
     Raises:
         SystemExit: 0 after --help or --version, 2 after a usage error.
     """
     try:
-        given = flags.parse(options, words)
+        line = flags.parse(options, words)
     except flags.HelpRequested:
         sys.stdout.write(flags.usage(options, tool))
         raise SystemExit(0) from None
     except flags.UsageError as error:
-        wrong_flag(options, tool, str(error))
-    if given.values.get("version"):
+        exit_with_usage(options, tool, str(error))
+    if line.values.get("version"):
         print(f"{tool} v{NSQ_VERSION}")
         raise SystemExit(0)
-    values: dict[str, Any] = dict(given.values)
-    return options(**values), given.rest
+    values: dict[str, Any] = dict(line.values)
+    return options(**values), line.rest
 
 
-def wrong_flag(options: type, tool: str, text: str) -> NoReturn:
-    """Say what is wrong with a flag, show the usage, and exit with 2."""
+def exit_with_usage(options: type, tool: str, text: str) -> NoReturn:
+    """Write *text* and the usage to stderr, and exit with 2."""
     sys.stderr.write(f"{text}\n{flags.usage(options, tool)}")
     raise SystemExit(2)
 
 
 def die(text: str) -> NoReturn:
-    """Write one log line and exit with 1."""
+    """Write one log line to stderr, and exit with 1."""
     sys.stderr.write(f"{datetime.now():%Y/%m/%d %H:%M:%S} {text}\n")
     raise SystemExit(1)
 
@@ -114,7 +113,7 @@ def die(text: str) -> NoReturn:
 def one_kind_of_address(
     nsqds: Sequence[str], lookupds: Sequence[str], nsqd_flag: str = "--nsqd-tcp-address"
 ) -> None:
-    """Exit with 1 unless exactly one of the two lists has addresses."""
+    """Exit with 1 unless one of the two lists has addresses and the other has none."""
     if not nsqds and not lookupds:
         die(f"{nsqd_flag} or --lookupd-http-address required")
     if nsqds and lookupds:
@@ -124,14 +123,14 @@ def one_kind_of_address(
 def client_config(
     options: type, tool: str, flag: str, assignments: Sequence[str], **fixed: Any
 ) -> Config:
-    """The client library's options from a repeated flag such as --consumer-opt.
+    """The client library's options, from a repeated flag such as --consumer-opt.
 
     Args:
-        options: the tool's, for the usage.
-        tool: its name, which nsqd shows with the clients.
-        flag: as ``--consumer-opt``.
-        assignments: ``name,value`` each.
-        fixed: fields of `Config` that the tool's own flags decide.
+        options: the tool's options, for the usage.
+        tool: its name, for the user agent.
+        flag: the name of the flag.
+        assignments: its values, ``name,value`` each.
+        fixed: fields of `Config` that the tool's own flags set.
 
     Raises:
         SystemExit: 2 after a bad assignment, or one that names a bad file.
@@ -141,46 +140,48 @@ def client_config(
         config = dataclasses.replace(config, user_agent=f"{tool}/{NSQ_VERSION} {_LIBRARY}", **fixed)
         config.check_files()
     except ConfigError as error:
-        wrong_flag(options, tool, f"invalid value for flag -{flag.lstrip('-')}: {error}")
+        exit_with_usage(options, tool, f"invalid value for flag -{flag.lstrip('-')}: {error}")
     return config
 
 
-Consuming = TypeVar("Consuming", bound=ConsumerOptions)
+C = TypeVar("C", bound=ConsumerOptions)
 
 
 def checked_options(
-    options: type[Consuming],
+    options: type[C],
     tool: str,
     argv: Sequence[str] | None,
-    early_refusal: Callable[[Consuming], str],
-    refusal: Callable[[Consuming], str],
-) -> Consuming:
-    """The options of a tool that consumes.
+    early_refusal: Callable[[C], str],
+    refusal: Callable[[C], str],
+) -> C:
+    """Read and check the options of a tool that consumes messages.
 
     Args:
         options: its class of options.
         tool: its name.
         argv: its flags; None: the process's.
-        early_refusal: says why they can't be used, "" if they can; asked before the addresses.
-        refusal: the same, asked after them.
+        early_refusal: returns why the options are refused, or ""; checked before the addresses,
+            because the original reports errors in this order.
+        refusal: the same, checked after the addresses.
 
     Raises:
         SystemExit: 0 after --help or --version, 2 after an unknown flag, 1 after other refusals.
     """
-    given, _ = read_options(options, tool, sys.argv[1:] if argv is None else argv)
-    if why := early_refusal(given):
-        die(why)
-    one_kind_of_address(given.nsqd_tcp_address, given.lookupd_http_address)
-    if why := refusal(given):
-        die(why)
-    return given
+    checked, _ = read_options(options, tool, sys.argv[1:] if argv is None else argv)
+    if reason := early_refusal(checked):
+        die(reason)
+    one_kind_of_address(checked.nsqd_tcp_address, checked.lookupd_http_address)
+    if reason := refusal(checked):
+        die(reason)
+    return checked
 
 
 def consumer_config(options: ConsumerOptions, tool: str, max_in_flight: int = 0) -> Config:
-    """The client library's options of a tool that consumes.
+    """The client library's options of a tool that consumes messages.
 
-    A message that came too often would be finished though nothing was done with it: none is,
-    unless --consumer-opt says so. ``max_in_flight`` stands in for --max-in-flight.
+    max_attempts is 0 unless --consumer-opt sets it: otherwise the client library would finish a
+    message after five attempts, although the tool never succeeded with it. ``max_in_flight``
+    overrides --max-in-flight.
 
     Raises:
         SystemExit: as `client_config`.
@@ -198,10 +199,10 @@ def consumer_config(options: ConsumerOptions, tool: str, max_in_flight: int = 0)
 
 
 class _Formatter(logging.Formatter):
-    """``2026/11/21 13:51:49 WRN text``; INFO of a tool itself is without a level."""
+    """``2026/11/21 13:51:49 WRN text``. An INFO line of the tool itself has no level."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of *record*, without its traceback."""
+        """Return the line for *record*, without its traceback."""
         moment = datetime.fromtimestamp(record.created)
         level = f"{_LEVELS.get(record.levelno, record.levelname)} "
         if record.levelno == logging.INFO and record.name == log.name:
@@ -210,7 +211,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure_log(level: int = logging.INFO) -> logging.Logger:
-    """Send the log of the tool and of the client library to stderr; return the tool's logger."""
+    """Send the log of the tool and of the client library to stderr. Return the tool's logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logger = logging.getLogger("trionsq")
@@ -224,10 +225,11 @@ def configure_log(level: int = logging.INFO) -> logging.Logger:
 
 
 def run_tool(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
-    """Run *work* on trio; its exit code, or 1 after a line that says why it failed.
+    """Run *work* on trio and return its exit code.
 
-    ToolError, ClientError and ProtocolError are such failures, alone or in groups; anything else
-    is a defect and is raised. SIGINT while no `on_signal` handles it: 130.
+    After a ToolError, ClientError or ProtocolError, alone or in a group, write it as one line and
+    exit with 1. Any other exception is a defect and is raised. SIGINT while no `on_signal` handles
+    it returns 130.
     """
     code = 1
     failure: BaseException | None = None
@@ -238,9 +240,7 @@ def run_tool(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     except* KeyboardInterrupt:
         code = 130
     if failure is not None:
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        die(str(failure))
+        die(str(first_error(failure)))
     return code
 
 
@@ -250,47 +250,17 @@ async def on_signal(
     once: bool = True,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Call *action* with a signal that comes; to be started by ``nursery.start``.
+    """Call *action* with each signal that arrives. Start this with ``nursery.start``.
 
     Args:
         action: a synchronous function.
         signals: by default SIGINT and SIGTERM.
-        once: return after the first, so that a second one ends the process as it would have
-            without us. Else go on until cancelled.
+        once: return after the first signal, so that a second one has its default effect and ends
+            the process. Otherwise continue until cancelled.
     """
-    with trio.open_signal_receiver(*(signals or (signal.SIGINT, signal.SIGTERM))) as received:
+    with trio.open_signal_receiver(*(signals or (signal.SIGINT, signal.SIGTERM))) as arrivals:
         task_status.started()
-        async for signum in received:
+        async for signum in arrivals:
             action(signum)
             if once:
                 return
-
-
-class Progress:
-    """A line on stderr about long work, renewed each second; nothing unless it is a terminal.
-
-    Attributes:
-        count: of messages so far; the tool counts it up.
-    """
-
-    def __init__(self, what: str) -> None:
-        """*what* was done to the messages: ``published``."""
-        self.count = 0
-        self._what = what
-        self._is_shown = sys.stderr.isatty()
-
-    async def run(self) -> None:
-        """Show it until cancelled; the last line stays, with the final count."""
-        if not self._is_shown:
-            return
-        before = 0
-        try:
-            while True:
-                await trio.sleep(_SHOW_EVERY_S)
-                rate = (self.count - before) / _SHOW_EVERY_S
-                before = self.count
-                sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}, {rate:,.0f}/s")
-                sys.stderr.flush()
-        finally:
-            sys.stderr.write(f"\r\x1b[K{self.count:,} {self._what}\n")
-            sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The command ``nsq_stat``: a channel's figures over all nsqds, a row for each interval.
+"""The tool nsq_stat: the counts of a channel over all nsqds, one row for each interval.
 
 Spec: tools, nsq_stat.
 """
@@ -16,6 +16,7 @@ from urllib.parse import quote
 import trio
 
 from trionsq import durations, httpget
+from trionsq.hostport import format_address
 from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ToolError,
@@ -29,43 +30,41 @@ from trionsq.tools.common import (
 
 _TOOL: Final = "nsq_stat"
 _HEADER_EVERY: Final = 25
-_NBYTES_MAX: Final = 64 * 1024 * 1024
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _HEADER: Final = (
     "------rate------+----------------depth----------------+--------------metadata---------------\n"
     "ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients"
 )
-# An int that can be told from one that was not given.
+# An integer without a default: None means that the flag was not used.
 _COUNT: Final = dataclasses.replace(INT, show=lambda value: "" if value is None else str(value))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NsqStatOptions:
-    """The flags."""
+    """The flags; durations in nanoseconds."""
 
-    version: bool = option("version", False, BOOL, "print the version", key=None)
-    topic: str = option("topic", "", STRING, "topic", key=None)
-    channel: str = option("channel", "", STRING, "channel", key=None)
-    interval_ns: int = option(
-        "interval", 2 * durations.SECOND_NS, DURATION, "time between rows", key=None
-    )
-    count: int | None = option("count", None, _COUNT, "number of rows; default: no end", key=None)
+    version: bool = option("version", False, BOOL, "print the version and exit")
+    topic: str = option("topic", "", STRING, "topic")
+    channel: str = option("channel", "", STRING, "channel")
+    interval_ns: int = option("interval", 2 * durations.SECOND_NS, DURATION, "time between rows")
+    count: int | None = option("count", None, _COUNT, "number of rows; default: unlimited")
     nsqd_http_address: tuple[str, ...] = option(
-        "nsqd-http-address", (), STRINGS, "host:port of an nsqd", key=None
+        "nsqd-http-address", (), STRINGS, "host:port of an nsqd"
     )
     lookupd_http_address: tuple[str, ...] = option(
-        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd", key=None
+        "lookupd-http-address", (), STRINGS, "host:port of an nsqlookupd"
     )
     connect_timeout_ns: int = option(
-        "http-client-connect-timeout", 2 * durations.SECOND_NS, DURATION, "to connect", key=None
+        "http-client-connect-timeout", 2 * durations.SECOND_NS, DURATION, "time limit to connect"
     )
     request_timeout_ns: int = option(
-        "http-client-request-timeout", 5 * durations.SECOND_NS, DURATION, "for all", key=None
+        "http-client-request-timeout", 5 * durations.SECOND_NS, DURATION, "time limit of a request"
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Figures:
-    """A channel's, as /stats names them; of one nsqd or the sum of several."""
+class ChannelCounts:
+    """The counts of a channel, named as in /stats; of one nsqd, or the sum of several."""
 
     depth: int = 0
     backend_depth: int = 0
@@ -76,24 +75,24 @@ class Figures:
     message_count: int = 0
     client_count: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
+    def __add__(self, other: ChannelCounts) -> ChannelCounts:
         values = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Figures(*[mine + its for mine, its in values])
+        return ChannelCounts(*[left + right for left, right in values])
 
 
-def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> Figures | None:
-    """The channel's figures in an answer to /stats; None if it is not there.
+def counts_of(stats: Mapping[str, Any], topic: str, channel: str) -> ChannelCounts | None:
+    """The channel's counts in an answer to /stats; None if nsqd does not have the channel.
 
     Raises:
-        KeyError, TypeError, ValueError: the answer makes no sense.
+        KeyError, TypeError, ValueError: the answer cannot be understood.
     """
     stats = stats.get("data") or stats  # the form before nsqd 1.0
     for one_topic in stats["topics"]:
         for one_channel in one_topic["channels"] if one_topic["topic_name"] == topic else ():
             if one_channel["channel_name"] == channel:
-                names = [field.name for field in dataclasses.fields(Figures)]
+                names = [field.name for field in dataclasses.fields(ChannelCounts)]
                 clients = len(one_channel.get("clients") or ())
-                return Figures(
+                return ChannelCounts(
                     *[
                         int(one_channel.get(name, clients if name == "client_count" else 0))
                         for name in names
@@ -102,12 +101,12 @@ def figures_of(stats: Mapping[str, Any], topic: str, channel: str) -> Figures | 
     return None
 
 
-def row(before: Figures, now: Figures, interval_s: float) -> str:
-    """The line for what changed in the interval; rates are cut to whole messages."""
-    came = now.message_count - before.message_count
-    went = came - (now.depth - before.depth)
+def row(before: ChannelCounts, now: ChannelCounts, interval_s: float) -> str:
+    """The row for one interval. Rates are rounded down to whole messages."""
+    ingress = now.message_count - before.message_count
+    egress = ingress - (now.depth - before.depth)
     return (
-        f"{int(came / interval_s):7d} {int(went / interval_s):7d} |"
+        f"{int(ingress / interval_s):7d} {int(egress / interval_s):7d} |"
         f" {now.depth:7d} {now.depth - now.backend_depth:7d} {now.backend_depth:7d}"
         f" {now.in_flight_count:5d} {now.deferred_count:5d} |"
         f" {now.requeue_count:7d} {now.timeout_count:7d}"
@@ -122,7 +121,7 @@ class _Polling:
         self._options = options
 
     async def run(self) -> int:
-        """Print rows until --count or a signal; the exit code. Raises ToolError."""
+        """Print rows until --count or a signal, and return the exit code. Raises ToolError."""
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
             signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -133,7 +132,7 @@ class _Polling:
 
     async def _print_rows(self) -> None:
         interval_s = self._options.interval_ns / durations.SECOND_NS
-        before: Figures | None = None
+        before: ChannelCounts | None = None
         polls = 0
         while True:
             if polls % _HEADER_EVERY == 0:
@@ -147,41 +146,41 @@ class _Polling:
             polls += 1
             await trio.sleep(interval_s)
 
-    async def _poll(self) -> Figures:
-        """The channel's figures over all nsqds."""
+    async def _poll(self) -> ChannelCounts:
+        """The sum of the channel's counts over all nsqds."""
         options = self._options
-        addresses = list(options.nsqd_http_address) or await self._discovered()
+        addresses = list(options.nsqd_http_address) or await self._discover()
         query = (
             f"format=json&topic={quote(options.topic, safe='')}"
             f"&channel={quote(options.channel, safe='')}&include_clients=false"
         )
-        found: list[Figures | None] = []
+        answers: list[ChannelCounts | None] = []
 
-        async def ask(address: str) -> None:
+        async def request_stats(address: str) -> None:
             status, stats = await self._get(f"http://{address}/stats?{query}")
             try:
                 if status != 200:
                     raise ValueError(f"status {status}")
-                found.append(figures_of(stats, options.topic, options.channel))
+                answers.append(counts_of(stats, options.topic, options.channel))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ToolError(f"ERROR: failed to get nsqd stats - {address}: {error}") from error
 
         async with trio.open_nursery() as nursery:
             for address in dict.fromkeys(addresses):
-                nursery.start_soon(ask, address)
-        figures = [one for one in found if one is not None]
-        if not figures:
+                nursery.start_soon(request_stats, address)
+        counts = [answer for answer in answers if answer is not None]
+        if not counts:
             raise ToolError(
                 f"ERROR: failed to find channel({options.channel}) in stats metadata"
                 f" for topic({options.topic})"
             )
-        return sum(figures, Figures())
+        return sum(counts, ChannelCounts())
 
-    async def _discovered(self) -> list[str]:
-        """HTTP addresses of the nsqds that have the topic, by all nsqlookupds."""
-        found: list[str] = []
+    async def _discover(self) -> list[str]:
+        """HTTP addresses of the nsqds that have the topic, from all nsqlookupds."""
+        nsqds: list[str] = []
 
-        async def ask(address: str) -> None:
+        async def request_producers(address: str) -> None:
             topic = quote(self._options.topic, safe="")
             status, answer = await self._get(f"http://{address}/lookup?topic={topic}")
             try:
@@ -190,15 +189,15 @@ class _Polling:
                 if status != 200:
                     raise ValueError(f"status {status}")
                 producers = (answer.get("data") or answer)["producers"]
-                found.extend(map(_http_address, producers))
+                nsqds.extend(map(_http_address, producers))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 text = f"ERROR: failed to get topic producers - {address}: {error}"
                 raise ToolError(text) from error
 
         async with trio.open_nursery() as nursery:
             for address in dict.fromkeys(self._options.lookupd_http_address):
-                nursery.start_soon(ask, address)
-        return found
+                nursery.start_soon(request_producers, address)
+        return nsqds
 
     async def _get(self, url: str) -> tuple[int, dict[str, Any]]:
         try:
@@ -207,7 +206,7 @@ class _Polling:
                 {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": "nsq_stat/1.3.0"},
                 self._options.connect_timeout_ns / durations.SECOND_NS,
                 self._options.request_timeout_ns / durations.SECOND_NS,
-                _NBYTES_MAX,
+                _MAX_ANSWER_BYTES,
             )
             return answer.status, json.loads(answer.body)
         except (httpget.GetError, ValueError) as error:
@@ -215,8 +214,7 @@ class _Polling:
 
 
 def _http_address(producer: Mapping[str, Any]) -> str:
-    host, port = str(producer["broadcast_address"]), int(producer["http_port"])
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_address(str(producer["broadcast_address"]), int(producer["http_port"]))
 
 
 def _print(text: str) -> None:
@@ -248,8 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv* (default: the process's), and return its exit code.
 
     Raises:
-        SystemExit: 0 after --help or --version, 2 after a usage error, 1 after a line that says
-            what is wrong.
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 after other refusals.
     """
     options, _ = read_options(NsqStatOptions, _TOOL, sys.argv[1:] if argv is None else argv)
     _check(options)

@@ -1,10 +1,10 @@
-"""The command ``nsq_tail``: messages to standard output.
+"""The tool nsq_tail: writes messages to standard output.
 
-A message is finished once it is written; what was received and not written is given back when
-the tool ends, by a signal, by -n or because nobody reads on.
+A message is finished once it is written. When the tool ends, by a signal, by -n or because the
+reader of a pipe has gone, messages that were received but not written are returned to nsqd.
 
-Spec: tools, nsq_tail. Unlike the original, the messages that were written are finished before
-the tool ends, and none is given up after five attempts: that would finish it unwritten.
+Spec: tools, nsq_tail. Unlike the original, the tool finishes the written messages before it ends,
+and gives up no message after five attempts: that would finish it unwritten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from trionsq.client import Batch, Config, Consumer
 from trionsq.options import BOOL, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ConsumerOptions,
-    Progress,
     ToolError,
     configure_log,
     consumer_config,
@@ -35,10 +34,10 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
-from trionsq.tools.fds import OutputFd
+from trionsq.tools.stdio import OutputFd, Progress
 
 _TOOL: Final = "nsq_tail"
-# After a signal, for the rest of the line that was begun.
+# Time to write the rest of a line after a signal.
 _LAST_LINE_S: Final = 1.0
 
 
@@ -46,12 +45,12 @@ _LAST_LINE_S: Final = 1.0
 class NsqTailOptions(ConsumerOptions):
     """The flags."""
 
-    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read", key=None)
-    channel: str = option("channel", "", STRING, "default: a new ephemeral one", key=None)
-    n: int = option("n", 0, INT, "end after so many messages of a topic, 0: never", key=None)
-    print_topic: bool = option(
-        "print-topic", False, BOOL, "begin each line with the topic", key=None
+    topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
+    channel: str = option(
+        "channel", "", STRING, "channel to read from; default: a new ephemeral one"
     )
+    n: int = option("n", 0, INT, "end after this many messages of a topic; 0: never")
+    print_topic: bool = option("print-topic", False, BOOL, "begin each line with the topic")
 
 
 class _Tail:
@@ -66,7 +65,7 @@ class _Tail:
         self._progress = Progress("written")
 
     async def run(self) -> int:
-        """Write until a signal comes or -n is reached; the exit code. Raises ToolError."""
+        """Write until a signal or -n, and return the exit code. Raises ToolError."""
         async with trio.open_nursery() as nursery:
             scope = nursery.cancel_scope
             await nursery.start(on_signal, lambda _: scope.cancel())
@@ -79,12 +78,12 @@ class _Tail:
     async def _tail(self, topic: str, scope: trio.CancelScope) -> None:
         configure_log().info("Adding consumer for topic: %s", topic)
         prefix = f"{topic} | ".encode() if self._options.print_topic else b""
-        left = self._options.n
+        remaining = self._options.n
         async with self._consumer(topic) as consumer:
             async for batch in consumer.batches():
-                count = min(left or len(batch), len(batch))
+                count = min(remaining or len(batch), len(batch))
                 await self._write(batch, count, prefix)
-                if left and not (left := left - count):
+                if remaining and not (remaining := remaining - count):
                     scope.cancel()
                     return
 
@@ -101,32 +100,32 @@ class _Tail:
             raise ToolError(str(error)) from error
 
     async def _write(self, batch: Batch, count: int, prefix: bytes) -> None:
-        """Write the first *count* messages and finish them, or as many as there is room for."""
+        """Write the first *count* messages and finish those that were written completely."""
         lines = [b"%b%b\n" % (prefix, body) for body in batch.bodies[:count]]
         ends = list(itertools.accumulate(map(len, lines)))
         data = b"".join(lines)
         async with self._turn:
-            begin = self._output.nbytes
+            start = self._output.written_bytes
             try:
                 await self._output.write_all(data)
             except trio.Cancelled:
-                await self._end_line(data, ends, self._output.nbytes - begin)
+                await self._finish_line(data, ends, self._output.written_bytes - start)
                 raise
             except OSError as error:
                 raise ToolError(
                     f"ERROR: failed to write to os.Stdout - {error.strerror}"
                 ) from error
             finally:
-                _finish(batch, bisect_right(ends, self._output.nbytes - begin))
+                _finish(batch, bisect_right(ends, self._output.written_bytes - start))
         self._progress.count += count
 
-    async def _end_line(self, data: bytes, ends: list[int], nbytes: int) -> None:
-        """Write the rest of the line that was begun, if the reader takes it."""
-        lines = bisect_right(ends, nbytes)
-        if lines == len(ends) or nbytes == (ends[lines - 1] if lines else 0):
+    async def _finish_line(self, data: bytes, ends: list[int], written_bytes: int) -> None:
+        """Write the rest of a partly written line, if the reader takes it in time."""
+        lines = bisect_right(ends, written_bytes)
+        if lines == len(ends) or written_bytes == (ends[lines - 1] if lines else 0):
             return
         with trio.move_on_after(_LAST_LINE_S, shield=True), suppress(OSError):
-            await self._output.write_all(data[nbytes : ends[lines]])
+            await self._output.write_all(data[written_bytes : ends[lines]])
 
 
 def _finish(batch: Batch, count: int) -> None:
@@ -141,15 +140,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv* (default: the process's), and return its exit code.
 
     Raises:
-        SystemExit: 0 after --help or --version, 2 after a usage error, 1 after a line that says
-            what is wrong.
+        SystemExit: 0 after --help or --version, 2 after a usage error, 1 after other refusals.
     """
     options, _ = read_options(NsqTailOptions, _TOOL, sys.argv[1:] if argv is None else argv)
     if not options.topic:
         die("--topic required")
     one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
-    most = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
-    config = consumer_config(options, _TOOL, most)
+    max_in_flight = options.max_in_flight
+    if options.n > 0:
+        max_in_flight = min(options.n, max_in_flight)
+    config = consumer_config(options, _TOOL, max_in_flight)
     configure_log()
     return run_tool(_Tail(options, config).run)
 

@@ -1,10 +1,10 @@
-"""The command ``to_nsq``: each record of standard input becomes a message.
+"""The tool to_nsq: publishes each record of standard input as a message.
 
-Records are published in order and many at a time; each is confirmed by every nsqd. SIGINT and
-SIGTERM end the reading: the record that was begun is read to its end, everything read is
-published and confirmed, then the tool ends. A second signal ends it at once.
+Records are published in order, many at a time, and every nsqd confirms each. After SIGINT or
+SIGTERM the tool reads to the end of the present record, waits until everything is published and
+confirmed, and ends. A second signal ends it at once.
 
-Spec: tools, to_nsq. Unlike the original, the last record is published whole without a delimiter.
+Spec: tools, to_nsq. Unlike the original, a last record without a delimiter is published whole.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import Final
 import trio
 
 from trionsq.client import ClientError, Config, Producer, ProtocolError
-from trionsq.client.waiting import Reply
+from trionsq.client.connection import Reply
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
-    Progress,
     ToolError,
     client_config,
     configure_log,
@@ -31,16 +30,16 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
-from trionsq.tools.fds import InputFd
+from trionsq.tools.stdio import InputFd, Progress
 from trionsq.wire.names import is_valid_name
 
 _TOOL: Final = "to_nsq"
-_READ_NBYTES: Final = 128 * 1024
-_GROUP_COUNT: Final = 500
-# Less than what the client library lets wait unsent, so that a failure is seen in time.
-_GROUP_NBYTES: Final = 256 * 1024
-_RECORD_NBYTES_MAX: Final = 256 * 1024 * 1024
-# After a signal, for the rest of the record that was begun.
+_READ_BYTES: Final = 128 * 1024
+_MAX_GROUP_COUNT: Final = 500
+# Less than the client library accepts unsent (1 MiB), so that a failure is noticed in time.
+_MAX_GROUP_BYTES: Final = 256 * 1024
+_MAX_RECORD_BYTES: Final = 256 * 1024 * 1024
+# Time to read the rest of a record after a signal.
 _LAST_RECORD_S: Final = 1.0
 
 
@@ -48,66 +47,62 @@ _LAST_RECORD_S: Final = 1.0
 class ToNsqOptions:
     """The flags."""
 
-    topic: str = option("topic", "", STRING, "topic to publish to", key=None)
+    topic: str = option("topic", "", STRING, "topic to publish to")
     nsqd_tcp_address: tuple[str, ...] = option(
-        "nsqd-tcp-address", (), STRINGS, "host:port; each gets every message", key=None
+        "nsqd-tcp-address", (), STRINGS, "host:port of an nsqd; each gets every message"
     )
     delimiter: str = option(
-        "delimiter",
-        "\n",
-        dataclasses.replace(STRING, show=repr),
-        "the byte between records",
-        key=None,
+        "delimiter", "\n", dataclasses.replace(STRING, show=repr), "the byte between two records"
     )
-    rate: int = option("rate", 0, INT, "messages per second at most, 0: no limit", key=None)
+    rate: int = option("rate", 0, INT, "maximum messages per second; 0: no limit")
     producer_opt: tuple[str, ...] = option(
-        "producer-opt", (), STRINGS, "name,value of the client library", key=None
+        "producer-opt", (), STRINGS, "option of the client library: name,value"
     )
 
 
-class Records:
-    """Takes bytes as they come and gives records; empty ones are left out."""
+class RecordSplitter:
+    """Splits a stream of bytes into records, and drops empty ones."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
         self._rest: list[bytes] = []
-        self._rest_nbytes = 0
+        self._rest_bytes = 0
 
     @property
     def has_rest(self) -> bool:
-        """Whether a record has begun and not ended."""
+        """Whether the last record is incomplete so far."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the records that end in *data*. Raises ToolError: one is absurdly long."""
+        """Return the records that end in *data*. Raises ToolError if one is longer than 256 MiB."""
         first, *others = data.split(self._delimiter)
         if first:
             self._rest.append(first)
-            self._rest_nbytes += len(first)
-            if self._rest_nbytes > _RECORD_NBYTES_MAX:
-                raise ToolError(f"a record of more than {_RECORD_NBYTES_MAX} bytes")
+            self._rest_bytes += len(first)
+            if self._rest_bytes > _MAX_RECORD_BYTES:
+                raise ToolError(f"a record of more than {_MAX_RECORD_BYTES} bytes")
         if not others:
             return []
         records = [self.pop_rest(), *others[:-1]]
         if others[-1]:
-            self._rest, self._rest_nbytes = [others[-1]], len(others[-1])
+            self._rest, self._rest_bytes = [others[-1]], len(others[-1])
         return [record for record in records if record]
 
     def pop_rest(self) -> bytes:
-        """Return what has begun, as if it had ended; empty if nothing has."""
+        """Return the incomplete record, as if it had ended; empty if there is none."""
         rest = b"".join(self._rest)
-        self._rest, self._rest_nbytes = [], 0
+        self._rest, self._rest_bytes = [], 0
         return rest
 
 
 def groups(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Part *records* into runs of bounded count and size; a large record is alone."""
-    first = nbytes = 0
+    """Split *records* into groups of limited count and size. A large record stands alone."""
+    first = size = 0
     for index, record in enumerate(records):
-        nbytes += len(record)
-        if index > first and (nbytes > _GROUP_NBYTES or index - first == _GROUP_COUNT):
+        size += len(record)
+        if index > first and (size > _MAX_GROUP_BYTES or index - first == _MAX_GROUP_COUNT):
             yield records[first:index]
-            first, nbytes = index, len(record)
+            first, size = index, len(record)
     if records:
         yield records[first:]
 
@@ -116,20 +111,20 @@ _Group = tuple[int, list[Reply[bytes]]]
 
 
 class _Publishing:
-    """One run of the tool. Tasks: the reader, the one that awaits confirmations, signals."""
+    """One run of the tool. Tasks: one reads, one waits for confirmations, one for signals."""
 
     def __init__(self, options: ToNsqOptions, config: Config) -> None:
         self._options = options
         self._config = config
         self._input = InputFd(0)
-        self._records = Records(os.fsencode(options.delimiter))
+        self._records = RecordSplitter(os.fsencode(options.delimiter))
         self._progress = Progress("published")
         self._is_stopping = False
-        self._waiting = trio.CancelScope()
+        self._wait_scope = trio.CancelScope()
         self._next_s = 0.0
 
     async def run(self) -> int:
-        """Publish all; the exit code. Raises ToolError."""
+        """Publish everything, and return the exit code. Raises ToolError."""
         async with AsyncExitStack() as stack:
             producers = []
             for address in dict.fromkeys(self._options.nsqd_tcp_address):
@@ -139,37 +134,37 @@ class _Publishing:
                 await nursery.start(on_signal, self._stop)
                 if not os.isatty(0):
                     nursery.start_soon(self._progress.run)
-                begun, confirmations = trio.open_memory_channel[_Group](2)
-                nursery.start_soon(self._read_all, producers, begun)
-                await self._confirm_all(confirmations)
+                unconfirmed, groups_to_confirm = trio.open_memory_channel[_Group](2)
+                nursery.start_soon(self._read_all, producers, unconfirmed)
+                await self._confirm_all(groups_to_confirm)
                 nursery.cancel_scope.cancel()
         return 0
 
     def _stop(self, _signum: int) -> None:
         self._is_stopping = True
-        self._waiting.cancel()
+        self._wait_scope.cancel()
 
     async def _read_all(
-        self, producers: list[Producer], begun: trio.MemorySendChannel[_Group]
+        self, producers: list[Producer], unconfirmed: trio.MemorySendChannel[_Group]
     ) -> None:
-        with begun:  # its aclose() is a checkpoint, at which an error could get lost
+        with unconfirmed:  # not `async with`: its checkpoint could hide an error
             while data := await self._read():
-                await self._publish(self._records.feed(data), producers, begun)
+                await self._publish(self._records.feed(data), producers, unconfirmed)
             if self._is_stopping:
-                await self._publish(await self._end_of_record(), producers, begun)
+                await self._publish(await self._read_rest_of_record(), producers, unconfirmed)
             if rest := self._records.pop_rest():
-                await self._publish([rest], producers, begun)
+                await self._publish([rest], producers, unconfirmed)
 
     async def _read(self) -> bytes:
-        """What comes next; empty at the end, or when a signal came."""
+        """Read what is available; empty at the end of the input and after a signal."""
         data = b""
         if not self._is_stopping:
-            with trio.CancelScope() as self._waiting:
-                data = await _checked_read(self._input, _READ_NBYTES)
+            with trio.CancelScope() as self._wait_scope:
+                data = await _checked_read(self._input, _READ_BYTES)
         return data
 
-    async def _end_of_record(self) -> list[bytes]:
-        """Read on to the end of the record that was begun, and not a byte further."""
+    async def _read_rest_of_record(self) -> list[bytes]:
+        """Read to the end of the present record, byte by byte, so as not to read further."""
         records: list[bytes] = []
         with trio.move_on_after(_LAST_RECORD_S):
             while self._records.has_rest:
@@ -183,12 +178,12 @@ class _Publishing:
         self,
         records: Sequence[bytes],
         producers: list[Producer],
-        begun: trio.MemorySendChannel[_Group],
+        unconfirmed: trio.MemorySendChannel[_Group],
     ) -> None:
-        limited = self._options.rate > 0
-        for group in ([record] for record in records) if limited else groups(records):
-            if limited:
-                await self._pace()
+        is_limited = self._options.rate > 0
+        for group in ([record] for record in records) if is_limited else groups(records):
+            if is_limited:
+                await self._wait_for_turn()
             topic = self._options.topic
             try:
                 replies = [
@@ -197,33 +192,33 @@ class _Publishing:
                     for producer in producers
                 ]
             except (ClientError, ValueError) as error:
-                raise self._failed(error) from error
-            await begun.send((len(group), replies))
+                raise self._publish_error(error) from error
+            await unconfirmed.send((len(group), replies))
 
-    async def _pace(self) -> None:
-        """Wait for the next message's turn; not once a signal came."""
+    async def _wait_for_turn(self) -> None:
+        """Wait until --rate allows the next message. After a signal, do not wait."""
         if not self._is_stopping:
-            with trio.CancelScope() as self._waiting:
+            with trio.CancelScope() as self._wait_scope:
                 await trio.sleep_until(self._next_s)
         self._next_s = max(trio.current_time(), self._next_s) + 1 / self._options.rate
 
-    async def _confirm_all(self, begun: trio.MemoryReceiveChannel[_Group]) -> None:
-        async for count, replies in begun:
+    async def _confirm_all(self, unconfirmed: trio.MemoryReceiveChannel[_Group]) -> None:
+        async for count, replies in unconfirmed:
             try:
                 for reply in replies:
                     await reply.wait()
             except (ClientError, ProtocolError) as error:
-                raise self._failed(error) from error
+                raise self._publish_error(error) from error
             self._progress.count += count
 
-    def _failed(self, error: Exception) -> ToolError:
+    def _publish_error(self, error: Exception) -> ToolError:
         count = self._progress.count
         return ToolError(f"failed to publish - {error} (confirmed before: {count} or more)")
 
 
-async def _checked_read(source: InputFd, nbytes_max: int) -> bytes:
+async def _checked_read(source: InputFd, max_bytes: int) -> bytes:
     try:
-        return await source.read(nbytes_max)
+        return await source.read(max_bytes)
     except OSError as error:
         raise ToolError(f"failed to read from stdin - {error.strerror}") from error
 
@@ -232,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv* (default: the process's), and return its exit code.
 
     Raises:
-        SystemExit: 2 after a usage error, 1 after a line that says what is wrong.
+        SystemExit: 0 after --help, 2 after a usage error, 1 after other refusals.
     """
     options, _ = read_options(ToNsqOptions, _TOOL, sys.argv[1:] if argv is None else argv)
     if len(os.fsencode(options.delimiter)) != 1:

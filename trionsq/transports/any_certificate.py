@@ -1,6 +1,6 @@
-"""TLS for --tls-client-auth-policy=require: any client certificate will do, but there must be one.
+"""TLS for --tls-client-auth-policy=require: the client has to present a certificate, any will do.
 
-The standard library can ask for certificates only to verify them, so pyOpenSSL does this one.
+The standard library always verifies a certificate that it requires, so pyOpenSSL is used here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from trionsq.transports.tls import Engine, TlsInfo
 
 __all__ = ["AnyCertificateEngine", "engine_maker"]
 
-_TAKE_NBYTES: Final = 256 * 1024
+_BIO_READ_BYTES: Final = 256 * 1024
 _COMMON_NAME: Final = NameOID.COMMON_NAME
 _VERSIONS: Final = {
     ssl.TLSVersion.TLSv1_1: SSL.TLS1_1_VERSION,
     ssl.TLSVersion.TLSv1_2: SSL.TLS1_2_VERSION,
     ssl.TLSVersion.TLSv1_3: SSL.TLS1_3_VERSION,
 }
-# Not named by the library; OpenSSL's numbers.
+# pyOpenSSL has no name for it; the number is OpenSSL's.
 _OP_NO_RENEGOTIATION: Final = int(ssl.OP_NO_RENEGOTIATION)
 
 
 def engine_maker(cert: str, key: str, like: ssl.SSLContext) -> Callable[[], Engine]:
-    """What makes engines with that certificate, with the lowest version of another context.
+    """Return a function that makes engines with that certificate.
 
-    Both files were read by ``like`` already.
+    Args:
+        cert, key: paths of files that ``like`` has loaded without an error.
+        like: sets the lowest TLS version.
     """
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_options(SSL.OP_NO_COMPRESSION | _OP_NO_RENEGOTIATION)
@@ -52,7 +54,7 @@ def _any(
 
 
 class AnyCertificateEngine:
-    """See `trionsq.transports.tls.Engine`."""
+    """The engine of pyOpenSSL; see `trionsq.transports.tls.Engine`."""
 
     __slots__ = ("_connection",)
 
@@ -64,9 +66,9 @@ class AnyCertificateEngine:
         with _errors():
             self._connection.do_handshake()
 
-    def read(self, nbytes_max: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         with _errors():
-            return self._connection.recv(nbytes_max)
+            return self._connection.recv(max_bytes)
 
     def write(self, data: memoryview) -> int:
         with _errors():
@@ -76,15 +78,15 @@ class AnyCertificateEngine:
         with _errors():
             self._connection.shutdown()
 
-    def feed(self, data: bytes) -> None:
+    def put_received(self, data: bytes) -> None:
         while data:
             data = data[self._connection.bio_write(data) :]
 
-    def take(self) -> bytes:
+    def take_unsent(self) -> bytes:
         parts: list[bytes] = []
         with contextlib.suppress(SSL.WantReadError):
             while True:
-                parts.append(self._connection.bio_read(_TAKE_NBYTES))
+                parts.append(self._connection.bio_read(_BIO_READ_BYTES))
         return b"".join(parts)
 
     def info(self) -> TlsInfo:
@@ -101,13 +103,13 @@ def _common_name(connection: SSL.Connection) -> str:
         certificate = connection.get_peer_certificate(as_cryptography=True)
         names = certificate.subject.get_attributes_for_oid(_COMMON_NAME) if certificate else []
     except ValueError:
-        return ""  # OpenSSL takes certificates that others do not
+        return ""  # OpenSSL accepts some certificates that cryptography can't parse
     return str(names[0].value) if names else ""
 
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Raise the standard library's errors in place of pyOpenSSL's."""
+    """Raise errors of the ssl module in place of pyOpenSSL's."""
     try:
         yield
     except SSL.WantReadError:
@@ -121,5 +123,5 @@ def _errors() -> Iterator[None]:
 
 
 def _text(error: SSL.Error) -> str:
-    found = error.args[0] if error.args else ()
-    return ", ".join(reason for _, _, reason in found) or "TLS failed"
+    reasons = error.args[0] if error.args else ()
+    return ", ".join(reason for _, _, reason in reasons) or "TLS failed"

@@ -1,9 +1,9 @@
-"""The server's side of TLS: its certificate, whom it asks for one, and what changes on disk.
+"""The server's side of TLS: its certificate, and the client certificates that it asks for.
 
-Files are looked at again when a connection comes, at most once a second, so that a renewed
-certificate is used without a restart or a signal.
+A new connection checks the files for changes, at most once a second. So a renewed certificate is
+used without a restart or a signal.
 
-Spec: tcp-protocol, section 8 (client certificates); options, TLS.
+Spec: tcp-protocol, section 8 (client certificates); options.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["ServerTls", "TlsConfigError", "TlsFiles"]
 
 log = logging.getLogger("trionsq")
 
-_LOOK_S: Final = 1.0
-# Below 1.2 the library is told, but its security level usually refuses all the same.
+_CHECK_INTERVAL_S: Final = 1.0
+# OpenSSL's security level usually refuses versions below 1.2, whatever is set here.
 _VERSIONS: Final = {
     "tls1.0": ssl.TLSVersion.MINIMUM_SUPPORTED,
     "tls1.1": ssl.TLSVersion.TLSv1_1,
@@ -35,16 +35,16 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsConfigError(Exception):
-    """TLS can't be had with these files; ``str()`` tells which and why."""
+    """The TLS files can't be used; ``str()`` says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What the options of the same names say.
+    """The TLS options of nsqd, under the same names.
 
     Attributes:
-        client_auth_policy: ``require``, ``require-verify``; with others no certificate is asked
-            for.
+        client_auth_policy: ``require`` or ``require-verify``; with any other value no client
+            certificate is asked for.
         min_version: ``tls1.0`` to ``tls1.3``.
     """
 
@@ -56,7 +56,7 @@ class TlsFiles:
 
 
 class ServerTls:
-    """Makes the engine of each connection, with the certificate of now."""
+    """Makes the engine of each connection, with the current certificate."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Read the files.
@@ -65,33 +65,33 @@ class ServerTls:
             TlsConfigError: they can't be used.
         """
         self._files = files
-        self._stamp = self._stamp_now()
-        self._make = _engine_maker(files)
-        self._looked_s: float | None = None
+        self._stamp = self._current_stamp()
+        self._make_engine = _engine_maker(files)
+        self._checked_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<ServerTls {self._files.cert}>"
 
-    def engine(self, now_s: float) -> Engine:
-        """The engine for a connection that came at ``now_s``, monotonic, in seconds."""
-        if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            self._look()
-        return self._make()
+    def new_engine(self, now_s: float) -> Engine:
+        """Make the engine of a connection that was accepted at ``now_s`` (monotonic seconds)."""
+        if self._checked_s is None or now_s - self._checked_s >= _CHECK_INTERVAL_S:
+            self._checked_s = now_s
+            self._reload_if_changed()
+        return self._make_engine()
 
-    def _look(self) -> None:
-        stamp = self._stamp_now()
+    def _reload_if_changed(self) -> None:
+        stamp = self._current_stamp()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._make = _engine_maker(self._files)
+            self._make_engine = _engine_maker(self._files)
         except TlsConfigError as error:
-            log.error("TLS: the files changed and can't be used, the old ones stay: %s", error)
+            log.error("TLS: changed files can't be used, keeping the old certificate: %s", error)
         else:
-            log.info("TLS: certificate %s loaded anew", self._files.cert)
+            log.info("TLS: reloaded certificate %s", self._files.cert)
 
-    def _stamp_now(self) -> _Stamp:
+    def _current_stamp(self) -> _Stamp:
         files = self._files
         return tuple(_stamp_of(path) for path in (files.cert, files.key, files.root_ca_file))
 
@@ -116,10 +116,10 @@ def _engine_maker(files: TlsFiles) -> Callable[[], Engine]:
                 pass
         except OSError as error:
             raise TlsConfigError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
-    # Both read all: what one of them takes, the other takes too.
+    # Loads all files, so errors are reported here: pyOpenSSL accepts what the ssl module accepted.
     context = _context(files)
     if files.client_auth_policy == "require":
-        # The only one that needs it.
+        # Imported here, for this policy only: it takes long to import.
         from trionsq.transports.any_certificate import engine_maker
 
         return engine_maker(files.cert, files.key, context)
@@ -130,7 +130,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     with warnings.catch_warnings():
-        # That old versions should not be used any more is for the operator to say.
+        # Whether old versions are allowed is the operator's decision.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = _VERSIONS[files.min_version]
     try:
@@ -144,7 +144,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(files.root_ca_file)
         except (OSError, ValueError) as error:
             raise TlsConfigError(f"{files.root_ca_file}: {_reason(error)}") from error
-        # Whatever the file has is trusted, not only certificates that are their own issuer.
+        # Trust all certificates of the file, not only self-signed ones.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     else:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
@@ -152,7 +152,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    # Without this OpenSSL would ask on the terminal.
+    # Without this OpenSSL would prompt on the terminal.
     raise ValueError("the key is encrypted, which is not supported")
 
 

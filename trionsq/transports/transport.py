@@ -1,6 +1,10 @@
-"""The byte stream under a client connection: try at once, wait only if that would block.
+"""The byte stream under a connection: try at once, wait only if that would block.
 
-A TLS or compression layer wraps one transport in another; what is above does not change.
+- `Transport`: the interface; `SocketTransport`: a socket
+- `LayeredTransport`: a transport over another one, with a `Layer` (TLS, compression) in between
+- `TransportStream`: a transport as a trio stream, for libraries that take streams
+
+Spec: tcp-protocol, section 8 (upgrade order).
 """
 
 from __future__ import annotations
@@ -11,10 +15,28 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 import trio
+from trio.socket import SocketType
 
-__all__ = ["SocketTransport", "Transport"]
+from trionsq.hostport import format_address
 
-_KEEPALIVE_S_MAX: Final = 32767  # the kernel's
+__all__ = [
+    "BrokenStreamError",
+    "Layer",
+    "LayeredTransport",
+    "SocketTransport",
+    "Transport",
+    "TransportStream",
+]
+
+_MAX_KEEPALIVE_S: Final = 32_767  # the kernel's limit
+# Bytes that a layer reads from the transport below in one call.
+_LAYER_READ_BYTES: Final = 128 * 1024
+# A layer encodes a write in pieces of this size. It holds the unsent part of one piece; the rest of
+# the write stays with the caller.
+_PIECE_BYTES: Final = 128 * 1024
+# Replies of the layer itself, such as TLS key updates, that the peer does not read.
+_MAX_UNSENT_REPLY_BYTES: Final = 256 * 1024
+_STREAM_READ_BYTES: Final = 64 * 1024
 
 
 class Transport(Protocol):
@@ -32,15 +54,15 @@ class Transport(Protocol):
     @property
     def host(self) -> str: ...
 
-    def receive_nowait(self, nbytes_max: int) -> bytes | None:
-        """What is there: ``b""`` at the end of the stream, None if nothing is there yet.
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        """Read without waiting: ``b""`` at the end of the stream, None if nothing has come yet.
 
         Raises:
             OSError: the connection broke.
         """
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Give bytes to the peer; how many of them were taken, 0 if none could be.
+        """Write without waiting, and return how many bytes were accepted, perhaps 0.
 
         Raises:
             OSError: the connection broke.
@@ -50,17 +72,17 @@ class Transport(Protocol):
     def wait_writable(self) -> Awaitable[None]: ...
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more comes. Does nothing on a broken connection."""
+        """Close the sending half. Does nothing on a broken connection."""
 
     def close(self) -> None:
-        """Let go of the connection. No task may be waiting for it."""
+        """Close the connection. No task may be waiting on it."""
 
 
 class SocketTransport:
     """A connected stream socket.
 
-    Not a `trio.SocketStream`: one system call for what is already there costs a fraction of its
-    checkpoints and locks.
+    Not a `trio.SocketStream`, whose checkpoints and locks cost a multiple of the one system call
+    that reads data which has already come.
     """
 
     __slots__ = ("_socket", "host", "peer")
@@ -71,26 +93,26 @@ class SocketTransport:
         self._socket = sock
         self.peer, self.host = "@", ""
         if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # not every stack can; it is only about latency
+            with contextlib.suppress(OSError):  # not every stack has it; it affects latency only
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.host, port = sock.getpeername()[:2]
-            self.peer = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+            self.peer = format_address(self.host, port)
 
     def __repr__(self) -> str:
         return f"<SocketTransport {self.peer}>"
 
     def set_user_timeout(self, timeout_s: float) -> None:
-        """Let the kernel break the connection when the peer's machine is gone.
+        """Have the kernel break the connection when the peer's machine is gone.
 
-        That is, when it acknowledges nothing of what was sent for ``timeout_s``, nor answers the
-        probes of a connection that was idle for so long. A program that is only slow is spared:
-        its kernel answers; unless it has read nothing for so long that there is no room for what
-        was sent. Does nothing where there is no TCP_USER_TIMEOUT (but Linux).
+        The connection breaks if sent data is not acknowledged for ``timeout_s``, or if the peer
+        answers no keep-alive probe after an idle time as long as that. The kernel of a slow program
+        still acknowledges, until the program's receive buffer has been full for ``timeout_s``.
+        Systems other than Linux have no TCP_USER_TIMEOUT; there this does nothing.
         """
         if self._socket.family == socket.AF_UNIX or not hasattr(socket, "TCP_USER_TIMEOUT"):
             return
-        idle_s = min(max(1, round(timeout_s)), _KEEPALIVE_S_MAX)
-        with contextlib.suppress(OSError):  # it is only about how soon it is noticed
+        idle_s = min(max(1, round(timeout_s)), _MAX_KEEPALIVE_S)
+        with contextlib.suppress(OSError):  # without it the loss is noticed later
             for option, value in (
                 (socket.TCP_USER_TIMEOUT, round(timeout_s * 1000)),
                 (socket.TCP_KEEPIDLE, idle_s),
@@ -99,9 +121,9 @@ class SocketTransport:
                 self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def receive_nowait(self, nbytes_max: int) -> bytes | None:
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
         try:
-            return self._socket.recv(nbytes_max)
+            return self._socket.recv(max_bytes)
         except BlockingIOError:
             return None
 
@@ -111,7 +133,7 @@ class SocketTransport:
         except BlockingIOError:
             return 0
 
-    # Not coroutines: a frame less for each connection that waits.
+    # Not coroutines: this saves a frame for each waiting connection.
     def wait_readable(self) -> Awaitable[None]:
         return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105
 
@@ -125,3 +147,210 @@ class SocketTransport:
     def close(self) -> None:
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
+
+
+class BrokenStreamError(OSError):
+    """The peer sent bytes that are not valid in the layer that was agreed on."""
+
+
+class Layer(Protocol):
+    """A synchronous transform of both directions of a byte stream.
+
+    Attributes:
+        has_more: `decode` stopped at its limit, and can return more without further input.
+        at_end: the peer ended the stream by the layer's own means.
+    """
+
+    has_more: bool
+    at_end: bool
+
+    def encode(self, data: bytes | memoryview) -> bytes:
+        """Encode ``data``, flushed: the peer can decode all of it from the result."""
+
+    def decode(self, data: bytes, max_bytes: int) -> bytes:
+        """Decode received bytes, up to about ``max_bytes`` of output.
+
+        The layer keeps the rest. While `has_more` is set, ``data`` has to be empty.
+
+        Raises:
+            BrokenStreamError: the bytes are not a valid stream of this layer.
+        """
+
+    def take_reply(self) -> bytes:
+        """Return and forget the bytes that the layer has to send because of received ones."""
+
+    def end_stream(self) -> bytes:
+        """Return the bytes that end the stream."""
+
+
+class LayeredTransport:
+    """A transport that sends and receives through a `Layer`; see `Transport`.
+
+    If `send_nowait` accepts a part of the data, the caller has to offer the rest again, unchanged
+    and before other data: some of it may be encoded already.
+    """
+
+    __slots__ = ("_ahead", "_inner", "_layer", "_received", "_unsent")
+
+    def __init__(self, inner: Transport, layer: Layer, received: bytes = b"") -> None:
+        """``received``: bytes for the layer that were already read from ``inner``."""
+        self._inner = inner
+        self._layer = layer
+        self._received = received
+        # Encoded bytes that the inner transport has not accepted. They hold `_ahead` bytes of the
+        # caller's data that have not been reported as accepted.
+        self._unsent = b""
+        self._ahead = 0
+
+    def __repr__(self) -> str:
+        return f"<LayeredTransport {self._layer!r} over {self._inner!r}>"
+
+    @property
+    def peer(self) -> str:
+        return self._inner.peer
+
+    @property
+    def host(self) -> str:
+        return self._inner.host
+
+    def receive_nowait(self, max_bytes: int) -> bytes | None:
+        layer = self._layer
+        if layer.has_more and (plain := self._decode(b"", max_bytes)):
+            return plain
+        if layer.at_end:
+            return b""
+        data: bytes | None = self._received
+        if data:
+            self._received = b""
+        else:
+            data = self._inner.receive_nowait(_LAYER_READ_BYTES)
+            if not data:
+                return data
+        plain = self._decode(data, max_bytes)
+        return plain if plain or layer.at_end else None
+
+    def _decode(self, data: bytes, max_bytes: int) -> bytes:
+        try:
+            return self._layer.decode(data, max_bytes)
+        finally:
+            # After an error too: TLS sends an alert that names it.
+            if reply := self._layer.take_reply():
+                self._send_reply(reply)
+
+    def _send_reply(self, reply: bytes) -> None:
+        self._unsent += reply
+        if not self._flush() and len(self._unsent) > _MAX_UNSENT_REPLY_BYTES:
+            raise ConnectionAbortedError("the peer asks for replies and does not read them")
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        if (before := len(self._unsent)) and not self._flush():
+            return self._report_progress(before)
+        done, self._ahead = self._ahead, 0
+        nbytes = len(data)
+        view = data if nbytes <= _PIECE_BYTES else memoryview(data)
+        while done < nbytes:
+            piece = view[done : done + _PIECE_BYTES]
+            self._unsent = self._layer.encode(piece)
+            if not self._flush():
+                self._ahead = len(piece)
+                break
+            done += len(piece)
+        return done
+
+    def _report_progress(self, before: int) -> int:
+        """Return how many of the caller's bytes have left, in proportion to the encoded ones.
+
+        Never all of them while encoded bytes are unsent, so that the caller calls again.
+        """
+        taken = self._ahead * (before - len(self._unsent)) // before
+        taken = min(max(taken, int(len(self._unsent) < before)), max(self._ahead - 1, 0))
+        self._ahead -= taken
+        return taken
+
+    def _flush(self) -> bool:
+        """Send the encoded bytes, and return whether all of them were accepted."""
+        unsent = self._unsent
+        sent = self._inner.send_nowait(unsent)
+        self._unsent = unsent[sent:] if sent < len(unsent) else b""
+        return not self._unsent
+
+    def wait_readable(self) -> Awaitable[None]:
+        if self._layer.has_more or self._layer.at_end or self._received:
+            return trio.lowlevel.checkpoint()  # noqa: ASYNC105
+        return self._inner.wait_readable()
+
+    def wait_writable(self) -> Awaitable[None]:
+        return self._inner.wait_writable()
+
+    def end_sending(self) -> None:
+        try:
+            self._unsent += self._layer.end_stream()
+            self._flush()
+        except OSError:
+            pass  # the connection is broken
+        self._inner.end_sending()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class TransportStream(trio.abc.HalfCloseableStream):
+    """A transport as a trio stream. One task may send and one may receive.
+
+    Attributes:
+        socket: the socket under the transport, for the addresses of both ends.
+    """
+
+    def __init__(self, transport: Transport, socket: SocketType) -> None:
+        self.socket = socket
+        self._transport = transport
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<TransportStream {self._transport!r}>"
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See `trio.abc.SendStream`."""
+        self._check()
+        transport = self._transport
+        await trio.lowlevel.checkpoint()
+        view = memoryview(data)
+        try:
+            while view := view[transport.send_nowait(view) :]:
+                await transport.wait_writable()
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See `trio.abc.SendStream`."""
+        self._check()
+        await self._transport.wait_writable()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """See `trio.abc.ReceiveStream`."""
+        self._check()
+        transport = self._transport
+        await trio.lowlevel.checkpoint()
+        try:
+            while (data := transport.receive_nowait(max_bytes or _STREAM_READ_BYTES)) is None:
+                await transport.wait_readable()
+        except OSError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+        return data
+
+    async def send_eof(self) -> None:
+        """See `trio.abc.HalfCloseableStream`."""
+        self._check()
+        self._transport.end_sending()
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """See `trio.abc.AsyncResource`."""
+        if not self._closed:
+            self._closed = True
+            self._transport.close()
+        await trio.lowlevel.checkpoint()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError

@@ -1,10 +1,18 @@
-"""HTTP as all our servers speak it: the same refusals, answers, redirects and bounds.
+"""HTTP as all our servers speak it: the same refusals, responses, redirects and limits.
 
-- `errors`, `answers`, `query`: refusals, responses and parameters, by nsqd's rules
-- `app`: a quart-trio application of given endpoints, and the rules that hold for every path
-- `body`: request bodies, bounded; `pace`: how slowly they may come
-- `serve` (with `connection`): hypercorn on a listening socket
-- `pprof` (with `guard`, `debug_answers`, `task_names`): the debug pages that Go programs have
+Without a framework:
+
+- `protocol`: refusals, query parameters and JSON by nsqd's rules
+- `limits`: how long HTTP waits for a peer
+- `sites`, `gate`: which requests and how many connections are refused
+- `serve`: a listening socket, its connections, and other applications below a path
+
+With hypercorn and quart-trio, which take long to import:
+
+- `framework`: all that we override of both
+- `app`: makes a quart-trio application of endpoints; the rules for every path
+- `request`, `responses`: what endpoints read and return
+- `metrics`: /metrics; `diagnostics`: /live, /ready and /debug/pprof
 
 Nothing here knows what is served. Spec: nsqd-http, section 1.
 """

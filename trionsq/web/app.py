@@ -1,4 +1,4 @@
-"""An application of given endpoints, and the rules that hold for every path.
+"""Makes an application of endpoints; the rules that hold for every path.
 
 Spec: nsqd-http, section 1.
 """
@@ -11,68 +11,48 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 from urllib.parse import quote
 
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import RequestRedirect, Rule
 
-from trionsq.web import answers
-from trionsq.web.addresses import is_loopback
-from trionsq.web.body import LIMIT_KEY, BoundedRequest
-from trionsq.web.errors import HttpError
-from trionsq.web.sites import SiteGuard
+from trionsq.web import responses
+from trionsq.web.framework import BoundedApp
+from trionsq.web.protocol import HttpError
+from trionsq.web.sites import SiteGuard, is_loopback
 
 __all__ = ["Endpoint", "create_app", "right_path"]
 
 log = logging.getLogger("trionsq")
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[Response]]]
-"""Method, path and what answers there."""
+"""Method, path and the function that answers."""
 
 # Added to each path: "OPTIONS, POST".
 _OPTIONS: Final = "OPTIONS"
 
 
-class _App(QuartTrio):
-    request_class = BoundedRequest
-
-    async def __call__(
-        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
-    ) -> None:
-        if scope["type"] == "http":
-            # quart fails on some names. What was given is kept, by a name that no client can send.
-            others = [pair for pair in scope["headers"] if pair[0] != b"host"]
-            given = [(b":authority", pair[1]) for pair in scope["headers"] if pair[0] == b"host"]
-            scope["headers"] = [(b"host", b"localhost"), *given, *others]
-            if not scope["path"].startswith("/"):
-                # A proxy's request names the host too; quart fails on some of what may come here.
-                rest = scope["path"].partition("://")[2]
-                scope["path"] = "/" + rest.partition("/")[2]
-        await super().__call__(scope, receive, send)
-
-
 def create_app(
     endpoints: Iterable[Endpoint],
     *,
-    body_nbytes_max: int = 0,
+    max_body_bytes: int = 0,
     check: Callable[[str], None] = lambda method: None,
     before: Callable[[str], Response | None] = lambda path: None,
     sites: SiteGuard | None = None,
 ) -> QuartTrio:
-    """An application that answers at ``endpoints``.
+    """Return an application that answers at ``endpoints``.
 
     Args:
-        endpoints: what there is.
-        body_nbytes_max: the longest body that any of them reads.
-        check: is given the method of each request; raises HttpError to refuse it.
-        before: is given the path of each request, also of one that there is not; its answer, if
-            it has one, takes the place of any other.
-        sites: refuses what a browser sent on behalf of another site's page, at every path.
+        endpoints: all endpoints.
+        max_body_bytes: the longest body that any of them reads.
+        check: gets the method of each request; raises HttpError to refuse it.
+        before: gets the path of each request, also of unknown ones; its response, if any, is sent
+            instead of any other.
+        sites: refuses requests of other sites' pages, at every path.
     """
-    app = _App(__name__, static_folder=None)
-    app.config[LIMIT_KEY] = body_nbytes_max
-    # Who sends is watched in `body`, who receives in `connection`.
+    app = BoundedApp(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
+    # `trionsq.web.framework` has time limits for both directions.
     app.config["BODY_TIMEOUT"] = app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.merge_slashes = False
     for method, path, function in endpoints:
@@ -96,14 +76,14 @@ def _guard(app: QuartTrio, sites: SiteGuard) -> None:
         server = scope.get("server")
         reason = sites.refusal(
             request.method,
-            # Without the one that is put in for quart.
+            # Without the one that `BoundedApp` has put there for quart.
             [pair for pair in scope["headers"] if pair[0] != b"host"],
             to_loopback=server is not None and is_loopback(server[0]),
         )
         if reason is None:
             return None
         log.debug("HTTP: %s %s - %s", request.method, request.path, reason)
-        return answers.error(403, reason)
+        return responses.error(403, reason)
 
     async def allow(response: Response) -> Response:
         response.headers.update(sites.cors(request.scope["headers"]))
@@ -121,17 +101,17 @@ def _add_common_rules(
     # All are coroutines because quart would run plain functions in a thread.
     @app.before_request
     async def method_and_path() -> Response | None:
-        if (answer := before(request.path)) is not None:
-            return answer
-        found = request.routing_exception
-        # werkzeug looks through leading slashes, so it may have found something.
-        lost = isinstance(found, NotFound | RequestRedirect)
-        if lost or request.scope["path"].startswith("//"):
+        if (response := before(request.path)) is not None:
+            return response
+        routing_error = request.routing_exception
+        # werkzeug ignores leading slashes, so it may have found an endpoint nevertheless.
+        is_unknown = isinstance(routing_error, NotFound | RequestRedirect)
+        if is_unknown or request.scope["path"].startswith("//"):
             return _other_path(app)
-        if isinstance(found, MethodNotAllowed):
-            return _other_method(found.valid_methods or ())
+        if isinstance(routing_error, MethodNotAllowed):
+            return _other_method(routing_error.valid_methods or ())
         if request.method == "HEAD" and request.url_rule is not None:
-            # werkzeug adds it wherever GET is.
+            # werkzeug adds HEAD to every GET endpoint.
             return _other_method(_methods(app.url_map.iter_rules(), request.url_rule.rule))
         check(request.method)
         return None
@@ -139,23 +119,23 @@ def _add_common_rules(
     @app.errorhandler(HttpError)
     async def refused(error: HttpError) -> Response:
         log.debug("HTTP: %s %s - %s", request.method, request.path, error)
-        return answers.error(error.status, error.code)
+        return responses.error(error.status, error.code)
 
     @app.errorhandler(HTTPException)
     async def not_understood(error: HTTPException) -> Response:
-        return answers.error(error.code or 400, "INVALID_REQUEST")
+        return responses.error(error.code or 400, "INVALID_REQUEST")
 
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
         log.error("HTTP: %s %s failed", request.method, request.path, exc_info=error)
-        return answers.error(500, "INTERNAL_ERROR")
+        return responses.error(500, "INTERNAL_ERROR")
 
 
 def _other_method(methods: Iterable[str]) -> Response:
     allow = ", ".join(sorted({_OPTIONS, *methods} - {"HEAD"}))
     if request.method == _OPTIONS:
-        return answers.options(allow)
-    return answers.error(405, "METHOD_NOT_ALLOWED", allow)
+        return responses.options(allow)
+    return responses.error(405, "METHOD_NOT_ALLOWED", allow)
 
 
 def _methods(rules: Iterable[Rule], path: str) -> Iterable[str]:
@@ -165,36 +145,39 @@ def _methods(rules: Iterable[Rule], path: str) -> Iterable[str]:
 def _other_path(app: QuartTrio) -> Response:
     right = right_path(request.path, request.method, app.url_map.iter_rules())
     if right is None:
-        return answers.error(404, "NOT_FOUND")
+        return responses.error(404, "NOT_FOUND")
     query = request.query_string.decode("ascii", "replace")
-    return answers.redirect(request.method, f"{right}?{query}" if query else right)
+    return responses.redirect(request.method, f"{right}?{query}" if query else right)
 
 
 def right_path(path: str, method: str, rules: Iterable[Rule]) -> str | None:
-    """The path that was probably meant: letter case, slashes and dots put right.
+    """Return the endpoint's path that ``path`` misspells in letter case, slashes or dots.
 
     None if ``method`` has no such path.
     """
-    given = posixpath.normpath(path).strip("/").split("/")
+    parts = posixpath.normpath(path).strip("/").split("/")
     for rule in rules:
         if method in (rule.methods or ()) and method != "HEAD":
-            right = _respelled(given, rule.rule)
+            right = _respelled(parts, rule.rule)
             if right is not None:
                 return right
     return None
 
 
-def _respelled(given: list[str], rule: str) -> str | None:
-    """The parts of a path as ``rule`` has them, if they are alike; its ``<parameter>`` as given."""
-    wanted = rule.strip("/").split("/")
-    if len(given) != len(wanted):
+def _respelled(parts: list[str], rule: str) -> str | None:
+    """Return a path in the spelling of ``rule``, with its ``<parameter>`` as in ``parts``.
+
+    None if it is another path.
+    """
+    rule_parts = rule.strip("/").split("/")
+    if len(parts) != len(rule_parts):
         return None
-    parts = []
-    for part, right in zip(given, wanted, strict=True):
+    spelled = []
+    for part, right in zip(parts, rule_parts, strict=True):
         if right.startswith("<"):
-            parts.append(quote(part))
+            spelled.append(quote(part))
         elif part.lower() == right.lower():
-            parts.append(right)
+            spelled.append(right)
         else:
             return None
-    return "/" + "/".join(parts) + ("/" if rule.endswith("/") else "")
+    return "/" + "/".join(spelled) + ("/" if rule.endswith("/") else "")

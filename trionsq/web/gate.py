@@ -1,7 +1,7 @@
-"""What stands before the HTTP of a daemon: how many connections there may be, and from which pages.
+"""The gate before a daemon's HTTP: a limit on connections, and a guard against other sites' pages.
 
-Connections of HTTP have a limit of their own: publishers that open one for each message must not
-take the places of consumers, nor the memory.
+HTTP connections have a limit of their own: publishers that open one for each message must not use
+up the places, or the memory, of consumers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Final, Protocol
 
 import trio
 
-from trionsq.web.addresses import is_loopback
-from trionsq.web.sites import SiteGuard
-from trionsq.web.text import json_bytes
+from trionsq.web.protocol import json_bytes
+from trionsq.web.sites import SiteGuard, is_loopback
 
 __all__ = ["ConnectionLimit", "Gate", "GateOptions"]
 
 log = logging.getLogger("trionsq")
 
 _FLAG: Final = "--max-http-connections"
-# Connections from this machine beyond the limit, so that its operators and probes get in.
+# Places beyond the limit for this machine, so that its operators and probes get in.
 _RESERVE: Final = 16
-# A log line for each refusal would be one more thing that a flood of connections costs.
+# One line a second at most: during a flood of connections the log must not add to the load.
 _LOG_INTERVAL_S: Final = 1.0
-_UNREAD_NBYTES_MAX: Final = 64 * 1024
+_MAX_UNREAD_BYTES: Final = 64 * 1024
 _BODY: Final = json_bytes({"message": f"TOO_MANY_CONNECTIONS, see {_FLAG}"})
 _ANSWER: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: %d\r\n"
@@ -37,7 +36,7 @@ _ANSWER: Final = (
 
 
 class GateOptions(Protocol):
-    """The options that a daemon has for its gate."""
+    """The options of a daemon for its gate."""
 
     @property
     def max_http_connections(self) -> int: ...
@@ -51,9 +50,9 @@ class ConnectionLimit:
     """Counts the HTTP connections of a daemon, on all its listeners.
 
     Attributes:
-        limit: connections that there may be, 0: any number. This machine has a few more.
+        limit: maximum connections, 0: no limit. Connections from this machine have a few more.
         open: connections now.
-        refused: connections that were closed at once, since the start.
+        refused: connections closed at once since the start.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,9 +66,9 @@ class ConnectionLimit:
         return f"<ConnectionLimit {self.open} of {self.limit}, {self.refused} refused>"
 
     def admit(self, accepted: socket.socket, *, is_plain: bool = True) -> bool:
-        """Whether a connection may stay; then it is counted until `leave`. If not, it is closed.
+        """Count a connection until `leave` and return True, or close it and return False.
 
-        ``is_plain``: it speaks HTTP without TLS, so it can be told why.
+        ``is_plain``: it speaks HTTP without TLS, so a refusal can be sent.
         """
         if self.limit and self.open >= self.limit:
             of_this_machine = _is_of_this_machine(accepted)
@@ -80,7 +79,7 @@ class ConnectionLimit:
         return True
 
     def leave(self) -> None:
-        """A connection that was admitted has ended."""
+        """Count a connection that was admitted as ended."""
         self.open -= 1
 
     def _refuse(self, accepted: socket.socket, *, is_plain: bool) -> None:
@@ -91,8 +90,8 @@ class ConnectionLimit:
             if is_plain:
                 accepted.send(_ANSWER)
                 accepted.shutdown(socket.SHUT_WR)
-                # To close a socket with unread input would reset it, and the answer would be lost.
-                accepted.recv(_UNREAD_NBYTES_MAX)
+                # Closing a socket with unread input resets it, and the response would be lost.
+                accepted.recv(_MAX_UNREAD_BYTES)
         accepted.close()
 
     def _log(self) -> None:
@@ -101,11 +100,10 @@ class ConnectionLimit:
             return
         self._log_from_s = now_s + _LOG_INTERVAL_S
         log.warning(
-            "HTTP: connections are refused by %s, there are %d; "
-            "%d refused since the last such line",
-            _FLAG,
-            self.open,
+            "HTTP: refused %d connections since the last such line; %d are open, the maximum by %s",
             self.refused - self._refused_logged,
+            self.open,
+            _FLAG,
         )
         self._refused_logged = self.refused
 
@@ -120,17 +118,17 @@ def _is_of_this_machine(accepted: socket.socket) -> bool:
 
 
 class Gate:
-    """One for all listeners of a daemon.
+    """One gate for all listeners of a daemon.
 
     Attributes:
-        connections: how many there may be.
-        sites: which requests are refused as those of another site's page.
+        connections: the limit on connections.
+        sites: refuses requests of other sites' pages.
     """
 
     def __init__(
         self, connections: ConnectionLimit | None = None, sites: SiteGuard | None = None
     ) -> None:
-        """Without arguments: any number of connections, from no other site."""
+        """Without arguments: any number of connections, no requests of other sites' pages."""
         self.connections = ConnectionLimit(0) if connections is None else connections
         self.sites = SiteGuard() if sites is None else sites
 
@@ -142,7 +140,7 @@ class Gate:
         checks_hosts: bool = True,
         checks_writes: bool = True,
     ) -> Gate:
-        """The gate that these options ask for.
+        """Return the gate for these options.
 
         Args:
             options: of the daemon.

@@ -1,7 +1,7 @@
-"""/metrics of our daemons: figures as Prometheus and OpenMetrics have them, and what sends them.
+"""/metrics of our daemons, in the formats of Prometheus and OpenMetrics.
 
-A daemon gathers figures in its event loop, a part at a time; text is made of them in a thread,
-once a second at most, however many ask. The process's own figures are added here.
+A daemon gathers its metrics in the event loop, in turns. A thread makes text of them, at most once
+a second however many requests come. The metrics of the process are added here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from trionsq.histogram import Histogram
 from trionsq.web.app import Endpoint
 from trionsq.web.gate import Gate
 
-__all__ = ["Family", "HistogramFigures", "Labels", "MetricsPage", "Table", "build_info", "counter",
-           "gate_figures", "gauge"]  # fmt: skip
+__all__ = ["Family", "HistogramMetrics", "Labels", "MetricsPage", "Table", "build_info", "counter",
+           "gate_metrics", "gauge"]  # fmt: skip
 
 Labels = Mapping[str, str]
 
@@ -34,48 +34,48 @@ _TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _CACHED_S: Final = 1.0
 
 
-class Figures(Protocol):
-    """What a daemon gathered."""
+class MetricSet(Protocol):
+    """Metrics that a daemon has gathered."""
 
     def metrics(self) -> Iterator[Metric]:
-        """In prometheus-client's terms. Called in a thread, at a later moment."""
+        """Return prometheus-client's metrics. Called later, in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name without ``_total``, type, and what it tells."""
+    """A metric: its name without ``_total``, its type and its help text."""
 
     name: str
     kind: Literal["counter", "gauge"]
-    tells: str
+    help_text: str
 
 
-def counter(name: str, tells: str) -> Family:
-    """A figure that only grows while the process lives. ``name`` is without ``_total``."""
-    return Family(name, "counter", tells)
+def counter(name: str, help_text: str) -> Family:
+    """Return a metric that only grows while the process lives; ``name`` without ``_total``."""
+    return Family(name, "counter", help_text)
 
 
-def gauge(name: str, tells: str) -> Family:
-    """A figure that comes and goes."""
-    return Family(name, "gauge", tells)
+def gauge(name: str, help_text: str) -> Family:
+    """Return a metric that rises and falls."""
+    return Family(name, "gauge", help_text)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Metrics that have their labels in common.
+    """Metrics with the same labels.
 
     Attributes:
         families: the columns.
-        rows: labels, and a value for each column; None: there is none to be told.
+        rows: labels, and a value for each column; None: no value.
     """
 
     families: Sequence[Family]
     rows: list[tuple[Labels, Sequence[float | None]]] = field(default_factory=list)
 
     def metrics(self) -> Iterator[Metric]:
-        """One metric for each column."""
+        """Yield one metric for each column."""
         for column, family in enumerate(self.families):
-            metric = Metric(family.name, family.tells, family.kind)
+            metric = Metric(family.name, family.help_text, family.kind)
             name = f"{family.name}_total" if family.kind == "counter" else family.name
             metric.samples = [
                 Sample(name, dict(labels), value)
@@ -86,23 +86,23 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramFigures:
-    """What a histogram held when it was asked, without labels."""
+class HistogramMetrics:
+    """A copy of a histogram, without labels."""
 
     name: str
-    tells: str
+    help_text: str
     bounds: Sequence[float]
     cumulative: Sequence[int]
     total: float
 
     @classmethod
-    def of(cls, name: str, tells: str, histogram: Histogram) -> HistogramFigures:
-        """What ``histogram`` holds now."""
-        return cls(name, tells, histogram.bounds, histogram.cumulative, histogram.total)
+    def of(cls, name: str, help_text: str, histogram: Histogram) -> HistogramMetrics:
+        """Copy ``histogram``."""
+        return cls(name, help_text, histogram.bounds, histogram.cumulative, histogram.total)
 
     def metrics(self) -> Iterator[Metric]:
-        """The one metric."""
-        metric = Metric(self.name, self.tells, "histogram")
+        """Yield the one metric."""
+        metric = Metric(self.name, self.help_text, "histogram")
         for bound, count in zip([*map(str, self.bounds), "+Inf"], self.cumulative, strict=True):
             metric.add_sample(f"{self.name}_bucket", {"le": bound}, count)
         metric.add_sample(f"{self.name}_count", {}, self.cumulative[-1])
@@ -115,29 +115,29 @@ class _BuildInfo:
     name: str
 
     def metrics(self) -> Iterator[Metric]:
-        said = {
+        versions = {
             "version": __version__,
             "nsq_version": NSQ_VERSION,
             "python_version": platform.python_version(),
         }
-        yield InfoMetricFamily(f"{self.name}_build", "What runs.", said)
+        yield InfoMetricFamily(f"{self.name}_build", "What runs.", versions)
 
 
-def build_info(daemon: str) -> Figures:
-    """``<daemon>_build_info``: versions of this package, of the NSQ that it is like, of Python."""
+def build_info(daemon: str) -> MetricSet:
+    """Return ``<daemon>_build_info``: the versions of this package, of NSQ and of Python."""
     return _BuildInfo(daemon)
 
 
-def _gc_pauses() -> Figures:
-    return HistogramFigures.of(
+def _gc_pauses() -> MetricSet:
+    return HistogramMetrics.of(
         "python_gc_duration_seconds",
         "Duration of a garbage collection, during which the process stands still.",
         gcpolicy.pauses_s,
     )
 
 
-def gate_figures(daemon: str, gate: Gate) -> list[Figures]:
-    """The HTTP connections of a daemon, and what was refused."""
+def gate_metrics(daemon: str, gate: Gate) -> list[MetricSet]:
+    """Return the metrics of a daemon's HTTP connections and refusals."""
     limit = gate.connections
     connections: list[tuple[Labels, Sequence[float | None]]] = [({}, [limit.open, limit.refused])]
     reasons: list[tuple[Labels, Sequence[float | None]]] = [
@@ -167,55 +167,55 @@ def gate_figures(daemon: str, gate: Gate) -> list[Figures]:
     ]
 
 
-class _Gathered:
-    """A collector, as prometheus-client wants it."""
+class _Collector:
+    """A collector for prometheus-client."""
 
-    def __init__(self, figures: Iterable[Figures]) -> None:
-        self._figures = figures
+    def __init__(self, metric_sets: Iterable[MetricSet]) -> None:
+        self._metric_sets = metric_sets
 
     def collect(self) -> Iterator[Metric]:
-        for figures in self._figures:
-            yield from figures.metrics()
+        for metric_set in self._metric_sets:
+            yield from metric_set.metrics()
 
 
 class MetricsPage:
     """GET /metrics of one daemon."""
 
-    def __init__(self, gather: Callable[[], Awaitable[Sequence[Figures]]]) -> None:
-        """``gather`` is to give other tasks their turn now and then."""
+    def __init__(self, gather: Callable[[], Awaitable[Sequence[MetricSet]]]) -> None:
+        """``gather`` has to let other tasks run now and then."""
         self._gather = gather
         self._process = ProcessCollector(registry=None)
         self._one_at_a_time = trio.Lock()
-        self._made_s = float("-inf")
+        self._gathered_s = float("-inf")
         self._registry = CollectorRegistry(auto_describe=False)
-        # By whether it is in OpenMetrics' form.
-        self._made: dict[bool, bytes] = {}
+        # Key: whether the text is in the OpenMetrics format.
+        self._texts: dict[bool, bytes] = {}
 
     @property
     def endpoint(self) -> Endpoint:
         return "GET", "/metrics", self.answer
 
     async def answer(self) -> Response:
-        """GET /metrics: in OpenMetrics' form if the Accept header has it, else in Prometheus'."""
-        wanted = any(
+        """GET /metrics: as OpenMetrics if the Accept header names it, else as Prometheus."""
+        as_openmetrics = any(
             name.partition(";")[0].strip().lower() == _OPENMETRICS and quality > 0
             for name, quality in request.accept_mimetypes
         )
-        body = await self.body(as_openmetrics=wanted)
-        content_type = openmetrics.CONTENT_TYPE_LATEST if wanted else _TEXT_TYPE
+        body = await self.body(as_openmetrics=as_openmetrics)
+        content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else _TEXT_TYPE
         return Response(body, 200, content_type=content_type)
 
     async def body(self, *, as_openmetrics: bool = False) -> bytes:
-        """The page, up to a second old."""
+        """Return the page, at most a second old."""
         async with self._one_at_a_time:
-            if trio.current_time() - self._made_s >= _CACHED_S:
-                figures = await self._gather()
+            if trio.current_time() - self._gathered_s >= _CACHED_S:
+                metric_sets = await self._gather()
                 self._registry = CollectorRegistry(auto_describe=False)
-                self._registry.register(_Gathered([*figures, _gc_pauses()]))
+                self._registry.register(_Collector([*metric_sets, _gc_pauses()]))
                 self._registry.register(self._process)
-                self._made = {}
-                self._made_s = trio.current_time()
-            if as_openmetrics not in self._made:
+                self._texts = {}
+                self._gathered_s = trio.current_time()
+            if as_openmetrics not in self._texts:
                 form = openmetrics.generate_latest if as_openmetrics else exposition.generate_latest
-                self._made[as_openmetrics] = await trio.to_thread.run_sync(form, self._registry)
-            return self._made[as_openmetrics]
+                self._texts[as_openmetrics] = await trio.to_thread.run_sync(form, self._registry)
+            return self._texts[as_openmetrics]

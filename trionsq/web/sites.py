@@ -1,13 +1,13 @@
-"""Which requests a browser sent on behalf of another site's page. They are refused.
+"""Requests that a browser sends on behalf of another site's page are refused.
 
-Any page that somebody visits can make their browser send requests to addresses that only this
-person reaches, such as those of their own machine. Two things give such requests away:
+Any page that a person visits can make the browser send requests to addresses that only this person
+reaches, such as those of the person's own machine. Two things give such requests away:
 
-- Browsers say where a request comes from, in Sec-Fetch-Site or Origin. Pages can't change either.
-- A page can have its own name resolve to a loopback address (DNS rebinding). Its requests then look
-  like those of our own pages, but the Host header has the page's name, which is none of ours.
+- Browsers say in Sec-Fetch-Site or Origin where a request comes from. Pages cannot change either.
+- A page can let its own name resolve to a loopback address (DNS rebinding). Its requests then look
+  like those of our own pages, but their Host header has the name of the page.
 
-Programs send neither header, and name the host that they connect to, so they notice nothing.
+Programs send neither header, and name the host that they connect to, so they are not affected.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
-from trionsq.web.addresses import is_loopback
-
-__all__ = ["Headers", "SiteGuard", "ends_at_loopback"]
+__all__ = ["Headers", "SiteGuard", "ends_at_loopback", "is_loopback"]
 
 Headers = Iterable[tuple[bytes, bytes]]
-"""Of a request, names in lower case."""
+"""The headers of a request, names in lower case."""
 
 _ANY: Final = "*"
 _SAFE: Final = frozenset({"GET", "HEAD"})
-_SHOWN_MAX: Final = 200
-# Our application keeps the Host header under the second name; see `trionsq.web.app`.
+_MAX_SHOWN: Final = 200
+# Our applications keep the Host header under the first name; see `trionsq.web.framework`.
 _HOST: Final = (":authority", "host")
 _PORT: Final = re.compile(r":[0-9]*\Z")
 _DEFAULT_PORT: Final = {"http": ":80", "https": ":443"}
@@ -49,7 +48,7 @@ class SiteGuard:
     """Decides which requests are refused.
 
     Attributes:
-        refused_by: requests that were refused since the start, by what gave them away.
+        refused_by: number of requests refused since the start, by what gave them away.
     """
 
     def __init__(
@@ -61,15 +60,15 @@ class SiteGuard:
         checks_hosts: bool = True,
         checks_writes: bool = True,
     ) -> None:
-        """Make it.
+        """Make a guard.
 
         Args:
-            own_names: of this machine.
-            origins: whose pages may send requests (``https://host:port``); ``*``: all.
-            hosts: further names that requests may have in their Host header; ``*``: any.
-            checks_hosts: look at the Host header of requests on connections to loopback.
-            checks_writes: look at where requests come from that are no GET. Otherwise the
-                application does so by itself.
+            own_names: names of this machine.
+            origins: origins whose pages may send requests (``https://host:port``); ``*``: all.
+            hosts: further names allowed in the Host header; ``*``: any.
+            checks_hosts: check the Host header of requests on connections to loopback.
+            checks_writes: check the origin of requests other than GET. If not, the application
+                does so by itself.
         """
         self.refused_by: Counter[str] = Counter(origin=0, host=0)
         self._origins = frozenset(_plain_origin(origin) for origin in origins)
@@ -78,29 +77,29 @@ class SiteGuard:
         self._checks_hosts = checks_hosts and _ANY not in hosts and _ANY not in self._origins
 
     def refusal(self, method: str, headers: Headers, *, to_loopback: bool) -> str | None:
-        """Why a request is refused, and which option would allow it; None if it is not.
+        """Return why a request is refused, and which option allows it; None if it is not refused.
 
         ``to_loopback``: its connection was made to a loopback address.
         """
-        said = _said(headers)
-        if self._is_allowed(said.get("origin")):
+        fields = _by_name(headers)
+        if self._is_allowed(fields.get("origin")):
             return None
-        host = next((said[name] for name in _HOST if name in said), "")
-        if to_loopback and not self.knows_host(host) and not _is_forwarded_for_a_program(said):
+        host = next((fields[name] for name in _HOST if name in fields), "")
+        if to_loopback and not self.knows_host(host) and not _is_forwarded_for_a_program(fields):
             self.refused_by["host"] += 1
-            return _OTHER_HOST.format(_name_of(host)[:_SHOWN_MAX])
-        is_looked_at = self._checks_writes or method in _SAFE
-        if is_looked_at and _is_from_elsewhere(method, said, host):
+            return _OTHER_HOST.format(_name_of(host)[:_MAX_SHOWN])
+        is_checked = self._checks_writes or method in _SAFE
+        if is_checked and _is_from_elsewhere(method, fields, host):
             self.refused_by["origin"] += 1
-            origin = said.get("origin", "null")
-            return _FROM_ELSEWHERE if origin == "null" else _FROM_ORIGIN.format(origin[:_SHOWN_MAX])
+            origin = fields.get("origin", "null")
+            return _FROM_ELSEWHERE if origin == "null" else _FROM_ORIGIN.format(origin[:_MAX_SHOWN])
         return None
 
     def knows_host(self, host: str) -> bool:
-        """Whether a request for ``host``, from a Host header, may come to a loopback address.
+        """Whether a Host header of ``host`` is allowed on connections to loopback.
 
-        Nobody can have an IP address, a name without a dot, or one below localhost point at this
-        machine from outside.
+        An IP address, a name without a dot and a name below localhost are always allowed: no other
+        site can make them resolve to this machine.
         """
         if not self._checks_hosts:
             return True
@@ -108,27 +107,38 @@ class SiteGuard:
         return "." not in name or name in self._hosts or _is_safe_name(name)
 
     def cors(self, headers: Headers) -> Mapping[str, str]:
-        """The headers by which a browser lets an allowed page of another site see the answer."""
+        """Return the headers that let an allowed page of another site read the response."""
         if not self._origins:
             return {}
-        said = _said(headers)
-        origin = said.get("origin")
+        fields = _by_name(headers)
+        origin = fields.get("origin")
         if origin is None or not self._is_allowed(origin):
             return {"Vary": "Origin"}
-        answer = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
-        if "access-control-request-method" in said:
-            answer["Access-Control-Allow-Methods"] = "GET, POST, PUT"
-            answer["Access-Control-Max-Age"] = "600"
-            if wanted := said.get("access-control-request-headers"):
-                answer["Access-Control-Allow-Headers"] = wanted
-            if "access-control-request-private-network" in said:
-                answer["Access-Control-Allow-Private-Network"] = "true"
-        return answer
+        response = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+        if "access-control-request-method" in fields:
+            response["Access-Control-Allow-Methods"] = "GET, POST, PUT"
+            response["Access-Control-Max-Age"] = "600"
+            if names := fields.get("access-control-request-headers"):
+                response["Access-Control-Allow-Headers"] = names
+            if "access-control-request-private-network" in fields:
+                response["Access-Control-Allow-Private-Network"] = "true"
+        return response
 
     def _is_allowed(self, origin: str | None) -> bool:
         return bool(self._origins) and (
             _ANY in self._origins or (origin is not None and _plain_origin(origin) in self._origins)
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is a loopback address, also an IPv4 one in IPv6 notation."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
 
 
 def ends_at_loopback(accepted: socket.socket) -> bool:
@@ -141,49 +151,49 @@ def ends_at_loopback(accepted: socket.socket) -> bool:
         return False
 
 
-def _said(headers: Headers) -> dict[str, str]:
-    """The headers by name. What is there twice is joined, and so is like nothing that we know."""
-    said: dict[str, str] = {}
+def _by_name(headers: Headers) -> dict[str, str]:
+    """Return the headers by name. Repeated ones are joined, so that they match nothing we know."""
+    fields: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1").strip()
-        said[name] = f"{said[name]}, {value}" if name in said else value
-    return said
+        fields[name] = f"{fields[name]}, {value}" if name in fields else value
+    return fields
 
 
-def _is_from_elsewhere(method: str, said: Mapping[str, str], host: str) -> bool:
-    site = said.get("sec-fetch-site")
+def _is_from_elsewhere(method: str, fields: Mapping[str, str], host: str) -> bool:
+    site = fields.get("sec-fetch-site")
     if site is not None:
-        # A link that somebody follows from another site shows them what they could ask for anyway.
+        # Following a link on another site shows a person what the person could open anyway.
         follows_link = (
             method in _SAFE
-            and said.get("sec-fetch-mode") == "navigate"
-            and said.get("sec-fetch-dest") == "document"
+            and fields.get("sec-fetch-mode") == "navigate"
+            and fields.get("sec-fetch-dest") == "document"
         )
         return site not in ("same-origin", "none") and not follows_link
-    origin = said.get("origin")
+    origin = fields.get("origin")
     if origin is None:
         return False
-    scheme, _, named = _plain_origin(origin).partition("://")
-    return not named or named != host.lower().removesuffix(_DEFAULT_PORT.get(scheme, "\0"))
+    scheme, _, authority = _plain_origin(origin).partition("://")
+    return not authority or authority != host.lower().removesuffix(_DEFAULT_PORT.get(scheme, "\0"))
 
 
-def _is_forwarded_for_a_program(said: Mapping[str, str]) -> bool:
-    """A proxy on this machine may keep the Host header that it was given.
+def _is_forwarded_for_a_program(fields: Mapping[str, str]) -> bool:
+    """Whether a proxy on this machine forwards a program's request, with its own Host header.
 
-    A page can forge the headers of a proxy, but a browser sends Accept-Language whatever its page
-    does.
+    A page can forge the headers of a proxy, but it cannot keep the browser from sending
+    Accept-Language.
     """
-    return "accept-language" not in said and any(name in said for name in _FORWARDED)
+    return "accept-language" not in fields and any(name in fields for name in _FORWARDED)
 
 
 def _plain_origin(origin: str) -> str:
-    """An origin in lower case, without the port that its scheme has anyway."""
+    """Return an origin in lower case, without the default port of its scheme."""
     plain = origin.lower().rstrip("/")
     return plain.removesuffix(_DEFAULT_PORT.get(plain.partition(":")[0], "\0"))
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a Host header: without the port, in lower case."""
+    """Return the name or address in a Host header, without the port, in lower case."""
     name = host.lower() if host.endswith("]") else _PORT.sub("", host.lower())
     return name.strip("[]").removesuffix(".")
 

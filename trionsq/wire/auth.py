@@ -16,6 +16,7 @@ from functools import _lru_cache_wrapper, lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from trionsq.hostport import format_address
 from trionsq.wire import gojson
 
 __all__ = [
@@ -117,8 +118,7 @@ def https_retry_url(url: str, body: bytes) -> str | None:
     port = members.get("https_port")
     if parts.scheme != "http" or type(port) is not int or not 0 < port <= _MAX_PORT:
         return None
-    host = parts.hostname or ""
-    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    netloc = format_address(parts.hostname or "", port)
     return parts._replace(scheme="https", netloc=netloc).geturl()
 
 

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from trionsq.hostport import format_address
+
 __all__ = [
     "MAGIC_V1",
     "OK",
@@ -52,8 +54,7 @@ class LookupdInfo(NamedTuple):
     @property
     def http_address(self) -> str:
         """``host:port`` as URLs have it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.http_port}"
+        return format_address(self.host, self.http_port)
 
 
 def identify(fields: Mapping[str, str | int]) -> bytes:

@@ -32,7 +32,7 @@ _ESCAPES = {
 def is_valid_name(name: bytes) -> bool:
     """Tell whether `name`, as it came over the wire, may name a topic or a channel.
 
-    Spec: tcp-protocol, section 6; both kinds of name obey one rule.
+    Spec: tcp-protocol, section 6. Both kinds of name obey one rule.
     """
     return len(name) <= MAX_NAME_BYTES and _NAME.fullmatch(name) is not None
 

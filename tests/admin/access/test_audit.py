@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from quart import Response
 
 from admin.access import audit as audit_module
-from admin.access.audit import KEPT_MAX, REFUSALS_MAX, TEXT_MAX, Audit, Entry
+from admin.access.audit import MAX_ENTRIES, MAX_REFUSALS, MAX_TEXT, Audit, Entry
 from admin.access.modes import Mode
-from admin.operations import Done
+from admin.user_action import UserAction
 from tests.admin.access.support import basic, site
 
 
@@ -40,15 +40,15 @@ def entry(**more: Any) -> Entry:
 def test_it_is_bounded_and_refusals_push_nothing_out() -> None:
     """The newest are kept; somebody who is refused a thousand times hides nothing."""
     audit = Audit()
-    audit.add(entry(action="first"))
-    for number in range(10 * REFUSALS_MAX):
-        audit.add(entry(time_s=2.0 + number, refused=True))
+    audit.add_entry(entry(action="first"))
+    for number in range(10 * MAX_REFUSALS):
+        audit.add_entry(entry(time_s=2.0 + number, refused=True))
     kept = audit.entries()
-    assert (len(kept), kept[-1].action) == (REFUSALS_MAX + 1, "first")
-    for number in range(2 * KEPT_MAX):
-        audit.add(entry(time_s=10_000.0 + number))
+    assert (len(kept), kept[-1].action) == (MAX_REFUSALS + 1, "first")
+    for number in range(2 * MAX_ENTRIES):
+        audit.add_entry(entry(time_s=10_000.0 + number))
     kept = audit.entries()
-    assert len(kept) == REFUSALS_MAX + KEPT_MAX
+    assert len(kept) == MAX_REFUSALS + MAX_ENTRIES
     assert [one.time_s for one in kept] == sorted([one.time_s for one in kept], reverse=True)
 
 
@@ -60,13 +60,13 @@ def test_no_name_spoils_the_file(
     path = tmp_path_factory.mktemp("audit") / "audit"
     audit = Audit(str(path))
     user, agent, where, note = texts
-    audit.add(entry(user=user, user_agent=agent, path=where, note=note))
-    audit.add(entry(user="next"))
+    audit.add_entry(entry(user=user, user_agent=agent, path=where, note=note))
+    audit.add_entry(entry(user="next"))
     content = path.read_bytes()
     assert content.isascii()
     first, second = [json.loads(line) for line in content.splitlines()]
-    assert first.get("user", "") == user[:TEXT_MAX]
-    assert first.get("note", "") == note[:TEXT_MAX]
+    assert first.get("user", "") == user[:MAX_TEXT]
+    assert first.get("note", "") == note[:MAX_TEXT]
     assert second["user"] == "next"
 
 
@@ -74,9 +74,9 @@ def test_the_file_may_be_rotated_and_is_the_owners(tmp_path: Path) -> None:
     """A file that was moved away is begun anew."""
     path = tmp_path / "audit"
     audit = Audit(str(path))
-    audit.add(entry())
+    audit.add_entry(entry())
     path.rename(tmp_path / "old")
-    audit.add(entry(user="bob"))
+    audit.add_entry(entry(user="bob"))
     assert json.loads(path.read_bytes())["user"] == "bob"
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -89,9 +89,9 @@ def test_a_full_disk_loses_no_more_than_it_must(
     audit = Audit(str(path))
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
-    audit.add(entry())
+    audit.add_entry(entry())
     monkeypatch.undo()
-    audit.add(entry(user="bob"))
+    audit.add_entry(entry(user="bob"))
     assert audit.lost == 1
     assert "No space left on device (1 entries lost)" in caplog.text
     assert len(audit.entries()) == 2
@@ -100,20 +100,20 @@ def test_a_full_disk_loses_no_more_than_it_must(
 
 def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many in a minute are written, and in the next again; what was done is always written."""
-    monkeypatch.setattr(audit_module, "_REFUSALS_A_MINUTE", 3)
+    monkeypatch.setattr(audit_module, "_MAX_REFUSALS_PER_MINUTE", 3)
     path = tmp_path / "audit"
     audit = Audit(str(path))
     for time_s in (0.0, 60.0):
         for _ in range(10):
-            audit.add(entry(time_s=time_s, refused=True))
-        audit.add(entry(time_s=time_s))
+            audit.add_entry(entry(time_s=time_s, refused=True))
+        audit.add_entry(entry(time_s=time_s))
     assert len(path.read_bytes().splitlines()) == 2 * (3 + 1)
 
 
-def done(action: str, **more: Any) -> Done:
+def done(action: str, **more: Any) -> UserAction:
     """Something that was done."""
     said: dict[str, Any] = {"user": "", "remote_ip": "", "user_agent": "", "url": ""}
-    return Done(action=action, time_s=time.time(), **(said | more))
+    return UserAction(action=action, time_s=time.time(), **(said | more))
 
 
 async def test_each_thing_that_is_done_is_an_entry() -> None:

@@ -67,8 +67,8 @@ async def test_one_browser_is_signed_in_at_both(found: Site) -> None:
 
     assert await reads({})
     assert await reads(HTTPS)
-    session = found.access.sessions.find(cookies["https"].partition("=")[2])
+    session = found.access.sessions.find_session(cookies["https"].partition("=")[2])
     assert session is not None
-    found.access.sessions.end(session)
+    found.access.sessions.end_session(session)
     assert await reads({})
     assert not await reads(HTTPS)

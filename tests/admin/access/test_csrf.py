@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from quart import Response
 
-from admin.access.csrf import Tokens
+from admin.access.cross_site import Tokens
 from admin.access.modes import Mode
 from tests.admin.access.support import Site, basic, cookie_of, site
 
@@ -114,10 +114,10 @@ async def test_pages_need_a_token_without_a_session_too() -> None:
 def test_tokens_are_of_one_process_and_one_owner() -> None:
     """No token is good for another owner, or after a restart."""
     tokens = Tokens()
-    token = tokens.make("session:a")
-    assert tokens.check(token, "session:a")
-    assert not tokens.check(token, "session:b")
-    assert not Tokens().check(token, "session:a")
+    token = tokens.make_token("session:a")
+    assert tokens.check_token(token, "session:a")
+    assert not tokens.check_token(token, "session:b")
+    assert not Tokens().check_token(token, "session:a")
 
 
 async def test_the_pages_show_the_token_that_is_asked_for() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from admin.access.headers import security_headers
+from admin.access.cross_site import security_headers
+from admin.access.guard import open_access
 from admin.access.modes import Mode, decide
-from admin.access.opening import open_access
 from admin.options import OptionsError
 from tests.admin.access.support import USERS, Clock, options, site
 
@@ -40,12 +40,12 @@ def test_what_auto_means(hosts: list[str], more: dict[str, Any], mode: Mode) -> 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"access": "none", "admin_user": ("ann",)}, "--admin-user has no meaning"),
-        ({"access": "password", "admin_user": ("ann",)}, "--admin-user has no meaning"),
-        ({"access": "none", "users_file": "x"}, "--users-file is for --access=password"),
-        ({"access": "proxy", "users_file": "x"}, "--users-file is for --access=password"),
-        ({"users_file": "x", "admin_user": ("ann",)}, "--users-file is for --access=password"),
-        ({"proxy_role_header": "X-Role"}, "--proxy-role-header is for --access=proxy"),
+        ({"access": "none", "admin_user": ("ann",)}, "--admin-user can.t be used with"),
+        ({"access": "password", "admin_user": ("ann",)}, "--admin-user can.t be used with"),
+        ({"access": "none", "users_file": "x"}, "--users-file requires --access=password"),
+        ({"access": "proxy", "users_file": "x"}, "--users-file requires --access=password"),
+        ({"users_file": "x", "admin_user": ("ann",)}, "--users-file requires --access=password"),
+        ({"proxy_role_header": "X-Role"}, "--proxy-role-header requires --access=proxy"),
         ({"session_lifetime_ns": 0}, "--session-lifetime must be more than 0"),
         ({"trusted_proxy_cidr": ("here",)}, "failed to parse --trusted-proxy-cidr"),
         ({"audit_file": "/nowhere/audit"}, "failed to open --audit-file"),
@@ -60,15 +60,15 @@ def test_what_contradicts_itself_does_not_start(more: dict[str, Any], reason: st
 @pytest.mark.parametrize(
     ("more", "level", "text"),
     [
-        ({}, logging.INFO, "everybody on this machine may do everything"),
-        ({"access": "none"}, logging.WARNING, "everybody who reaches this address may do"),
-        ({"admin_user": ("a",)}, logging.WARNING, "header X-Forwarded-User, may change things, w"),
+        ({}, logging.INFO, "everyone on this machine may do everything"),
+        ({"access": "none"}, logging.WARNING, "everyone who can connect may do"),
+        ({"admin_user": ("a",)}, logging.WARNING, "header X-Forwarded-User, may make changes, w"),
         (
             {"admin_user": ("a",), "trusted_proxy_cidr": ("10.0.0.0/8",)},
             logging.INFO,
             "users of --admin-user",
         ),
-        ({"access": "proxy"}, logging.INFO, "other addresses than loopback are refused"),
+        ({"access": "proxy"}, logging.INFO, "addresses other than loopback are refused"),
         ({"access": "password"}, logging.INFO, "users sign in with a password"),
     ],
 )

@@ -8,15 +8,14 @@ import pytest
 
 from admin.access.guard import SIGN_IN_PATH
 from admin.access.modes import Mode
-from admin.access.paths import NEEDED, NEEDED_WITH_ACL, needed
-from admin.access.roles import Role
+from admin.access.roles import REQUIRED_ROLES, REQUIRED_ROLES_WITH_ACL, Role, required_role
 from tests.admin.access.support import PEER, ROLES, Site, basic, site
 
 _ADMINS_WORDS = ("DELETE", "empty", "delete", "tombstone", "/config", "/debug", "/audit")
 
 
 def paths_of(found: Site) -> list[str]:
-    """What the application answers, as `NEEDED` has it."""
+    """What the application answers, as `REQUIRED_ROLES` has it."""
     return [
         f"{method} {rule.rule}"
         for rule in found.app.url_map.iter_rules()
@@ -32,8 +31,8 @@ def filled(path: str) -> str:
 async def test_every_path_has_a_role() -> None:
     """A path can't be added without saying who it is for, nor stay in the table without use."""
     async with site(Mode.LOCAL, graphite_url="http://g", proxy_graphite=True) as found:
-        assert set(paths_of(found)) == set(NEEDED)
-    assert set(NEEDED_WITH_ACL) <= set(NEEDED)
+        assert set(paths_of(found)) == set(REQUIRED_ROLES)
+    assert set(REQUIRED_ROLES_WITH_ACL) <= set(REQUIRED_ROLES)
 
 
 def test_the_roles_are_what_users_were_told() -> None:
@@ -41,7 +40,7 @@ def test_the_roles_are_what_users_were_told() -> None:
 
     Looking at messages is an operator's, for they may hold anything.
     """
-    everyone = {path for path, role in NEEDED.items() if role is Role.EVERYONE}
+    everyone = {path for path, role in REQUIRED_ROLES.items() if role is Role.EVERYONE}
     assert {path.partition(" ")[2].split("/")[1] for path in everyone} == {
         "ping",
         "live",
@@ -50,7 +49,7 @@ def test_the_roles_are_what_users_were_told() -> None:
         "fonts",
         "sign-in",
     }
-    for path, role in NEEDED.items():
+    for path, role in REQUIRED_ROLES.items():
         if path in everyone or path == "POST /sign-out":
             continue
         if any(word in path for word in _ADMINS_WORDS):
@@ -71,12 +70,17 @@ async def test_each_role_gets_where_it_may_and_nowhere_else() -> None:
                 headers = basic(role.title, "right") if role else {}
                 await_token = not rule.startswith(("/api", "/config")) and method != "GET"
                 if await_token and role:
-                    token = found.access._tokens.make(f"basic:{role.title}")
+                    token = found.access._tokens.make_token(f"basic:{role.title}")
                     headers["X-CSRF-Token"] = token
                 answer = await found.ask(method, filled(rule), headers=headers)
                 body = await answer.get_data()
                 through = body == b"through"
-                assert through == (role >= NEEDED[path]), (path, role, answer.status_code, body)
+                assert through == (role >= REQUIRED_ROLES[path]), (
+                    path,
+                    role,
+                    answer.status_code,
+                    body,
+                )
                 if not through:
                     assert answer.status_code == (403 if role else 401), (path, role)
                 tried += 1
@@ -85,8 +89,8 @@ async def test_each_role_gets_where_it_may_and_nowhere_else() -> None:
 
 async def test_a_path_that_was_forgotten_is_for_admins() -> None:
     """What the table does not name is closed to all others."""
-    assert needed("POST", "/forgotten", acl=False) is Role.ADMIN
-    assert needed("POST", "/forgotten", acl=True) is Role.ADMIN
+    assert required_role("POST", "/forgotten", acl=False) is Role.ADMIN
+    assert required_role("POST", "/forgotten", acl=True) is Role.ADMIN
 
 
 async def test_the_roles_hold_below_a_base_path() -> None:
@@ -111,7 +115,7 @@ async def test_the_originals_list_decides_who_changes_things(user: str, status: 
     """With --admin-user everybody reads, /config included, and those who are named may do all."""
     async with site(Mode.ACL, admin_user=("alice",), acl_http_header="X-User") as found:
         headers = {"X-User": user} if user else {}
-        for path in NEEDED:
+        for path in REQUIRED_ROLES:
             method, _, rule = path.partition(" ")
             if rule == "/render" or "/sign-" in rule or not rule.startswith(("/api", "/config")):
                 continue

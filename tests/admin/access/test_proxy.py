@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from werkzeug.datastructures import Headers
 
-from admin.access.modes import Mode
-from admin.access.proxies import Proxies
+from admin.access.modes import Mode, Proxies
 from admin.options import OptionsError
 from tests.admin.access.support import PEER, site
 

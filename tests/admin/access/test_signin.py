@@ -12,15 +12,21 @@ import trio.testing
 
 from admin.access import passwords
 from admin.access import session as session_module
-from admin.access.attempts import ADDRESSES_MAX, AT_ONCE, EVERY_S, Attempts
 from admin.access.modes import Mode
-from admin.access.passwords import Busy, Passwords
+from admin.access.passwords import (
+    ATTEMPT_INTERVAL_S,
+    ATTEMPTS_AT_ONCE,
+    MAX_ADDRESSES,
+    Busy,
+    Passwords,
+)
 from admin.access.roles import Role
-from admin.access.session import ABSOLUTE_S, OF_ONE_USER_MAX, Sessions
-from admin.access.signin import safe_path
+from admin.access.session import ABSOLUTE_S, MAX_SESSIONS_PER_USER, Sessions
 from admin.access.users import Account, FixedUsers
+from admin.pages.account import safe_path
 from admin.watch.events import Events, TickStream
 from tests.admin.access.support import PEER, USERS, Clock, Site, account, basic, cookie_of, site
+from trionsq.daemon.token_buckets import TokenBuckets
 
 
 class ChangingUsers:
@@ -129,9 +135,9 @@ async def test_no_session_is_for_ever(found: Site) -> None:
 async def test_signing_out_ends_every_copy_of_the_cookie(found: Site) -> None:
     """The session is over, not only the browser's cookie; other sessions go on."""
     cookie, other = [cookie_of(await found.sign_in("viewer")) for _ in range(2)]
-    session = found.access.sessions.find(cookie.partition("=")[2])
+    session = found.access.sessions.find_session(cookie.partition("=")[2])
     assert session is not None
-    token = found.access._tokens.make(f"session:{session.key}")
+    token = found.access._tokens.make_token(f"session:{session.key}")
     headers = {"Cookie": cookie, "X-CSRF-Token": token}
     answer = await found.ask("POST", "/sign-out", headers=headers)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/sign-in")
@@ -180,9 +186,9 @@ async def test_a_long_answer_can_ask_whether_its_reader_may_stay() -> None:
             cookie = cookie_of(await found.sign_in("ann"))
             await found.ask("GET", "/events", headers={"Cookie": cookie})
         assert [ask() for ask in standing] == [True, True]
-        session = found.access.sessions.find(cookie.partition("=")[2])
+        session = found.access.sessions.find_session(cookie.partition("=")[2])
         assert session is not None
-        found.access.sessions.end(session)
+        found.access.sessions.end_session(session)
         assert [ask() for ask in standing] == [True, False]
         users.accounts["ann"] = account("ann", Role.VIEWER, "another")
         assert [ask() for ask in standing] == [False, False]
@@ -190,33 +196,33 @@ async def test_a_long_answer_can_ask_whether_its_reader_may_stay() -> None:
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with too many loses the oldest of their own; all together are bounded as well."""
-    monkeypatch.setattr(session_module, "SESSIONS_MAX", 200)
+    monkeypatch.setattr(session_module, "MAX_SESSIONS", 200)
     sessions = Sessions(3600.0, Clock())
-    first = sessions.begin("other", "seal")
-    tokens = [sessions.begin("ann", "seal") for _ in range(OF_ONE_USER_MAX + 1)]
-    assert sessions.find(tokens[0]) is None
-    assert sessions.find(tokens[1]) is not None
-    assert sessions.find(first) is not None
+    first = sessions.start_session("other", "seal")
+    tokens = [sessions.start_session("ann", "seal") for _ in range(MAX_SESSIONS_PER_USER + 1)]
+    assert sessions.find_session(tokens[0]) is None
+    assert sessions.find_session(tokens[1]) is not None
+    assert sessions.find_session(first) is not None
     for number in range(200 + 10):
-        sessions.begin(str(number), "seal")
+        sessions.start_session(str(number), "seal")
     assert len(sessions) == 200
 
 
 async def test_guessing_is_slowed_and_nobody_else_is(found: Site) -> None:
     """One address may guess five times, then once in ten seconds; others sign in meanwhile."""
-    for _ in range(AT_ONCE):
+    for _ in range(ATTEMPTS_AT_ONCE):
         answer = await found.sign_in("admin", "guess")
         assert answer.headers["Location"] == "/sign-in?problem=wrong"
     answer = await found.sign_in("admin")
     assert answer.headers["Location"] == "/sign-in?problem=slow&wait=10"
     assert "Set-Cookie" in (await found.sign_in("admin", peer="203.0.113.10")).headers
-    found.clock.now_s += EVERY_S
+    found.clock.now_s += ATTEMPT_INTERVAL_S
     assert "Set-Cookie" in (await found.sign_in("admin")).headers
 
 
 async def test_guessing_by_basic_authentication_is_slowed_too(found: Site) -> None:
     """Both ways to send a password draw on the same attempts; the answer says how long to wait."""
-    for _ in range(AT_ONCE):
+    for _ in range(ATTEMPTS_AT_ONCE):
         answer = await found.ask("GET", "/api/topics", headers=basic("admin", "guess"))
         assert answer.status_code == 401
     answer = await found.ask("GET", "/api/topics", headers=basic("admin", "guess"))
@@ -227,7 +233,7 @@ async def test_guessing_by_basic_authentication_is_slowed_too(found: Site) -> No
 
 async def test_right_passwords_are_no_guesses(found: Site) -> None:
     """A program that sends the right password with each request is never slowed."""
-    for _ in range(10 * AT_ONCE):
+    for _ in range(10 * ATTEMPTS_AT_ONCE):
         answer = await found.ask("GET", "/api/topics", headers=basic("viewer", "right"))
         assert answer.status_code == 200
         assert "Set-Cookie" in (await found.sign_in("viewer")).headers
@@ -245,12 +251,12 @@ async def test_what_is_remembered_ends_with_the_password() -> None:
 
 async def test_too_many_passwords_at_once_are_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are bounded; who is sent away for that has lost no attempt."""
-    monkeypatch.setattr(passwords, "_WAITING_MAX", 0)
+    monkeypatch.setattr(passwords, "_MAX_WAITING", 0)
     found = Passwords(USERS, Clock())
-    for _ in range(2 * AT_ONCE):
+    for _ in range(2 * ATTEMPTS_AT_ONCE):
         with pytest.raises(Busy):
             await found.check("admin", "right", PEER)
-    monkeypatch.setattr(passwords, "_WAITING_MAX", 1)
+    monkeypatch.setattr(passwords, "_MAX_WAITING", 1)
     assert await found.check("admin", "right", PEER) is not None
 
 
@@ -298,14 +304,14 @@ async def test_a_stream_ends_with_its_session() -> None:
 
 def test_attempts_are_counted_for_a_bounded_number_of_addresses() -> None:
     """Addresses without end take no memory without end; an IPv6 network is one address."""
-    attempts = Attempts(Clock())
-    for number in range(ADDRESSES_MAX + 50):
-        attempts.take(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-    assert len(attempts) == ADDRESSES_MAX
-    for number in range(AT_ONCE):
-        assert attempts.take(f"2001:db8::{number:x}") == 0
-    assert attempts.take("2001:db8::ffff") > 0
-    assert attempts.take("2001:db8:1::1") == 0
+    attempts = TokenBuckets(ATTEMPT_INTERVAL_S, ATTEMPTS_AT_ONCE, MAX_ADDRESSES)
+    for number in range(MAX_ADDRESSES + 50):
+        attempts.take_token(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 0.0)
+    assert len(attempts) == MAX_ADDRESSES
+    for number in range(ATTEMPTS_AT_ONCE):
+        assert attempts.take_token(f"2001:db8::{number:x}", 0.0) == 0
+    assert attempts.take_token("2001:db8::ffff", 0.0) > 0
+    assert attempts.take_token("2001:db8:1::1", 0.0) == 0
 
 
 @pytest.mark.parametrize(

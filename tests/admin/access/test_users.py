@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from admin import cli
-from admin.access.adduser import add_user
-from admin.access.opening import open_access
-from admin.access.passwords import PASSWORD_NBYTES_MAX, Passwords, hash_password
+from admin.access.guard import open_access
+from admin.access.passwords import MAX_PASSWORD_BYTES, Passwords, add_user, hash_password
 from admin.access.roles import Role
 from admin.access.users import UsersError, UsersFile, parse_users
 from admin.options import OptionsError
@@ -48,14 +47,14 @@ def test_what_a_users_file_may_have() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("ann", "line 2: the role is none of viewer, operator, admin"),
-        (ANN.replace("viewer", "everyone"), "line 2: the role is none of"),
-        ("ann:viewer:hunter2", "line 2: it does not end with an Argon2 hash, see --add-user"),
-        ("ann:viewer:$2b$12$hunter2", "line 2: it does not end with an Argon2 hash"),
-        (":viewer:x", "line 2: it does not begin with a user's name"),
-        (f"{'n' * 65}:viewer:x", "line 2: it does not begin with a user's name"),
-        ("a b:viewer:x", "line 2: it does not begin with a user's name"),
-        (BOB, "line 2: this user is there already"),
+        ("ann", "line 2: the role must be viewer, operator or admin"),
+        (ANN.replace("viewer", "everyone"), "line 2: the role must be"),
+        ("ann:viewer:hunter2", "line 2: it must end with an Argon2 hash, see --add-user"),
+        ("ann:viewer:$2b$12$hunter2", "line 2: it must end with an Argon2 hash"),
+        (":viewer:x", "line 2: it must start with a user name"),
+        (f"{'n' * 65}:viewer:x", "line 2: it must start with a user name"),
+        ("a b:viewer:x", "line 2: it must start with a user name"),
+        (BOB, "line 2: duplicate user"),
     ],
 )
 def test_a_wrong_line_is_told_by_its_number(line: str, reason: str) -> None:
@@ -90,7 +89,7 @@ def test_a_broken_file_changes_nothing(
     for _ in range(3):
         clock.now_s += 1
         assert users.find("ann") is not None
-    assert caplog.text.count("users stay as they were") == 1
+    assert caplog.text.count("keeping the previous users") == 1
     file.write_text(BOB + "\n")
     clock.now_s += 1
     assert users.find("bob") is not None
@@ -110,10 +109,10 @@ def test_a_file_that_everybody_can_read_is_told_of(
 ) -> None:
     """Hashes are to be guessed at by nobody."""
     UsersFile(str(file), Clock())
-    assert "can be read by everybody" not in caplog.text
+    assert "every user of this machine can read" not in caplog.text
     file.chmod(0o644)
     UsersFile(str(file), Clock())
-    assert "can be read by everybody" in caplog.text
+    assert "every user of this machine can read" in caplog.text
 
 
 async def test_a_user_who_was_added_signs_in(
@@ -153,7 +152,7 @@ def test_without_a_file_the_line_is_printed(
         ("ann:boss", "x", "unknown role 'boss'"),
         ("a b:admin", "x", "must be name:role"),
         ("", "x", "must be name:role"),
-        ("ann:admin", "", f"a password has 1 to {PASSWORD_NBYTES_MAX} bytes"),
+        ("ann:admin", "", f"a password has 1 to {MAX_PASSWORD_BYTES} bytes"),
         ("ann:admin", "x" * 1025, "a password has 1 to"),
     ],
 )

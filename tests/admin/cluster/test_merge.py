@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.cluster import merge
-from admin.cluster.shapes import NodeStats, Producer
-from admin.cluster.versions import version_key
+from admin.cluster.shapes import NodeStats, Producer, version_key
 
 NODES = [
     Producer(hostname="b", broadcast_address="10.0.0.2", http_port=4151, version="1.3.0"),

@@ -84,8 +84,8 @@ async def test_an_address_that_is_none(url: str) -> None:
 
 
 async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than NBYTES_MAX is held of an answer."""
-    monkeypatch.setattr(module, "NBYTES_MAX", 1000)
+    """No more than MAX_RESPONSE_BYTES is held of an answer."""
+    monkeypatch.setattr(module, "MAX_RESPONSE_BYTES", 1000)
     async with Upstream(OPTIONS) as upstream, fake_node(lambda asked: (200, b" " * 2000)) as node:
         with pytest.raises(UpstreamError, match="more than 1000 bytes"):
             await stats(upstream, node.address)

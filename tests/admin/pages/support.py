@@ -199,8 +199,8 @@ async def pages(nodes: Nodes, mode: Mode = Mode.NONE, **options: Any) -> AsyncIt
     access = Access(given, mode, FixedUsers(), trio.current_time)
     dashboard = Dashboard(given, _FakeUpstream(given, nodes), access)
     async with trio.open_nursery() as nursery:
-        for task in dashboard.tasks:
-            nursery.start_soon(task)
+        for name, task in dashboard.tasks:
+            nursery.start_soon(task, name=name)
         yield Pages(dashboard, create_admin_app(dashboard), nodes)
         nursery.cancel_scope.cancel()
 

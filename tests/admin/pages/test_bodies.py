@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.pages.bodies import BadBodyError, encoded, shown_body
+from admin.pages.bodies import BadBodyError, display_body, parse_body
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
@@ -30,14 +30,14 @@ def message(body: bytes) -> dict[str, Any]:
 @given(st.one_of(st.lists(JSON), st.dictionaries(st.text(), JSON)), st.booleans())
 def test_json_keeps_its_meaning(value: Any, ascii_only: bool) -> None:
     """Indented JSON is the same document."""
-    shown = shown_body(message(json.dumps(value, ensure_ascii=ascii_only).encode()))
+    shown = display_body(message(json.dumps(value, ensure_ascii=ascii_only).encode()))
     assert shown.kind == "JSON"
     assert json.loads(shown.text) == value
 
 
 def test_json_keeps_its_spelling() -> None:
     """Long numbers lose no digit, and a key that is there twice is shown twice."""
-    shown = shown_body(message(b'{"a":1.10,"a":123456789012345678901234567890,"b":[],"c":{}}'))
+    shown = display_body(message(b'{"a":1.10,"a":123456789012345678901234567890,"b":[],"c":{}}'))
     assert shown.text.splitlines() == [
         "{",
         '  "a": 1.10,',
@@ -51,7 +51,7 @@ def test_json_keeps_its_spelling() -> None:
 @given(st.binary(max_size=6000))
 def test_any_body_is_shown(body: bytes) -> None:
     """Bytes that are no text are shown as hex, all of them up to 4 KiB."""
-    shown = shown_body(message(body))
+    shown = display_body(message(body))
     assert shown.text
     if shown.kind == "binary":
         digits = "".join(line[10:58].replace(" ", "") for line in shown.text.splitlines())
@@ -62,25 +62,25 @@ def test_any_body_is_shown(body: bytes) -> None:
 @given(st.dictionaries(st.sampled_from(["body", "body_encoding", "body_size", "body_cut"]), JSON))
 def test_a_node_may_answer_anything(lie: dict[str, Any]) -> None:
     """No answer of a node makes the page fail."""
-    assert isinstance(shown_body(lie).text, str)
+    assert isinstance(display_body(lie).text, str)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5_000, "{bad", "[1,]", '"\\ud800"'])
 def test_what_is_no_json_is_text(text: str) -> None:
     """Also what would be too deep to look into."""
-    assert shown_body(message(text.encode())).kind == "text"
+    assert display_body(message(text.encode())).kind == "text"
 
 
 @given(st.binary(max_size=100))
 def test_what_is_typed_becomes_bytes(body: bytes) -> None:
     """Hex and Base64, with whatever space between."""
-    assert encoded(body.hex(" ", 2), "hex") == body
-    assert encoded("0x" + body.hex().upper(), "hex") == body
-    assert encoded(base64.encodebytes(body).decode(), "base64") == body
+    assert parse_body(body.hex(" ", 2), "hex") == body
+    assert parse_body("0x" + body.hex().upper(), "hex") == body
+    assert parse_body(base64.encodebytes(body).decode(), "base64") == body
 
 
 @pytest.mark.parametrize(("typed", "form"), [("abc", "hex"), ("xy", "hex"), ("a=b", "base64")])
 def test_what_can_not_be_read_is_refused(typed: str, form: str) -> None:
     """Rather than published as something else."""
     with pytest.raises(BadBodyError):
-        encoded(typed, form)
+        parse_body(typed, form)

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.pages.listing import SIZES, Column, Listing, listed
+from admin.pages.listing import SIZES, Column, Listing, make_listing
 
 Row = tuple[str, int | None]
 COLUMNS: list[Column[Row]] = [
@@ -24,7 +24,7 @@ QUERY = st.dictionaries(
 
 def listing(rows: list[Row], query: dict[str, str], **extra: str) -> Listing[Row]:
     """A listing of rows."""
-    return listed(
+    return make_listing(
         rows, COLUMNS, query, path="/p", text=lambda row: row[0], sort="name", extra=extra
     )
 

@@ -254,7 +254,7 @@ async def test_forms_do_what_they_say() -> None:
         assert "Created channel c#ephemeral of new." in note
         assert any("/channel/create?topic=new" in url for url, _ in site.nodes.posted)
         _, note = await sent(site, "/do/create", topic="no such name")
-        assert "no valid name" in note
+        assert "Not a valid topic name" in note
 
 
 @pytest.mark.parametrize("verb", ["pause", "unpause", "empty"])
@@ -265,7 +265,7 @@ async def test_what_no_node_has_is_not_said_to_be_changed(verb: str, channel: st
         fields = {"topic": "old", "channel": channel, "typed": channel or "old"}
         answer = await site.send(f"/do/{verb}", **fields)
         page = await site.page(answer.headers["Location"])
-        assert "Nothing was done: no node has it." in page
+        assert "Nothing was done: no node has the topic or channel." in page
         assert not site.nodes.posted
 
 
@@ -277,7 +277,7 @@ async def test_nothing_is_lost_without_the_typed_name(verb: str) -> None:
             fields = {"topic": "orders", "typed": typed}
             fields |= {"node": "one:4151"} if verb == "tombstone" else {}
             _, note = await sent(site, f"/do/{verb}", **fields)
-            assert "not typed right" in note
+            assert "does not match" in note
         assert site.nodes.posted == []
 
 
@@ -298,16 +298,16 @@ async def test_a_message_is_published_as_it_was_typed() -> None:
     async with pages(busy()) as site:
         fields = {"topic": "metrics#ephemeral", "node": "two:4151", "defer": "1500"}
         _, note = await sent(site, "/do/publish", body="a\r\nb", format="text", **fields)
-        assert "Published 3 bytes to two:4151, to be delivered in 1.5s." in note
+        assert "Published 3 bytes to two:4151, deferred by 1.5s." in note
         await sent(site, "/do/publish", body="00 ff\n0x10", format="hex", **fields)
         url = "http://two:4151/pub?topic=metrics%23ephemeral&defer=1500"
         assert site.nodes.posted == [(url, b"a\nb"), (url, b"\x00\xff\x10")]
         answer = await site.send("/do/publish", body="zz", format="hex", **fields)
         again = await answer.get_data(as_text=True)
-        assert "That is no hex" in again
+        assert "Not valid hex" in again
         assert ">zz</textarea>" in again
         bad = await site.send("/do/publish", topic="t", node="evil:80", body="x", format="text")
-        assert "not there" in await bad.get_data(as_text=True)
+        assert "does not exist" in await bad.get_data(as_text=True)
         assert len(site.nodes.posted) == 2
 
 

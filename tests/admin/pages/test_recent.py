@@ -6,12 +6,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from admin.pages.recent import KEPT_MAX, KEPT_S, Recent
+from admin.pages.shared_queries import MAX_RESULTS, RESULT_LIFETIME_S, RecentResults
 
 
 async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClock) -> None:
     """Ten who ask at once are one question, and a second later it is asked anew."""
-    recent, asked = Recent(), list[float]()
+    recent, asked = RecentResults(), list[float]()
 
     async def find() -> int:
         asked.append(trio.current_time())
@@ -27,13 +27,13 @@ async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClo
         for _ in range(10):
             nursery.start_soon(look)
     assert found == [1] * 10
-    await trio.sleep(KEPT_S)
+    await trio.sleep(RESULT_LIFETIME_S)
     assert await recent.get("key", find) == 2
 
 
 async def test_who_waits_is_not_let_down(autojump_clock: MockClock) -> None:
     """If the one who asked goes away or fails, the next one asks."""
-    recent, asked = Recent(), list[int]()
+    recent, asked = RecentResults(), list[int]()
 
     async def find() -> int:
         asked.append(1)
@@ -63,7 +63,7 @@ async def test_who_waits_is_not_let_down(autojump_clock: MockClock) -> None:
 
 async def test_a_change_is_seen_at_once() -> None:
     """What was known before a form was sent is asked again."""
-    recent, values = Recent(), [1, 2]
+    recent, values = RecentResults(), [1, 2]
 
     async def find() -> int:
         await trio.lowlevel.checkpoint()
@@ -76,12 +76,12 @@ async def test_a_change_is_seen_at_once() -> None:
 
 async def test_little_is_kept() -> None:
     """However many pages are looked at."""
-    recent = Recent()
+    recent = RecentResults()
 
     async def find() -> int:
         await trio.lowlevel.checkpoint()
         return 1
 
-    for number in range(3 * KEPT_MAX):
+    for number in range(3 * MAX_RESULTS):
         await recent.get(number, find)
-    assert len(recent) <= KEPT_MAX
+    assert len(recent) <= MAX_RESULTS

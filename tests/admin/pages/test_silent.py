@@ -96,7 +96,7 @@ async def test_topics_to_be_removed_are_told_by_all(
 
 def hang(found: Pages, monkeypatch: pytest.MonkeyPatch, node: str = HANGS) -> None:
     """From now on a node takes requests and does not answer."""
-    answer = found.dashboard.upstream._ask
+    answer = found.dashboard.upstream._request
 
     async def ask(method: str, url: str, timeout_s: float | None, *body: Any) -> bytes:
         if urlsplit(url).netloc != node:
@@ -104,4 +104,4 @@ def hang(found: Pages, monkeypatch: pytest.MonkeyPatch, node: str = HANGS) -> No
         await trio.sleep(HANGS_S if timeout_s is None else timeout_s)
         raise UpstreamError(node, "no answer")
 
-    monkeypatch.setattr(found.dashboard.upstream, "_ask", ask)
+    monkeypatch.setattr(found.dashboard.upstream, "_request", ask)

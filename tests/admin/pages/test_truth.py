@@ -88,7 +88,7 @@ async def test_a_topic_is_unknown_if_nobody_could_be_asked(autojump_clock: MockC
     async with pages(nodes) as found:
         page = await found.page("/topics/orders")
         assert "No node has this topic" not in page
-        assert "Not known" in page
+        assert "Unknown" in page
         nodes.down = False
         page = await found.page("/topics/nosuch")
         assert "No node has this topic" in page
@@ -178,12 +178,12 @@ async def test_deleting_what_a_dead_node_has_is_not_offered_without_a_word(
         await kill(found)
         found.nodes.inactive = {"legacy": ["archive"], "orders": [], "old": []}
         page = await found.page("/lookup")
-        assert f"{DEAD} had it with 40 messages when it was last seen" in page
+        assert f"{DEAD} had this topic with 40 messages when it was last seen" in page
         assert "Delete topic old" in page
         # A node that answers has it, whatever nsqlookupd says.
         assert "Delete topic orders" not in page
         page = await found.page("/confirm/delete?topic=legacy")
-        assert "How many messages are at stake is not known" in page
+        assert "The number of messages at stake is unknown" in page
 
 
 @pytest.mark.parametrize("verb", ["pause", "delete"])

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from admin.cluster.queries import LATE_S, AllFailed, Cluster, Found
+from admin.cluster.queries import LATE_S, AllFailed, Cluster, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
@@ -119,12 +119,12 @@ class FakeCluster(Cluster):
 
     async def nodes(
         self, *, late_s: float = LATE_S, first_s: float = math.inf
-    ) -> Found[list[Producer]]:
+    ) -> QueryResult[list[Producer]]:
         self.asked += 1
         await trio.sleep(self.lists_after_s)
         if self.listed is None:
             raise AllFailed("nsqlookupd", [UpstreamError("lookupd:4161", "connection refused")])
-        return Found([node.producer() for node in self.listed], list(self.warnings))
+        return QueryResult([node.producer() for node in self.listed], list(self.warnings))
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.watch.counters import Counters, Rates
+from admin.watch.node import Counters, Rates
 
 KEY = ("t", "c")
 
@@ -14,9 +14,9 @@ def answer(
     counters: Counters, now_s: float, messages: int, held: int = 0, more: int = 0, start: int = 1
 ) -> Rates | None:
     """One answer of a node with one channel; ``more`` requeues and twice as many timeouts."""
-    counters.begin(now_s, start)
+    counters.begin_answer(now_s, start)
     found = counters.rates(KEY, messages, held, more, 2 * more)
-    counters.end()
+    counters.end_answer()
     return found
 
 
@@ -56,8 +56,8 @@ def test_a_topic_made_again_counts_from_zero() -> None:
 def test_a_new_topic_counts_from_zero() -> None:
     """What was not there at the last answer was made since."""
     counters = Counters()
-    counters.begin(10.0, 1)
-    counters.end()
+    counters.begin_answer(10.0, 1)
+    counters.end_answer()
     assert answer(counters, 20.0, 100, held=40) == (10.0, 6.0, 0.0, 0.0)
 
 
@@ -72,8 +72,8 @@ def test_what_is_gone_is_forgotten() -> None:
     """Counters of deleted topics take no memory, and are no base for a later one of the name."""
     counters = Counters()
     answer(counters, 10.0, 1000)
-    counters.begin(20.0, 1)
-    counters.end()
+    counters.begin_answer(20.0, 1)
+    counters.end_answer()
     assert answer(counters, 30.0, 1200) == (120.0, 120.0, 0.0, 0.0)
 
 

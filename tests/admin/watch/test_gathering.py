@@ -7,16 +7,17 @@ import pytest
 import trio
 
 from admin.cluster.shapes import NodeStats
-from admin.watch.answers import NodeFigures, ages_in, decoded
-from admin.watch.counters import Counters
-from admin.watch.gathering import Ages, Gathering
+from admin.upstream import UpstreamError
+from admin.watch.gathering import Gathering
+from admin.watch.node import Ages, Counters
+from admin.watch.requests import NodeMetrics, ages_in, poll_stats
 from admin.watch.snapshot import NodeRow, Snapshot
 from tests.admin.watch.fakes import channel, stats, topic
 
 
-async def figures(said: NodeStats) -> NodeFigures:
+async def figures(said: NodeStats) -> NodeMetrics:
     """As it comes from the node."""
-    return await decoded(msgspec.json.encode(said))
+    return await poll_stats("a:1", msgspec.json.encode(said))
 
 
 async def gathered(*nodes: tuple[NodeStats, Counters, Ages | None], now_s: float = 1.0) -> Snapshot:
@@ -24,7 +25,7 @@ async def gathered(*nodes: tuple[NodeStats, Counters, Ages | None], now_s: float
     gathering = Gathering(Snapshot(1, now_s))
     for number, (said, counters, ages) in enumerate(nodes, 1):
         row = NodeRow(node=f"a:{number}")
-        await gathering.add(row, await figures(said), counters, now_s, ages)
+        await gathering.add_answer(row, await figures(said), counters, now_s, ages)
     return await gathering.finish()
 
 
@@ -118,10 +119,10 @@ async def test_a_large_answer_lets_other_tasks_run() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        answer = await decoded(body)
+        answer = await poll_stats("a:1", body)
         after_decoding = turns
         gathering = Gathering(Snapshot(1, 1.0))
-        await gathering.add(NodeRow(node="a:1"), answer, Counters(), 1.0, None)
+        await gathering.add_answer(NodeRow(node="a:1"), answer, Counters(), 1.0, None)
         nursery.cancel_scope.cancel()
     assert after_decoding >= 10
     assert turns - after_decoding >= 50
@@ -143,8 +144,8 @@ LIES = [
 @pytest.mark.parametrize("body", LIES)
 async def test_what_is_no_answer_is_refused(body: bytes) -> None:
     """Other types, numbers beyond all bounds, and what is cut off."""
-    with pytest.raises(msgspec.DecodeError):
-        await decoded(body)
+    with pytest.raises(UpstreamError):
+        await poll_stats("a:1", body)
 
 
 def test_ages_are_read_from_metrics() -> None:

@@ -15,7 +15,8 @@ from admin.watch.health import (
     TIMEOUT_RATE_MIN,
     problems,
 )
-from admin.watch.history import ChannelRow, History, NodeRow, Snapshot, TopicRow
+from admin.watch.history import History
+from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
 
 NOW_S = 1_790_000_000.0
 
@@ -130,7 +131,7 @@ async def test_a_backlog_that_grows(how: str, depths: list[int], grows: bool) ->
     for number, depth in enumerate(depths):
         row.depth = depth
         snapshot = Snapshot(1, NOW_S + 15.0 * number, channels={("t", "c"): row})
-        await history.add(snapshot)
+        await history.add_snapshot(snapshot)
     kinds = [each.kind for each in await problems(snapshot, history)]
     assert kinds == (["channel-growing"] if grows else [])
     row.clients = 0
@@ -161,8 +162,8 @@ async def test_sentences_and_links() -> None:
     first, second, third = await problems(snapshot, History(60.0, 5.0))
     assert first.what == "[::1]:4151 has not answered for 5 min: connection refused."
     assert first.link == "/nodes/%5B%3A%3A1%5D%3A4151"
-    assert second.what == "1 message is waiting, and nobody consumes."
-    assert third.what == "1,234 messages are held back, for the channel is paused."
+    assert second.what == "1 message is waiting: no consumers."
+    assert third.what == "1,234 messages are waiting: the channel is paused."
     assert third.link == "/topics/a/c%23ephemeral"
 
 

@@ -10,17 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.watch.history import (
+    MAX_SERIES,
     POINTS,
-    SERIES_MAX,
     WHOLE,
-    ChannelRow,
     History,
-    Row,
-    Snapshot,
-    TopicRow,
     channel_key,
     topic_key,
 )
+from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
 
 START_S = 1_790_000_000.0
 
@@ -43,7 +40,7 @@ async def test_points_come_in_order_of_time() -> None:
     """A poll, a point; the last time is that of the last poll."""
     history = History(60.0, 5.0)
     for number in range(5):
-        await history.add(snapshot(5.0 * number, {"t": number}, 2.0 * number))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": number}, 2.0 * number))
     series = history.series(topic_key("t"))
     assert series is not None
     assert known(series.depth) == [0, 1, 2, 3, 4]
@@ -57,7 +54,7 @@ async def test_a_slot_has_the_highest_depth_and_the_mean_rate() -> None:
     """With fewer slots than polls no peak of depth is lost."""
     history = History(POINTS * 15.0, 5.0)
     for number, (depth, rate) in enumerate([(1, None), (9, 2.0), (2, 4.0)]):
-        await history.add(snapshot(5.0 * number, {"t": depth}, rate))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": depth}, rate))
     series = history.series(topic_key("t"))
     assert series is not None
     assert history.slot_s == 15.0
@@ -71,8 +68,8 @@ async def test_time_without_polls_is_a_gap() -> None:
     """Nobody looked: nothing is known, and nothing of a round before shows."""
     history = History(50.0, 5.0)
     for number in range(10):
-        await history.add(snapshot(5.0 * number, {"t": 7}))
-    await history.add(snapshot(45.0 + 30.0, {"t": 1}))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": 7}))
+    await history.add_snapshot(snapshot(45.0 + 30.0, {"t": 1}))
     series = history.series(topic_key("t"))
     assert series is not None
     assert [None if math.isnan(depth) else depth for depth in series.depth] == [
@@ -85,9 +82,9 @@ async def test_time_without_polls_is_a_gap() -> None:
 async def test_what_is_gone_for_the_window_is_forgotten() -> None:
     """A deleted topic's memory is given back."""
     history = History(50.0, 5.0)
-    await history.add(snapshot(0.0, {"old": 1, "t": 1}))
+    await history.add_snapshot(snapshot(0.0, {"old": 1, "t": 1}))
     for number in range(1, 12):
-        await history.add(snapshot(5.0 * number, {"t": 1}))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": 1}))
     assert history.series(topic_key("old")) is None
     assert len(history) == 2
 
@@ -96,9 +93,9 @@ async def test_a_topic_away_for_a_while_has_a_gap_only() -> None:
     """What the ring holds of a round before is not shown while it is away."""
     history = History(50.0, 5.0)
     for number in range(13):
-        await history.add(snapshot(5.0 * number, {"t": 7}))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": 7}))
     for number in range(13, 16):
-        await history.add(snapshot(5.0 * number, {}))
+        await history.add_snapshot(snapshot(5.0 * number, {}))
     series = history.series(topic_key("t"))
     assert series is not None
     assert known(series.depth) == [7.0] * 7
@@ -110,20 +107,20 @@ async def test_memory_is_bounded() -> None:
     history = History(3600.0, 5.0, series_max=50)
     for number in range(20):
         names = {f"t{number}-{each}": each % 2 for each in range(40)}
-        await history.add(snapshot(15.0 * number, names))
+        await history.add_snapshot(snapshot(15.0 * number, names))
     assert len(history) == 50
     assert history.nbytes == 50 * POINTS * 3 * 4
-    assert SERIES_MAX * POINTS * 3 * 4 < 30e6
+    assert MAX_SERIES * POINTS * 3 * 4 < 30e6
 
 
 async def test_who_has_messages_takes_the_place_of_who_has_none() -> None:
     """Full: idle ones get no series, busy ones take that of one idle; busy ones keep theirs."""
     history = History(3600.0, 15.0, series_max=3)
-    await history.add(snapshot(0.0, {"idle": 0, "busy": 5}))
-    await history.add(snapshot(60.0, {"idle": 0, "busy": 5, "idle too": 0, "new": 1}))
+    await history.add_snapshot(snapshot(0.0, {"idle": 0, "busy": 5}))
+    await history.add_snapshot(snapshot(60.0, {"idle": 0, "busy": 5, "idle too": 0, "new": 1}))
     assert history.series(topic_key("new")) is not None
     assert history.series(topic_key("idle")) is history.series(topic_key("idle too")) is None
-    await history.add(snapshot(75.0, {"newer": 1, "busy": 5, "new": 1}))
+    await history.add_snapshot(snapshot(75.0, {"newer": 1, "busy": 5, "new": 1}))
     assert history.series(topic_key("newer")) is None
     assert history.series(topic_key("busy")) is not None
     assert history.series(WHOLE) is not None
@@ -134,9 +131,9 @@ async def test_a_wall_clock_set_back_harms_nothing(back_s: float, points: int) -
     """By a little: waited for. By much: begun anew."""
     history = History(50.0, 5.0)
     for number in range(3):
-        await history.add(snapshot(5.0 * number, {"t": 1}))
+        await history.add_snapshot(snapshot(5.0 * number, {"t": 1}))
     for step_s in (0.0, 0.1):
-        await history.add(snapshot(10.0 - back_s + step_s, {"t": 2}))
+        await history.add_snapshot(snapshot(10.0 - back_s + step_s, {"t": 2}))
     series = history.series(topic_key("t"))
     assert series is not None
     assert len(known(series.depth)) == points
@@ -148,7 +145,7 @@ async def test_depths_of_the_last_while() -> None:
     row = ChannelRow(topic="t", channel="c", depth=3)
     for number in range(5):
         row.depth = number
-        await history.add(Snapshot(1, START_S + 5.0 * number, channels={("t", "c"): row}))
+        await history.add_snapshot(Snapshot(1, START_S + 5.0 * number, channels={("t", "c"): row}))
     assert history.last_depths(channel_key("t", "c"), 15.0) == [2, 3, 4]
     assert history.last_depths(channel_key("t", "d"), 15.0) == []
 
@@ -161,7 +158,7 @@ async def test_a_ring_shows_what_a_plain_list_would(polls: list[tuple[int, bool]
     slot = round(START_S / 5.0)
     for number, (step, present) in enumerate(polls):
         slot += step + 1
-        await history.add(snapshot(slot * 5.0 - START_S, {"t": number} if present else {}))
+        await history.add_snapshot(snapshot(slot * 5.0 - START_S, {"t": number} if present else {}))
         if present:
             plain.append((slot, number))
         expected = [depth for at, depth in plain if at > slot - 8]

@@ -1,7 +1,7 @@
-"""Spark's standalone cluster of this machine: a master and workers, each a process of its own.
+"""Spark's standalone cluster on this machine: a master and workers, each a process of its own.
 
-They are started as docs/pipelines.md tells it, by the ``spark-class`` that pip has installed, with
-the Java of `pipelines.java`.
+They are started as docs/pipelines.md describes, by pip's ``spark-class``, with the Java of
+`pipelines.java`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cluster:
     workers: tuple[subprocess.Popen[bytes], ...]
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL a worker with its executors, as a machine that is gone."""
+        """SIGKILL a worker with its executors, as if its machine were gone."""
         os.killpg(self.workers[number].pid, signal.SIGKILL)
         self.workers[number].wait()
 

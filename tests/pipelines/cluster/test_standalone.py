@@ -22,7 +22,7 @@ BATCH = 1000
 def test_a_worker_that_dies_with_its_executor_costs_no_row(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """Both executors took part before; the other one does the rest, each row once."""
+    """Both executors take part; after the loss of one the other reads the rest, each row once."""
     bodies = [b"%06d" % number for number in range(MESSAGES)]
     publish(nsqd.http_address, "t", bodies[: MESSAGES // 2])
     with (

@@ -1,4 +1,4 @@
-"""A small disk of its own for the log, that can be filled up; with the right to mount one."""
+"""A small disk for the log that can be filled up, if mounting is permitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SmallDisk:
         self._filler = path / _FILLER
 
     def fill(self) -> None:
-        """Until not one byte more fits."""
+        """Write until the disk has no byte left."""
         with self._filler.open("wb", buffering=0) as file:
             for part in (_PART, b"\0"):
                 try:
@@ -32,13 +32,13 @@ class SmallDisk:
                     continue
 
     def clear(self) -> None:
-        """As before."""
+        """Remove what `fill` wrote."""
         self._filler.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[SmallDisk | None]:
-    """Mount one at a folder, which is made; None, and an ordinary folder, where that is refused."""
+    """Mount a small disk at a new folder; None, and a plain folder, if that is not permitted."""
     path.mkdir(parents=True)
     try:
         mounting = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path)]

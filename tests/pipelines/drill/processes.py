@@ -165,7 +165,7 @@ def kill(pid: int) -> None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Children, their children, and so on; none if it is gone."""
+    """The children of a process, their children, and so on; none if the process is gone."""
     # A JVM's threads have children of their own.
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -178,7 +178,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty if it is gone."""
+    """The command line of a process; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except (FileNotFoundError, ProcessLookupError):
@@ -186,13 +186,13 @@ def command_of(pid: int) -> str:
 
 
 def batches_in(folder: Path) -> int:
-    """How many batches the table has completely."""
+    """The number of complete microbatches in the table."""
     names = [path.name for path in folder.glob("table/_spark_metadata/*")]
     return max((int(name.split(".")[0]) + 1 for name in names if name[0].isdigit()), default=0)
 
 
 def rows_in(folder: Path) -> int:
-    """How many rows these batches have."""
+    """The number of rows in these microbatches."""
     paths = set()
     for log in folder.glob("table/_spark_metadata/[0-9]*"):
         _version, *entries = log.read_text(encoding="utf-8").splitlines()

@@ -19,7 +19,7 @@ MESSAGES = 20_000
 
 @in_short_soak
 def test_nothing_is_lost_or_doubled_whatever_breaks(spark: SparkSession, tmp_path: Path) -> None:
-    """Three kills of the driver, one of Python workers, nsqd restarted, a full disk."""
+    """No message is lost after kills of the driver and of Python workers, and a full disk."""
     counts = run_drill(Plan(MESSAGES, 1000, is_standalone=False), tmp_path, lambda: spark)
     assert problems_of(counts) == [], counts
     assert counts["published"] >= MESSAGES
@@ -29,7 +29,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(spark: SparkSession, tmp_pat
 def test_the_drill_sees_what_is_lost_doubled_or_strange(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A table of which three things are wrong; and faults that never occurred are told."""
+    """The drill reports lost, duplicated and unknown messages, and faults that did not occur."""
     rows = [("t", "n:1", "1", body_of(0)), ("t", "n:1", "2", body_of(0)), ("t", "n:1", "3", b"?")]
     frame = spark.createDataFrame(rows, "topic string, nsqd string, id string, body binary")
     frame.write.parquet(f"{tmp_path}/table")

@@ -1,4 +1,4 @@
-"""What the jobs' tests share: a job run by its flags in the tests' own Spark."""
+"""Shared by the tests of jobs: run a job by its flags in the tests' Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each job as its --help shows it, with a real nsqd, in the tests' own Spark."""
+"""Each job runs as its --help shows, with a real nsqd, in the tests' Spark session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK, archived, run_example
 from tests.pipelines.sink.rows import taken
-from tests.pipelines.source.publishing import channel_of, publish
+from tests.pipelines.source.publishing import channel_at_rest, publish
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NSQD = "127.0.0.1:4150"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Examples have relative paths."""
+    """The current folder, because examples have relative paths."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -42,7 +43,7 @@ def rows_of(table: str) -> list[dict[str, Any]]:
 def test_archive(
     spark: SparkSession, nsqd: OpenBroker, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each message once, by date and topic, also after a restart; small files are joined."""
+    """The table has each message once, by date and topic, after a restart; files are joined."""
     publish(nsqd.http_address, "orders", numbered(3000))
     assert run_example("archive", spark, {NSQD: nsqd.tcp_address}, [QUICK]) == 0
     publish(nsqd.http_address, "orders", numbered(500, 3000))
@@ -61,12 +62,13 @@ def test_archive(
     assert int(second[1]) >= 5
     assert "archive: joined" in told
     assert not any(folder.glob("run/archive/table/_staging/*/*"))
-    channel = channel_of(nsqd.http_address, "orders", "archive")
+    channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
 
+@in_short_soak
 def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the console every window, with all messages counted."""
+    """The console shows every window, and all messages are counted."""
     publish(nsqd.http_address, "orders", numbered(2000))
     more = [QUICK, "--window=1d"]
     assert run_example("counts", spark, {NSQD: nsqd.tcp_address}, more) == 0
@@ -77,8 +79,9 @@ def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFix
     assert all(line[2] == "+86400s" and "max 6 B" in " ".join(line) for line in lines)
 
 
+@in_short_soak
 def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
-    """A window that is complete, and past the watermark, is one JSON message."""
+    """A complete window, past the watermark, is published as one JSON message."""
     state = "--checkpoint=run/counts"
     flags = ["counts", "--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", state, "--once"]
     flags += ["--window=100ms", "--watermark=1ms", "--destination-topic=figures", QUICK]
@@ -90,8 +93,9 @@ def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
     assert figures == 100
 
 
+@in_short_soak
 def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
-    """What was tried too often is in the table and the topic, the rest goes on."""
+    """Dead messages are in the table and the topic, the others in the rest topic."""
     import trio
 
     from trionsq.client import Config, Consumer
@@ -123,7 +127,7 @@ def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
 
 
 def test_replay(spark: SparkSession, nsqd: OpenBroker, folder: Path) -> None:
-    """All of the topic in its order; a second run with the same checkpoint publishes nothing."""
+    """The whole topic is published in its order; a second run publishes nothing."""
     table = folder / "run/archive/table"
     archived(table, "orders", range(1, 200, 2))
     archived(table, "orders", range(0, 200, 2))
@@ -142,16 +146,16 @@ def test_replay_of_a_range_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It fails in the middle; then the rest of the range is published, and nothing outside."""
-    import pipelines.sink.writer
+    """After a failure the rest of the range is published, and no message outside of it."""
+    import pipelines.sink.writers
+    from pipelines.errors import PublishError
     from pipelines.jobs import replay
-    from pipelines.sink.errors import PublishError
 
     archived(folder / "t", "orders", range(200))
     flags = ["replay", "--input=t", "--topic=orders", "--checkpoint=state", "--rate=0"]
     flags += ["--since=2026-11-20T23:59:50", "--until=2026-11-21T01:01:00+01:00"]
     flags += [f"--nsqd-tcp-address={nsqd.tcp_address}"]
-    real, calls = pipelines.sink.writer.publish, Counter[str]()
+    real, calls = pipelines.sink.writers.publish, Counter[str]()
 
     def publish_twice(*arguments: Any) -> int:
         calls["publish"] += 1
@@ -159,8 +163,8 @@ def test_replay_of_a_range_goes_on_where_it_was(
             raise PublishError("nsqd is gone")
         return real(*arguments)
 
-    monkeypatch.setattr(replay, "_PORTION_MESSAGES", 20)
-    monkeypatch.setattr(pipelines.sink.writer, "publish", publish_twice)
+    monkeypatch.setattr(replay, "_CHUNK_MESSAGES", 20)
+    monkeypatch.setattr(pipelines.sink.writers, "publish", publish_twice)
     assert main(flags, spark) == 1
     assert "replay: nsqd is gone\n" in capsys.readouterr().err
     assert main(flags, spark) == 0
@@ -171,8 +175,9 @@ def test_replay_of_a_range_goes_on_where_it_was(
     assert "is of a replay with another topic" in capsys.readouterr().err
 
 
+@in_short_soak
 def test_enrich(spark: SparkSession, nsqd: OpenBroker) -> None:
-    """Each message has what the table says of it, as JSON; one that is not there, nothing."""
+    """Each message has its columns of the table, as JSON; one without a row in it has null."""
     bodies = [json.dumps({"user": user}).encode() for user in ("anna", "bert", "carl")]
     publish(nsqd.http_address, "orders", bodies)
     assert run_example("enrich", spark, {NSQD: nsqd.tcp_address}, [QUICK]) == 0
@@ -181,6 +186,7 @@ def test_enrich(spark: SparkSession, nsqd: OpenBroker) -> None:
     assert countries == {"anna": "IT", "bert": "DE", "carl": None}
 
 
+@in_short_soak
 def test_mirror(spark: SparkSession, nsqd: OpenBroker) -> None:
     """Every message is in the other cluster, in its own topic."""
     publish(nsqd.http_address, "orders", numbered(1000))
@@ -198,7 +204,7 @@ def test_mirror(spark: SparkSession, nsqd: OpenBroker) -> None:
 def test_a_failure_is_one_line_and_exit_code_1(
     spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether it is nsqd that is not there, or SQL that Spark does not understand."""
+    """A missing nsqd and invalid SQL are each reported in one line."""
     state = ["--checkpoint=state", "--once"]
     nobody = ["--nsqd-tcp-address=127.0.0.1:1", "--source-option=connectTimeout=300ms"]
     assert main(["counts", "--topic=t", *nobody, *state], spark) == 1

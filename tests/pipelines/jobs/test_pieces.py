@@ -1,4 +1,4 @@
-"""What jobs are made of: progress, failures, flags, a rate, portions; without Spark."""
+"""Parts of jobs without Spark: progress, failures, flags, a rate limit, chunks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.__main__ import JOBS, main, parser
-from pipelines.jobs.failures import one_line
-from pipelines.jobs.files import FolderError, local_folder
-from pipelines.jobs.pace import Pace
-from pipelines.jobs.portions import Portions
-from pipelines.jobs.progress import Progress, line_of
-from pipelines.jobs.replay import Position
+from pipelines.__main__ import JOBS, main, make_parser
+from pipelines.errors import FolderError
+from pipelines.jobs.arguments import local_folder
+from pipelines.jobs.replay import PacedChunks, RateLimit, ReplayPosition
+from pipelines.jobs.terminal import Progress, one_line, progress_line
 
 # Progress
 
@@ -40,31 +38,31 @@ def report(second: int, rows: int, **figures: int) -> dict[str, object]:
 
 
 def test_progress_counts_each_report_once() -> None:
-    """Spark keeps the last ones and gives them again; those without rows are no batches."""
+    """Repeated reports count once, and reports without rows are not batches."""
     progress = Progress("archive", Terminal())
-    progress.saw([report(1, 100), report(2, 0)])
-    progress.saw([report(1, 100), report(2, 0), report(3, 50)])
+    progress.add_reports([report(1, 100), report(2, 0)])
+    progress.add_reports([report(1, 100), report(2, 0), report(3, 50)])
     assert (progress.rows, progress.batches) == (150, 2)
 
 
 def test_a_terminal_gets_a_line_a_second() -> None:
-    """With rate, backlog and what is in flight; elsewhere only the last line is written."""
+    """A terminal shows rate, backlog and messages in flight; other outputs get the last line."""
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         progress = Progress("archive", stream)
-        progress.saw([report(1, 2000)])
+        progress.add_reports([report(1, 2000)])
         for now_s in (10.0, 10.5, 11.0):
             progress.show(now_s)
-        progress.end()
+        progress.finish()
     line = "archive: 2,000 rows, 1,234 rows/s, backlog 7,000, in flight 20"
     assert terminal.getvalue().count(line) == 2
     assert pipe.getvalue() == "archive: 2,000 rows in 1 batch\n"
 
 
 def test_a_full_log_is_shown() -> None:
-    """It is why nothing comes; and before the first report there is nothing to show."""
-    assert line_of(5, report(1, 5, paused=True)).endswith("paused: the log is full")
-    assert line_of(0, {}) == "0 rows, 0 rows/s"
+    """The line says that the log is full; before the first report it has no metrics."""
+    assert progress_line(5, report(1, 5, paused=True)).endswith("paused: the log is full")
+    assert progress_line(0, {}) == "0 rows, 0 rows/s"
 
 
 # Failures
@@ -75,7 +73,7 @@ def test_a_full_log_is_shown() -> None:
     [
         (
             "[STREAM_FAILED] Query [id = 1] terminated: Traceback (most recent call last):\n"
-            '  File "x.py", line 1\npipelines.receiver.errors.ReceiverError: the receiver failed: '
+            '  File "x.py", line 1\npipelines.errors.ReceiverError: the receiver failed: '
             "can't connect\n\n\tat org.apache.spark.Foo\n",
             "the receiver failed: can't connect",
         ),
@@ -93,7 +91,7 @@ def test_a_full_log_is_shown() -> None:
     ],
 )
 def test_a_failure_is_one_line(text: str, line: str | None) -> None:
-    """The reason that was given first of all, without stack traces."""
+    """The line has the original reason, without stack traces."""
     said = one_line(RuntimeError(text))
     assert said == (line or "[TABLE_NOT_FOUND] there is no table; line 1 pos 5;")
     assert len(one_line(RuntimeError("x" * 5000))) < 500
@@ -104,7 +102,7 @@ def test_a_failure_is_one_line(text: str, line: str | None) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_help_has_the_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As it is run by the other tests, word for word."""
+    """--help prints the example that other tests run, word for word."""
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert JOBS[name].EXAMPLE in capsys.readouterr().out
@@ -136,7 +134,7 @@ NSQD = ["--nsqd-tcp-address=127.0.0.1:4150"]
             ["archive", "--topic=t", "--output=o", *NSQD, *STATE, "--target-size=5"],
             "must be at least 1024 bytes",
         ),
-        (["counts", "--topic=t", *NSQD, *STATE, "--window=10"], "no time such as 10s"),
+        (["counts", "--topic=t", *NSQD, *STATE, "--window=10"], "not a time such as 10s"),
         (
             ["counts", "--topic=t", *NSQD, *STATE, "--output=o", "--destination-topic=x"],
             "not both",
@@ -160,7 +158,7 @@ NSQD = ["--nsqd-tcp-address=127.0.0.1:4150"]
             "there is no option",
         ),
         (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--rate=-1"], "at least 0"),
-        (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--since=soon"], "is no time such"),
+        (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--since=soon"], "is not a time such"),
         (["nope"], "invalid choice"),
     ],
 )
@@ -171,7 +169,7 @@ def test_wrong_flags_are_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the usage, and exit code 2."""
+    """Wrong flags print the usage, and the exit code is 2."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(words)
@@ -179,13 +177,13 @@ def test_wrong_flags_are_told_before_spark_starts(
 
 
 def test_repeated_flags_and_commas_are_the_same() -> None:
-    """--topic=a,b and --topic=a --topic=b; options of the library reach both ends."""
-    from pipelines.jobs.frames import sink_options, source_options
+    """Repeated flags equal commas, and client options reach source and sink."""
+    from pipelines.jobs.arguments import sink_options, source_options
 
     words = ["mirror", "--topic=a", "--topic=b,c", *NSQD, *STATE]
     words += ["--destination-nsqd-tcp-address=d:1", "--producer-opt=snappy"]
     words += ["--consumer-opt=auth_secret,x,y"]
-    arguments = parser().parse_args(words)
+    arguments = make_parser().parse_args(words)
     source = source_options(arguments, Path("/state"))
     assert source["topic"] == "a,b,c"
     assert source["client.auth_secret"] == "x,y"
@@ -196,7 +194,7 @@ def test_repeated_flags_and_commas_are_the_same() -> None:
 
 
 def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
-    """It knows no rename; and a file is none either."""
+    """A URL of an object store, or a file, is an error where a folder is needed."""
     with pytest.raises(FolderError, match="--output: s3a://b/t is a URL"):
         local_folder("s3a://b/t", "--output")
     (tmp_path / "file").touch()
@@ -216,7 +214,7 @@ def test_a_log_in_an_object_store_is_a_wrong_flag(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit code 2 and the reason, and no folder is made, least of all one of that name."""
+    """The exit code is 2, and no folder with the URL's name is made."""
     monkeypatch.chdir(tmp_path)
     flags = ["--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--checkpoint=state", flag]
     flags += {
@@ -237,8 +235,8 @@ def test_a_log_in_an_object_store_is_a_wrong_flag(
 
 @given(st.integers(1, 100_000), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_a_rate_is_kept(rate: int, counts: list[int]) -> None:
-    """Slices that wait as they are told take as long as the rate has it."""
-    pace, now_s = Pace(rate, 0.0), 0.0
+    """Publishing after each wait takes the time that the rate requires."""
+    pace, now_s = RateLimit(rate, 0.0), 0.0
     for count in counts:
         now_s += pace.wait_s(count, now_s)
     assert now_s == pytest.approx(sum(counts[:-1]) / rate)
@@ -246,15 +244,15 @@ def test_a_rate_is_kept(rate: int, counts: list[int]) -> None:
 
 def test_lost_time_is_not_made_up_for() -> None:
     """After a pause the rate is the same, not higher; 0 is no limit."""
-    pace = Pace(10, 0.0)
+    pace = RateLimit(10, 0.0)
     assert pace.wait_s(10, 0.0) == 0.0
     assert pace.wait_s(10, 100.0) == 0.0
     assert pace.wait_s(10, 100.0) == pytest.approx(1.0)
-    free = Pace(0, 0.0)
-    assert (free.wait_s(10**9, 0.0), free.slice_max) == (0.0, None)
+    free = RateLimit(0, 0.0)
+    assert (free.wait_s(10**9, 0.0), free.max_step) == (0.0, None)
 
 
-# Portions
+# PacedChunks
 
 
 def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
@@ -271,34 +269,34 @@ def bodies_of(portion: Iterator[pa.RecordBatch]) -> list[int]:
 @given(st.lists(st.integers(0, 30), max_size=8), st.integers(1, 25))
 def test_portions_have_every_row_once_in_order(sizes: list[int], most: int) -> None:
     """However the pieces and the portions are cut."""
-    portions = Portions(batches(*sizes), Pace(0, 0.0), threading.Event(), lambda: 0.0)
+    portions = PacedChunks(batches(*sizes), RateLimit(0, 0.0), threading.Event(), lambda: 0.0)
     found: list[int] = []
     while portions.has_more():
-        portion = bodies_of(portions.next(most, 1.0, ["body"]))
+        portion = bodies_of(portions.next_chunk(most, 1.0, ["body"]))
         assert 0 < len(portion) <= most
         found += portion
-        assert portions.given == len(found)
+        assert portions.rows == len(found)
     assert found == [*range(sum(sizes))]
 
 
 def test_a_portion_ends_when_its_time_is_over_or_a_stop_is_asked_for() -> None:
     """What it had given by then is what counts."""
     clock = iter([0.0, 0.1, 0.1, 0.5, 0.5, 1.5])
-    portions = Portions(batches(20), Pace(100, 0.0), Waiting(), lambda: next(clock))
-    assert bodies_of(portions.next(1000, 1.0, ["body"])) == [*range(20)]
-    assert portions.given == 20
+    portions = PacedChunks(batches(20), RateLimit(100, 0.0), Waiting(), lambda: next(clock))
+    assert bodies_of(portions.next_chunk(1000, 1.0, ["body"])) == [*range(20)]
+    assert portions.rows == 20
 
     stopping = threading.Event()
-    portions = Portions(batches(50), Pace(100, 0.0), stopping, lambda: 0.0)
-    portion = portions.next(1000, 1.0, ["body"])
+    portions = PacedChunks(batches(50), RateLimit(100, 0.0), stopping, lambda: 0.0)
+    portion = portions.next_chunk(1000, 1.0, ["body"])
     assert len(next(portion)) == 10
     stopping.set()
     assert list(portion) == []
-    assert portions.given == 10
+    assert portions.rows == 10
 
 
 class Waiting(threading.Event):
-    """Time passes at once."""
+    """A stop event on which time passes at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return False
@@ -308,12 +306,12 @@ class Waiting(threading.Event):
 
 
 def test_a_position_is_of_one_replay(tmp_path: Path) -> None:
-    """With other flags, or damaged, it is refused."""
+    """The position of a replay with other flags, or a damaged one, is refused."""
     path = tmp_path / "replay.json"
-    Position(path, {"topic": "a"}).save(17)
-    assert Position(path, {"topic": "a"}).rows == 17
+    ReplayPosition(path, {"topic": "a"}).save(17)
+    assert ReplayPosition(path, {"topic": "a"}).rows == 17
     with pytest.raises(FolderError, match="of a replay with another topic: use a new one"):
-        Position(path, {"topic": "b"})
+        ReplayPosition(path, {"topic": "b"})
     path.write_text("{")
     with pytest.raises(FolderError, match="is damaged"):
-        Position(path, {"topic": "a"})
+        ReplayPosition(path, {"topic": "a"})

@@ -1,4 +1,4 @@
-"""Batches appear once in a table, whatever crashes; without Spark."""
+"""Each microbatch appears once in a table, whatever crashes; without Spark."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs import files
-from pipelines.jobs.table import Table, publish_batch, published
+from pipelines.jobs import table as files
+from pipelines.jobs.table import Table, last_published, publish_batch
 
 QUERY = "0123456789abcdef"
 
 
 class Frame:
-    """What `Table` needs of a DataFrame: writes one file for each part, as Spark does."""
+    """The part of a DataFrame that `Table` uses: writes one file for each part, as Spark does."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts = parts
@@ -50,35 +50,35 @@ def rows_of(path: Path) -> list[int]:
 
 def write(path: Path, frame: Frame, batch: int) -> None:
     table = Table(path)
-    table.begin(QUERY)
+    table.set_query_id(QUERY)
     table.write(frame, batch)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
-    """Spark repeats the last one after a crash between its sink and its commit log."""
+    """A repeated microbatch, after a crash before Spark's commit log, is not written again."""
     frame = Frame([[1, 2], [3]])
     write(tmp_path, frame, 0)
     write(tmp_path, frame, 0)
     assert (rows_of(tmp_path), frame.writes) == ([1, 2, 3], 1)
     write(tmp_path, Frame([[4]]), 1)
     assert rows_of(tmp_path) == [1, 2, 3, 4]
-    assert published(tmp_path, QUERY) == 1
+    assert last_published(tmp_path, QUERY) == 1
 
 
 def test_two_queries_share_a_table(tmp_path: Path) -> None:
-    """Their batches have the same numbers, and do not take each other's place."""
+    """Microbatches of two queries with equal numbers do not replace each other."""
     write(tmp_path, Frame([[1]]), 0)
     other = Table(tmp_path)
-    other.begin("f" * 16)
+    other.set_query_id("f" * 16)
     other.write(Frame([[2]]), 0)  # type: ignore[arg-type]
     assert rows_of(tmp_path) == [1, 2]
 
 
-@pytest.mark.parametrize("failing", range(12))
+@pytest.mark.parametrize("failing", range(14))
 def test_a_crash_in_the_middle_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """At each fsync of the publishing; the batch comes again, and goes on where it was."""
+    """After a crash at each fsync the repeated microbatch resumes, and each row is there once."""
     real, calls = files.sync, 0
 
     def sync(path: Path) -> None:
@@ -99,11 +99,11 @@ def test_a_crash_in_the_middle_loses_and_doubles_nothing(
         assert calls <= failing, "it should have crashed"
         assert failing > 6, "too few crashes to tell anything"
     assert (rows_of(tmp_path), frame.writes) == ([1, 2, 3], 1)
-    assert published(tmp_path, QUERY) == 0
+    assert last_published(tmp_path, QUERY) == 0
 
 
 def test_files_that_are_in_place_already_are_not_missed(tmp_path: Path) -> None:
-    """A crash between two renames: the rest follows."""
+    """After a crash between two renames the other files are renamed."""
     stage = tmp_path / "_staging" / QUERY / "5"
     Frame([[1], [2]]).parquet(str(stage))
     moved = next(stage.rglob("part-00000*"))
@@ -116,7 +116,7 @@ def test_files_that_are_in_place_already_are_not_missed(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_was_not_complete_is_written_anew(tmp_path: Path) -> None:
-    """Without Spark's _SUCCESS nothing of it counts."""
+    """Without Spark's _SUCCESS a microbatch is written again."""
     stage = tmp_path / "_staging" / QUERY / "0"
     Frame([[9]]).parquet(str(stage))
     (stage / "_SUCCESS").unlink()

@@ -1,4 +1,4 @@
-"""A receiver under test: messages go in by HTTP, and are looked for in the log."""
+"""Shared by the receiver's tests: publish messages by HTTP, and find them in the log."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ LIMIT_S = 180.0
 
 
 class SlowDisk(SimulatedDisk):
-    """Segments get their names only when the test says so."""
+    """A disk on which segments get their names when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,17 +30,17 @@ class SlowDisk(SimulatedDisk):
 
 
 def post(http_address: str, path: str, body: bytes = b"") -> None:
-    """A request to nsqd."""
+    """Send a request to nsqd."""
     urllib.request.urlopen(f"http://{http_address}/{path}", data=body, timeout=60).read()
 
 
 def publish(http_address: str, numbers: Iterable[int], topic: str = "t") -> None:
-    """Messages with these numbers."""
+    """Publish messages with these numbers."""
     post(http_address, f"mpub?topic={topic}", b"\n".join(b"%d" % number for number in numbers))
 
 
 def channel_of(http_address: str, topic: str = "t", channel: str = "c") -> dict[str, Any]:
-    """nsqd's figures of the channel."""
+    """nsqd's statistics of the channel."""
     url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
     with urllib.request.urlopen(url, timeout=60) as answer:
         found = json.load(answer)["topics"][0]["channels"][0]
@@ -49,7 +49,7 @@ def channel_of(http_address: str, topic: str = "t", channel: str = "c") -> dict[
 
 
 def until(condition: Callable[[], object], receiver: Receiver | None = None) -> None:
-    """Wait until it holds; fail when the receiver has, or after a time."""
+    """Wait for a condition; fail when the receiver has failed, or after a limit."""
     deadline_s = time.monotonic() + LIMIT_S
     while not condition():
         if receiver is not None:
@@ -59,12 +59,12 @@ def until(condition: Callable[[], object], receiver: Receiver | None = None) -> 
 
 
 def reach(receiver: Receiver, end: int) -> None:
-    """Wait until the log has come so far."""
+    """Wait until the log has reached a position."""
     until(lambda: receiver.end >= end, receiver)
 
 
 def config(*addresses: str, **options: Any) -> ReceiverConfig:
-    """Topic t, channel c, and whatever is given."""
+    """A configuration for topic t and channel c, with further options."""
     given: dict[str, Any] = {
         "topics": ("t",),
         "channel": "c",
@@ -96,6 +96,6 @@ def stored(wal: Wal) -> list[int]:
 
 
 def stored_at(path: Path) -> list[int]:
-    """The same of a log that is not open."""
+    """The numbers in a log that is not open."""
     with Wal.open(path, create=False) as wal:
         return stored(wal)

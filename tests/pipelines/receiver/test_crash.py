@@ -1,4 +1,4 @@
-"""A receiver that is killed, and an nsqd that is restarted, in mid-stream: lost 0, duplicates 0."""
+"""A killed receiver and a restarted nsqd, in mid-stream: 0 messages lost, 0 duplicated."""
 
 import signal
 import subprocess
@@ -83,7 +83,7 @@ async def test_a_receiver_killed_three_times_loses_and_doubles_nothing(tmp_path:
 
 
 async def test_an_nsqd_restarted_in_mid_stream_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """Stopped in order and started again, three times: what it delivers again is recognized."""
+    """Messages that a restarted nsqd delivers again are recognized."""
     (tmp_path / "nsqd").mkdir()
     flags = [f"--tcp-address={free_address()}", f"--http-address={free_address()}"]
     count = 30_000

@@ -1,4 +1,4 @@
-"""An nsqd that keeps to nothing harms neither the log nor the memory, and no other nsqd."""
+"""A misbehaving nsqd harms neither the log, nor the memory, nor other nsqds."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ def message(timestamp_ns: int, attempts: int, id_: bytes, body: bytes) -> bytes:
 
 
 class Liar:
-    """Answers IDENTIFY and SUB, then says ``lies`` again and again, whatever RDY is."""
+    """Answers IDENTIFY and SUB, then repeats ``lies`` without end, whatever RDY is."""
 
     def __init__(self, lies: bytes) -> None:
         self._lies = lies
@@ -119,7 +119,7 @@ def test_the_same_messages_for_ever_are_stored_once(nsqd: OpenBroker, tmp_path: 
 
 
 def test_one_that_breaks_the_protocol_is_left_alone(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """A frame of 2 GiB, one of a size below zero: that connection ends, the receiver does not."""
+    """A frame of 2 GiB or of a negative size ends that connection, not the receiver."""
     for lies in (struct.pack(">ii", 2**31 - 1, 2), struct.pack(">ii", -1, 2), b"\0" * 4096):
         with (
             Liar(lies).lying() as liar,

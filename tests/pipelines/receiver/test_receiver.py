@@ -1,4 +1,4 @@
-"""From a real nsqd into the log: everything once, and nothing is finished before it is durable."""
+"""From a real nsqd into the log: each message once, and finished only when it is durable."""
 
 import errno
 import pickle
@@ -8,9 +8,10 @@ from typing import NoReturn
 import pytest
 import trio
 
-from pipelines.receiver import Receiver, ReceiverError
-from pipelines.receiver.writer import Writer
-from pipelines.wal import Wal, WalError, WalLimits, read_segment
+from pipelines.errors import ReceiverError, WalError
+from pipelines.receiver import Receiver
+from pipelines.receiver.writer import SegmentWriter
+from pipelines.wal import Wal, WalLimits, read_segment
 from tests.pipelines.receiver.drive import (
     SlowDisk,
     channel_of,
@@ -29,7 +30,7 @@ from trionsq.testing.disk import SimulatedDisk
 
 
 def test_everything_is_stored_then_finished(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Each message once, with its columns; at nsqd nothing is left, also after the stop."""
+    """Each message is stored once, with its columns; nsqd has none left, also after the stop."""
     publish(nsqd.http_address, range(5000))
     with Wal.open(tmp_path) as wal:
         with running(wal, nsqd.tcp_address) as receiver:
@@ -50,7 +51,7 @@ def test_everything_is_stored_then_finished(nsqd: OpenBroker, tmp_path: Path) ->
 def test_after_a_stop_nothing_is_in_flight_and_the_rest_is_at_nsqd(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """Stopped in the middle, several times: stored and left at nsqd are together what there was."""
+    """After each of several stops, stored messages and those at nsqd add up."""
     publish(nsqd.http_address, range(30_000))
     with Wal.open(tmp_path) as wal:
         for _ in range(3):
@@ -88,7 +89,7 @@ def test_a_redelivery_is_dropped_and_finished(tmp_path: Path) -> None:
 
 
 def test_a_log_that_hangs_does_not_fill_the_memory(nsqd: OpenBroker) -> None:
-    """What nsqd delivers again and again meanwhile is given back beyond twice max_in_flight."""
+    """Beyond twice max_in_flight, messages that nsqd delivers again are requeued."""
     disk = SlowDisk()
     wal = Wal(disk, create=True, limits=WalLimits())
     publish(nsqd.http_address, range(1000))
@@ -101,7 +102,7 @@ def test_a_log_that_hangs_does_not_fill_the_memory(nsqd: OpenBroker) -> None:
 
 
 def test_several_topics_share_what_may_be_in_flight(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Each topic's messages carry its name; the same ids in two topics are two messages."""
+    """Each topic's messages have its name; equal ids in two topics are two messages."""
     for topic in ("t", "u"):
         publish(nsqd.http_address, range(500), topic)
     with (
@@ -113,7 +114,7 @@ def test_several_topics_share_what_may_be_in_flight(nsqd: OpenBroker, tmp_path: 
 
 
 def test_a_full_disk_stops_it_and_nothing_is_lost(nsqd: OpenBroker) -> None:
-    """ENOSPC in mid-stream: RDY 0, messages go back to nsqd; with room it goes on by itself."""
+    """On ENOSPC RDY is 0 and messages are requeued; with room the receiver continues."""
     disk = SimulatedDisk(capacity=100_000)
     wal = Wal(disk, create=True, limits=WalLimits())
     publish(nsqd.http_address, range(10_000))
@@ -135,7 +136,7 @@ def test_a_full_disk_stops_it_and_nothing_is_lost(nsqd: OpenBroker) -> None:
 
 @pytest.mark.parametrize("step", ["create", "write", "sync", "close", "rename"])
 def test_no_room_at_any_step_loses_and_doubles_nothing(step: str, nsqd: OpenBroker) -> None:
-    """Each operation of an append fails again and again while messages flow."""
+    """No message is lost when each operation of an append fails repeatedly."""
     disk = SimulatedDisk()
     wal = Wal(disk, create=True, limits=WalLimits())
     disk.fail(errno.ENOSPC, at=3, only=[step], name="*.arrow*")
@@ -148,10 +149,10 @@ def test_no_room_at_any_step_loses_and_doubles_nothing(step: str, nsqd: OpenBrok
 
 
 def test_a_full_log_goes_on_after_a_commit(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """wal.maxBytes is kept to; what Spark commits makes room."""
+    """wal.maxBytes is the limit; a commit makes room."""
     publish(nsqd.http_address, range(20_000))
     seen: list[int] = []
-    limits = WalLimits(max_nbytes=200_000)
+    limits = WalLimits(max_bytes=200_000)
     with (
         Wal.open(tmp_path, limits=limits) as wal,
         running(wal, nsqd.tcp_address, max_in_flight=1000) as receiver,
@@ -170,7 +171,7 @@ def test_a_full_log_goes_on_after_a_commit(nsqd: OpenBroker, tmp_path: Path) -> 
 
 
 def test_a_broken_disk_ends_it_and_everything_goes_back(nsqd: OpenBroker) -> None:
-    """EIO: `check` raises it with its cause; nsqd has the messages again."""
+    """After EIO `check` raises with the cause, and nsqd has the messages again."""
     disk = SimulatedDisk()
     wal = Wal(disk, create=True, limits=WalLimits())
     disk.fail(errno.EIO, only=["sync"])
@@ -187,7 +188,7 @@ def test_a_broken_disk_ends_it_and_everything_goes_back(nsqd: OpenBroker) -> Non
 def test_without_any_nsqd_it_fails_after_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not for ever silent: the error names the address, the log says it in one line."""
+    """Without an nsqd the receiver fails; error and log line have the address."""
     address = free_address()
     with (
         Wal.open(tmp_path) as wal,
@@ -217,12 +218,12 @@ def test_only_a_defect_is_logged_with_its_trace(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What explains itself takes a line; a trace means that something is to be mended."""
+    """Only a defect is logged with a traceback; other failures take one line."""
 
-    async def fail(_writer: Writer) -> NoReturn:
+    async def fail(_writer: SegmentWriter) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(Writer, "run", fail)
+    monkeypatch.setattr(SegmentWriter, "run", fail)
     with Wal.open(tmp_path) as wal:
         receiver = Receiver(config(free_address()), wal)
         receiver.start()
@@ -234,7 +235,7 @@ def test_only_a_defect_is_logged_with_its_trace(
 
 
 def failures_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, bool]]:
-    """What the log says of receivers that failed, and whether with a trace."""
+    """The logged failures of receivers, and whether each has a traceback."""
     return [
         (record.getMessage().removeprefix("the receiver failed: "), record.exc_info is not None)
         for record in caplog.records
@@ -243,7 +244,7 @@ def failures_in(caplog: pytest.LogCaptureFixture) -> list[tuple[str, bool]]:
 
 
 def test_a_receiver_that_was_never_started_stops(tmp_path: Path) -> None:
-    """`stop` is for finally-blocks; twice is once; a second start is an error."""
+    """`stop` before `start`, or twice, does nothing; a second start is an error."""
     with Wal.open(tmp_path) as wal:
         receiver = Receiver(config(free_address()), wal)
         receiver.stop()
@@ -261,7 +262,7 @@ def test_a_receiver_that_was_never_started_stops(tmp_path: Path) -> None:
         ({"topics": ()}, "either topics or topic_pattern"),
         ({"topic_pattern": "a.*"}, "either topics or topic_pattern"),
         ({"topics": ("a b",)}, "not a valid name: 'a b'"),
-        ({"topics": ("t", "t")}, "names one twice"),
+        ({"topics": ("t", "t")}, "has a name twice"),
         ({"topics": (), "topic_pattern": "("}, "topic_pattern: "),
         ({"topics": (), "topic_pattern": "a.*"}, "needs lookupd_http_addresses"),
         ({"nsqd_tcp_addresses": ()}, "nsqd_tcp_addresses or lookupd_http_addresses"),
@@ -270,7 +271,7 @@ def test_a_receiver_that_was_never_started_stops(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], text: str) -> None:
-    """When the object is made, by name."""
+    """An invalid option is an error, with its name, when the object is made."""
     with pytest.raises(ValueError, match=text):
         config("127.0.0.1:4150", **options)
     right = config("127.0.0.1:4150")
@@ -278,7 +279,7 @@ def test_wrong_options_are_refused(options: dict[str, object], text: str) -> Non
 
 
 async def test_topics_of_a_pattern_are_found_also_later(tmp_path: Path) -> None:
-    """nsqlookupd is asked again and again; topics that do not match stay where they are."""
+    """Topics created later are found; topics that do not match are not consumed."""
     quick = Config(lookupd_poll_interval_s=0.1, lookupd_poll_jitter=0)
     async with running_nsqlookupd() as lookupd:
         flags = [f"--lookupd-tcp-address={lookupd.tcp_address}"]

@@ -1,18 +1,18 @@
-"""A process that publishes a staged batch, to be killed: FOLDER ADDRESS BATCH COUNT."""
+"""A process that publishes a staged microbatch, to be killed: FOLDER ADDRESS BATCH COUNT."""
 
 import sys
 
-from pipelines.sink.staged import NsqStagedWriter
+from pipelines.sink.writers import NsqStagedWriter
 from tests.pipelines.sink.rows import numbers, options
 
 
 def writer(folder: str, address: str) -> NsqStagedWriter:
-    """Parcels of ten rows, so that there are many."""
+    """A writer with command batches of ten rows, so that there are many."""
     return NsqStagedWriter(options(address, mode="staged", stagePath=folder, batchMessages="10"))
 
 
 def run(folder: str, address: str, batch: int, count: int) -> None:
-    """Stage that many numbers as two tasks, and commit them."""
+    """Stage this many numbers as two tasks, and commit them."""
     driver = writer(folder, address)
     halves = [(0, count // 2), (count // 2, count)]
     messages = [driver.write(numbers(*half)) for half in halves]

@@ -1,4 +1,4 @@
-"""What the sink's tests share: batches, options, and what nsqd has in the end."""
+"""Shared by the sink's tests: record batches, options, and the messages at nsqd in the end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LIMIT_S = 180.0
 
 
 def options(*addresses: str, **more: str) -> SinkOptions:
-    """Topic t and these nsqds, unless told otherwise; dots in names are two underscores."""
+    """Options for topic t and these nsqds; dots in names are two underscores."""
     given = {"topic": "t", "nsqd.tcp.addresses": ",".join(addresses)}
     given |= {name.replace("__", "."): told for name, told in more.items()}
     return SinkOptions.read({name: told for name, told in given.items() if told})
 
 
 def batch(bodies: Sequence[Any], **columns: Sequence[Any]) -> pa.RecordBatch:
-    """Rows, with further columns."""
+    """A record batch of bodies, with further columns."""
     return pa.record_batch({"body": pa.array(bodies), **columns})
 
 
 def numbers(start: int, end: int, step: int = 1000) -> Iterator[pa.RecordBatch]:
-    """Batches whose bodies are these numbers."""
+    """Record batches whose bodies are these numbers."""
     for first in range(start, end, step):
         yield batch([b"%d" % number for number in range(first, min(first + step, end))])
 

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, DoubleType, ShortType, StringType, StructType
 
-from pipelines.options import OptionsError
-from pipelines.sink.columns import check_batch, check_schema
-from pipelines.sink.errors import ColumnsError
+from pipelines.errors import ColumnsError, OptionsError
+from pipelines.sink.commands import check_batch, check_schema
 from pipelines.sink.options import SINK, SinkOptions
 from tests.pipelines.sink.rows import options
 
@@ -28,7 +27,7 @@ def test_options_reach_the_client() -> None:
         }
     )
     assert found.nsqd_tcp_addresses == ("a:1", "b:2")
-    assert (found.limits.messages, found.limits.nbytes) == (7, 2 << 20)
+    assert (found.limits.max_messages, found.limits.max_bytes) == (7, 2 << 20)
     assert found.publish_timeout_s == 0.25
     assert (found.client.auth_secret, found.client.snappy) == ("secret", True)
     assert found.client.write_timeout_s == 3.0
@@ -43,13 +42,13 @@ def test_options_reach_the_client() -> None:
         ({"topik": "t"}, "is topic meant"),
         # What start("x") and save("x") make of "x".
         ({"path": "x"}, "there is no option 'path'"),
-        ({"topic": "not ok"}, "topic: 'not ok' is no valid name"),
+        ({"topic": "not ok"}, "topic: 'not ok' is not a valid name"),
         ({"nsqd.tcp.addresses": "a"}, "'a' is not host:port"),
         ({"nsqd.tcp.addresses": "tcp://foo:4150"}, "'tcp://foo:4150' is not host:port"),
         ({"lookupd.http.addresses": "a:4161,foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"nsqd.tcp.addresses": ""}, "nsqd.tcp.addresses or lookupd.http.addresses is required"),
-        ({"mode": "staged"}, "mode=staged and stagePath are given together"),
-        ({"stagePath": "/x"}, "mode=staged and stagePath are given together"),
+        ({"mode": "staged"}, "mode=staged and stagePath must be set together"),
+        ({"stagePath": "/x"}, "mode=staged and stagePath must be set together"),
         ({"mode": "staged", "stagePath": "gs://b/stage"}, "stagePath: gs://b/stage is a URL"),
         ({"mode": "twice"}, "'twice' is none of direct, staged"),
         ({"publishTimeout": "0"}, "publishTimeout must be above 0"),

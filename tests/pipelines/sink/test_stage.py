@@ -9,15 +9,17 @@ from random import Random
 import pytest
 import trio
 
-from pipelines.sink.errors import PublishError, RowsError, StageError
-from pipelines.sink.options import Limits
-from pipelines.sink.parcels import Parcel, parcels_of
-from pipelines.sink.stage import PUBLISHED, Stage, StagedFile
+from pipelines.errors import PublishError, RowsError, StageError
+from pipelines.sink.commands import CommandBatch, command_batches
+from pipelines.sink.options import CommandLimits
+from pipelines.sink.stage import PUBLISHED, Stage
+from pipelines.sink.stagedfile import StagedFile
 from tests.pipelines.sink.rows import batch
-from tests.pipelines.sink.test_parcels import opened
+from tests.pipelines.sink.test_commands import opened
+from tests.soak import more_in_soak, swept
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
-LIMITS = Limits(messages=2)
+LIMITS = CommandLimits(max_messages=2)
 
 
 class FakeNsqd:
@@ -27,7 +29,7 @@ class FakeNsqd:
         self.bodies: list[bytes] = []
         self.refuse_at = -1
 
-    async def deliver(self, parcel: Parcel) -> None:
+    async def deliver(self, parcel: CommandBatch) -> None:
         """Confirmed when it returns."""
         if len(self.bodies) == self.refuse_at:
             raise PublishError("n:1 refused")
@@ -39,7 +41,7 @@ class FakeNsqd:
 def stage_rows(stage: Stage, first: int, end: int, query: str = "q") -> StagedFile:
     """A task with these numbers."""
     rows = batch([b"%d" % number for number in range(first, end)])
-    staged = stage.write(query, [parcels_of(rows, "t", LIMITS)])
+    staged = stage.write(query, [command_batches(rows, "t", LIMITS)])
     assert staged is not None
     return staged
 
@@ -103,6 +105,7 @@ def test_after_a_refusal_it_goes_on_where_it_was() -> None:
     assert names(disk) == [PUBLISHED]
 
 
+@more_in_soak
 @pytest.mark.parametrize("how", [SimulatedDisk.after_kill, SimulatedDisk.after_power_loss])
 def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     how: Callable[[SimulatedDisk], SimulatedDisk],
@@ -112,7 +115,7 @@ def test_a_crash_at_any_operation_loses_nothing_and_repeats_one_parcel_at_most(
     run_batch(disk, FakeNsqd(), 0)
     count = disk.operations
     assert count > 30
-    for at in range(1, count + 1):
+    for at in swept(count):
         for seed in range(2):
             nsqd = FakeNsqd()
             disk = SimulatedDisk(random=Random(100 * at + seed))
@@ -163,7 +166,7 @@ def test_rows_that_are_refused_leave_no_file() -> None:
     disk = SimulatedDisk()
     rows = batch([b"a", b""])
     with pytest.raises(RowsError, match="empty"):
-        Stage(disk).write("q", [parcels_of(rows, "t", LIMITS)])
+        Stage(disk).write("q", [command_batches(rows, "t", LIMITS)])
     assert names(disk) == []
 
 
@@ -195,10 +198,10 @@ def test_a_folder_belongs_to_one_query() -> None:
     stage = Stage(disk)
     theirs = stage_rows(stage, 0, 5, query="other")
     run_batch(disk, nsqd, 0)
-    with pytest.raises(StageError, match="belongs to query q, this one is other"):
+    with pytest.raises(StageError, match="belongs to query q, not to other"):
         stage_rows(stage, 0, 5, query="other")
     mine = stage_rows(stage, 10, 15)
-    with pytest.raises(StageError, match="belongs to query q, this one is other"):
+    with pytest.raises(StageError, match="belongs to query q, not to other"):
         publish(stage, nsqd, 0, theirs, query="other")
     stage.abandon("other", [theirs])
     assert publish(stage, nsqd, 1, mine) == 5
@@ -225,7 +228,7 @@ def test_staged_files_that_are_gone_are_told_before_anything_is_published() -> N
     stage = Stage(disk)
     staged = stage_rows(stage, 0, 5)
     disk.unlink(staged.name)
-    with pytest.raises(StageError, match="all machines have to see the same folder"):
+    with pytest.raises(StageError, match="all machines must see the same folder"):
         publish(stage, nsqd, 0, staged)
     assert nsqd.bodies == []
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pytest
 import trio
 
-from pipelines.sink.errors import ColumnsError, PublishError, RowsError, StageError
-from pipelines.sink.writer import NsqStreamWriter, NsqWriter, publish
-from pipelines.wal.meta import FolderLock
+from pipelines.errors import ColumnsError, PublishError, RowsError, StageError
+from pipelines.sink.writers import NsqStreamWriter, NsqWriter, publish
+from pipelines.wal.meta import lock_log
 from tests.pipelines.sink.committing import run, writer
 from tests.pipelines.sink.rows import LIMIT_S, batch, numbers, options, taken
 from tests.processes import free_address, running_nsqd, running_nsqlookupd
@@ -199,7 +199,8 @@ def test_an_nsqd_that_can_not_be_used_does_not_slow_the_others(nsqd: OpenBroker)
 def test_without_any_nsqd_it_says_so_after_its_rounds() -> None:
     """Each address with its reason, in one line."""
     one, other = free_address(), free_address()
-    with pytest.raises(PublishError, match="no nsqd took 10 messages for t in 2 rounds") as caught:
+    reason = "no nsqd accepted 10 messages for t in 2 rounds"
+    with pytest.raises(PublishError, match=reason) as caught:
         publish(numbers(0, 10), options(one, other, retries="1"))
     assert one in str(caught.value)
     assert other in str(caught.value)
@@ -216,20 +217,20 @@ def test_what_nsqd_refuses_is_not_tried_again(nsqd: OpenBroker) -> None:
 
 
 def test_a_delay_that_nsqd_does_not_grant_is_refused(nsqd: OpenBroker) -> None:
-    """More than its --max-req-timeout."""
+    """A delay above nsqd's --max-req-timeout fails the task."""
     rows = batch([b"x"], defer_ms=pa.array([10**9], pa.int64()))
     with pytest.raises(PublishError, match=r"DPUB timeout 1000000000 out of range.*defer_ms"):
         publish(iter([rows]), options(nsqd.tcp_address))
 
 
 def test_an_nsqd_that_never_answers_is_given_up() -> None:
-    """Connected and identified, but no OK within the time."""
+    """An nsqd that identifies and then sends no OK fails after the timeout."""
     with mute_server(b"OK") as address, pytest.raises(PublishError, match="no answer within"):
         publish(numbers(0, 10), options(address, retries="0", publishTimeout="200ms"))
 
 
 def test_an_answer_that_is_not_ok_is_no_confirmation() -> None:
-    """Nobody knows what became of the rows: the task fails."""
+    """Any other response fails the task, because the state of the rows is unknown."""
     with mute_server(b"OK", b"NO") as address, pytest.raises(PublishError, match="answered b'NO'"):
         publish(numbers(0, 10), options(address, retries="0"))
 
@@ -242,13 +243,13 @@ def test_an_answer_that_is_not_ok_is_no_confirmation() -> None:
     ],
 )
 def test_bad_rows_fail_the_task(nsqd: OpenBroker, rows: pa.RecordBatch, error: type) -> None:
-    """As themselves, not in a group of exceptions."""
+    """The exception is raised itself, not in a group."""
     with pytest.raises(error):
         publish(iter([rows]), options(nsqd.tcp_address, topic=""))
 
 
 def test_an_error_of_spark_comes_out_as_it_is(nsqd: OpenBroker) -> None:
-    """What the rows raise, too, and what came before is published."""
+    """An exception of the row iterator is raised itself; earlier rows are published."""
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield from numbers(0, 10)
@@ -259,7 +260,7 @@ def test_an_error_of_spark_comes_out_as_it_is(nsqd: OpenBroker) -> None:
 
 
 def wait_for(url: str, text: str) -> None:
-    """Ask until the answer has it."""
+    """Query until the response has it."""
     deadline_s = time.monotonic() + LIMIT_S
     while text not in urllib.request.urlopen(url, timeout=60).read().decode():
         assert time.monotonic() < deadline_s
@@ -267,7 +268,7 @@ def wait_for(url: str, text: str) -> None:
 
 
 def test_nsqds_are_found_by_nsqlookupd(tmp_path: Path) -> None:
-    """Also for a topic that nobody has yet; of two nsqlookupds one may be away."""
+    """A new topic is published to the nsqds of nsqlookupd, even if one nsqlookupd is down."""
 
     async def main() -> None:
         async with running_nsqlookupd() as lookupd:
@@ -288,7 +289,7 @@ def test_nsqds_are_found_by_nsqlookupd(tmp_path: Path) -> None:
 
 
 def test_without_any_nsqlookupd_it_says_so() -> None:
-    """With the URL."""
+    """The error has the URL."""
     address = free_address()
     told = options(nsqd__tcp__addresses="", lookupd__http__addresses=address)
     with pytest.raises(PublishError, match=f"{address}/nodes"):
@@ -296,7 +297,7 @@ def test_without_any_nsqlookupd_it_says_so() -> None:
 
 
 def test_options_of_the_client_are_used(tmp_path: Path) -> None:
-    """TLS with an authority of one's own and snappy; without them, nsqd's refusal."""
+    """TLS with a private authority and snappy work; without them nsqd refuses."""
     papers = make_papers(tmp_path)
     with broker_in_thread(tls_required="tcp-https", **papers.nsqd_options) as nsqd:
         told = options(
@@ -314,7 +315,7 @@ def test_options_of_the_client_are_used(tmp_path: Path) -> None:
 def test_a_driver_killed_while_publishing_repeats_one_parcel_at_most(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """SIGKILL in the middle of a staged batch, three times; then the batch is repeated."""
+    """After three kills in mid-batch the repeated microbatch has one duplicate command at most."""
     count = 4000
     for kill in range(1, 4):
         command = [sys.executable, "-m", "tests.pipelines.sink.committing"]
@@ -338,11 +339,11 @@ def test_a_driver_killed_while_publishing_repeats_one_parcel_at_most(
 
 
 def test_two_drivers_do_not_publish_from_one_folder(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """The second one waits for a while, then says why it can't."""
+    """The second driver waits for a while, then raises StageError."""
     told = options(nsqd.tcp_address, mode="staged", stagePath=str(tmp_path), lockTimeout="200ms")
     driver = type(writer(str(tmp_path), nsqd.tcp_address))(told)
     message = driver.write(numbers(0, 10))
-    lock = FolderLock(str(tmp_path))
+    lock = lock_log(str(tmp_path))
     with pytest.raises(StageError, match="another process publishes"):
         driver.commit([message], 0)
     lock.release()

@@ -1,4 +1,4 @@
-"""What the source's tests share: nsqd by its HTTP API, and a wait with a limit."""
+"""Shared by the source's tests: nsqd's HTTP API, and a wait with a limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART_NBYTES = 4 << 20
 
 
 def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
-    """By /mpub, binary."""
+    """Publish by /mpub, in binary form."""
     step = max(1, min(PART, PART_NBYTES // max(map(len, bodies))))
     for first in range(0, len(bodies), step):
         part = bodies[first : first + step]
@@ -26,16 +26,26 @@ def publish(http_address: str, topic: str, bodies: Sequence[bytes]) -> None:
             assert answer.read() == b"OK"
 
 
-def channel_of(http_address: str, topic: str, channel: str) -> dict[str, Any]:
-    """What /stats says of a channel."""
+def channel_at_rest(http_address: str, topic: str, channel: str) -> dict[str, Any]:
+    """What /stats says of a channel, once it has no client and the topic has handed all over.
+
+    A client that has ended stays connected until nsqd has read the end of its connection.
+    """
     url = f"http://{http_address}/stats?format=json&topic={topic}&channel={channel}"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)["topics"][0]["channels"][0]
-    return found
+    stats: dict[str, Any] = {}
+
+    def is_at_rest() -> bool:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            (of_topic,) = json.load(answer)["topics"]
+        stats.update(of_topic["channels"][0])
+        return not of_topic["depth"] and not stats["client_count"]
+
+    wait_until(is_at_rest)
+    return stats
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 180.0) -> None:
-    """Ask again and again; AssertionError after the limit."""
+    """Wait for a condition. AssertionError after the limit."""
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -1,4 +1,4 @@
-"""The decisions of the source that need neither Spark nor nsqd."""
+"""Decisions of the source, without Spark and nsqd."""
 
 from __future__ import annotations
 
@@ -10,60 +10,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.options import OptionsError
-from pipelines.source.admission import Admission, AvailableNow
-from pipelines.source.offsets import DataLossError, initial_position, position_of
+from pipelines.errors import DataLossError, OptionsError
+from pipelines.source.batch import partitions_of
+from pipelines.source.offsets import AvailableNow, BatchLimits, initial_position, position_of
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
-from pipelines.source.partitions import partitions_of
 from pipelines.wal import SegmentRef
 
 NEEDED = {"topic": "t", "channel": "c", "nsqd.tcp.addresses": "h:4150", "walPath": "/w"}
 
-# Admission
+# BatchLimits
 
 
 def test_a_batch_has_at_most_so_many_messages() -> None:
-    """maxMessagesPerTrigger; without it all there are."""
-    assert Admission(10, None, 0).end(5, 100, 0.0, may_wait=True) == 15
-    assert Admission(10, None, 0).end(5, 7, 0.0, may_wait=True) == 7
-    assert Admission(None, None, 0).end(5, 100, 0.0, may_wait=True) == 100
+    """maxMessagesPerTrigger limits a microbatch; without it all available messages are in it."""
+    assert BatchLimits(10, None, 0).batch_end(5, 100, 0.0, may_wait=True) == 15
+    assert BatchLimits(10, None, 0).batch_end(5, 7, 0.0, may_wait=True) == 7
+    assert BatchLimits(None, None, 0).batch_end(5, 100, 0.0, may_wait=True) == 100
 
 
 def test_a_batch_waits_for_so_many_messages_but_not_for_ever() -> None:
-    """minMessagesPerTrigger up to maxTriggerDelay from when the first of them was there."""
-    admission = Admission(None, 10, 60.0)
-    assert admission.end(0, 0, 0.0, may_wait=True) == 0
-    assert admission.end(0, 9, 100.0, may_wait=True) == 0
-    assert admission.end(0, 9, 159.0, may_wait=True) == 0
-    assert admission.end(0, 9, 160.0, may_wait=True) == 9
-    assert admission.end(9, 12, 161.0, may_wait=True) == 9
-    assert admission.end(9, 19, 162.0, may_wait=True) == 19
+    """A microbatch waits for minMessagesPerTrigger, up to maxTriggerDelay."""
+    admission = BatchLimits(None, 10, 60.0)
+    assert admission.batch_end(0, 0, 0.0, may_wait=True) == 0
+    assert admission.batch_end(0, 9, 100.0, may_wait=True) == 0
+    assert admission.batch_end(0, 9, 159.0, may_wait=True) == 0
+    assert admission.batch_end(0, 9, 160.0, may_wait=True) == 9
+    assert admission.batch_end(9, 12, 161.0, may_wait=True) == 9
+    assert admission.batch_end(9, 19, 162.0, may_wait=True) == 19
 
 
 def test_a_full_log_is_not_waited_for() -> None:
-    """It gets no more messages until Spark has taken what it has."""
-    assert Admission(None, 10, 60.0).end(0, 9, 0.0, may_wait=False) == 9
+    """A full log gets no more messages, so the microbatch does not wait for them."""
+    assert BatchLimits(None, 10, 60.0).batch_end(0, 9, 0.0, may_wait=False) == 9
 
 
 def test_available_now_ends_after_silence() -> None:
-    """Connected, nothing under way, nothing new for the time; anything begins it anew."""
+    """AvailableNow ends after the idle time; any new message restarts it."""
     now = AvailableNow(2.0, began_ns=0)
-    assert not now.is_over(0, 10.0, is_quiet=False)
-    assert not now.is_over(0, 20.0, is_quiet=False)
-    assert not now.is_over(0, 21.9, is_quiet=True)
-    assert not now.is_over(7, 22.0, is_quiet=True)
-    assert not now.is_over(7, 23.9, is_quiet=True)
-    assert now.is_over(7, 24.0, is_quiet=True)
+    assert not now.is_complete(0, 10.0, is_quiet=False)
+    assert not now.is_complete(0, 20.0, is_quiet=False)
+    assert not now.is_complete(0, 21.9, is_quiet=True)
+    assert not now.is_complete(7, 22.0, is_quiet=True)
+    assert not now.is_complete(7, 23.9, is_quiet=True)
+    assert now.is_complete(7, 24.0, is_quiet=True)
     assert now.target == 7
 
 
 def test_available_now_ends_at_what_was_published_later() -> None:
-    """So it ends also where messages never cease."""
+    """AvailableNow also ends on a topic that never becomes silent."""
     now = AvailableNow(2.0, began_ns=1000)
-    now.saw(5, 1000)
+    now.add_segment(5, 1000)
     assert now.target is None
-    now.saw(9, 1001)
-    now.saw(12, 1002)
+    now.add_segment(9, 1001)
+    now.add_segment(12, 1002)
     assert now.target == 9
 
 
@@ -75,7 +74,7 @@ def log_of(first: int, end: int) -> Any:
 
 
 def test_an_offset_in_the_log_is_its_position() -> None:
-    """Of the range that is retained, both ends included."""
+    """An offset within the retained range is its position, both ends included."""
     for lsn in (10, 15, 20):
         offset = {"lsn": lsn, "wal": "mine"}
         assert position_of(offset, log_of(10, 20), fail_on_data_loss=True) == lsn
@@ -86,23 +85,23 @@ def test_an_offset_in_the_log_is_its_position() -> None:
     [
         ({"lsn": 15, "wal": "other"}, "belongs to the log other, but /w is mine"),
         ({"lsn": 9, "wal": "mine"}, "the messages from 9 on are gone"),
-        ({"lsn": 21, "wal": "mine"}, "put back to an older state"),
+        ({"lsn": 21, "wal": "mine"}, "reset to an older state"),
     ],
 )
 def test_what_was_lost_is_an_error_that_says_what(offset: dict[str, Any], told: str) -> None:
-    """A checkpoint never goes silently on with another log."""
+    """A checkpoint does not silently continue with another log."""
     with pytest.raises(DataLossError, match=told):
         position_of(offset, log_of(10, 20), fail_on_data_loss=True)
 
 
 @pytest.mark.parametrize("offset", [{"lsn": 15, "wal": "other"}, {"lsn": 9, "wal": "mine"}])
 def test_who_accepts_loss_goes_on_with_what_there_is(offset: dict[str, Any]) -> None:
-    """failOnDataLoss false: from the begin of the log."""
+    """With failOnDataLoss false the query continues at the start of the log."""
     assert position_of(offset, log_of(10, 20), fail_on_data_loss=False) == 10
 
 
 def test_a_new_query_begins_where_it_was_told() -> None:
-    """earliest, committed, latest, or a position."""
+    """A new query starts at earliest, committed, latest, or a position."""
     wanted: tuple[str | int, ...] = ("earliest", "committed", "latest", 7)
     assert [initial_position(one, 5, 8, 10) for one in wanted] == [5, 8, 10, 7]
     with pytest.raises(DataLossError, match="positions 5 to 10, not 11"):
@@ -121,7 +120,7 @@ def test_a_new_query_begins_where_it_was_told() -> None:
 def test_the_tasks_have_each_position_once(
     sizes: list[int], begins: int, at_least: int, data: st.DataObject
 ) -> None:
-    """Whatever is cut, nothing is left out, nothing comes twice, and no task has nothing to do."""
+    """The partitions have each position once, and none is empty."""
     refs = []
     position = begins
     for size in sizes:
@@ -133,8 +132,8 @@ def test_the_tasks_have_each_position_once(
     assert len(parts) >= min(at_least, end - start)
     reached = start
     for part in parts:
-        assert part.pieces
-        for ref, low, high in part.pieces:
+        assert part.slices
+        for ref, low, high in part.slices:
             assert low == reached
             assert ref.first <= low < high <= ref.end
             reached = high
@@ -145,7 +144,7 @@ def test_the_tasks_have_each_position_once(
 
 
 def test_the_options_of_a_stream_become_those_of_its_parts() -> None:
-    """In Spark's names and notations."""
+    """Options in Spark's notation become those of the log and the receiver."""
     told = StreamOptions.read(
         NEEDED
         | {
@@ -162,12 +161,12 @@ def test_the_options_of_a_stream_become_those_of_its_parts() -> None:
     assert told.receiver.max_in_flight == 40
     assert told.receiver.client.tls_v1
     assert told.receiver.client.auth_secret == "s"
-    assert (told.limits.max_nbytes, told.limits.retention_s) == (1 << 30, 300.0)
+    assert (told.limits.max_bytes, told.limits.retention_s) == (1 << 30, 300.0)
     assert told.starting_offsets == "latest"
 
 
 def test_a_topic_may_be_a_pattern() -> None:
-    """What can't be a name is a regular expression; it needs nsqlookupd."""
+    """A topic that can't be a name is a regular expression, which needs nsqlookupd."""
     pattern = {"topic": "orders[.].*", "lookupd.http.addresses": "h:4161"}
     told = StreamOptions.read(NEEDED | pattern)
     assert (told.receiver.topics, told.receiver.topic_pattern) == ((), "orders[.].*")
@@ -183,14 +182,14 @@ def test_a_topic_may_be_a_pattern() -> None:
         ({"maxInFlight": "1"}, "maxInFlight must be at least 4: connectionsPerNsqd"),
         ({"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}, "is above"),
         ({"wal.maxBytes": "1m"}, r"wal\.maxBytes must be at least"),
-        ({"client.max_in_flight": "3"}, "decided by the source"),
+        ({"client.max_in_flight": "3"}, "set by the source"),
         ({"client.nothing": "3"}, "there is no option 'nothing'"),
         ({"client.tls_root_ca_file": "/no/such/file", "client.tls_v1": "1"}, "/no/such/file"),
         ({"nsqd.tcp.addresses": "localhost"}, "'localhost' is not host:port"),
         ({"nsqd.tcp.addresses": "h:4150,foo:bar"}, "'foo:bar' is not host:port"),
         ({"nsqd.tcp.addresses": "tcp://foo:4150"}, "'tcp://foo:4150' is not host:port"),
         ({"lookupd.http.addresses": "foo"}, "'foo' is not host:port of an nsqlookupd"),
-        ({"startingOffsets": "middle"}, "none of earliest, committed, latest"),
+        ({"startingOffsets": "middle"}, "is not earliest, committed, latest"),
         (
             {"walPath": "s3a://bucket/wal"},
             r"walPath: s3a://bucket/wal is a URL; it must be a folder",
@@ -198,21 +197,21 @@ def test_a_topic_may_be_a_pattern() -> None:
     ],
 )
 def test_wrong_options_are_refused_with_the_valid_ones(wrong: dict[str, str], told: str) -> None:
-    """Also those that are wrong only together."""
+    """Invalid options, and invalid combinations, are errors that list the valid options."""
     with pytest.raises(OptionsError, match=told) as error:
         StreamOptions.read(NEEDED | wrong)
     assert "valid options:\n  topic " in str(error.value)
 
 
 def test_an_unknown_option_is_refused_at_load() -> None:
-    """Before it is known whether it is for the stream or the batch read."""
+    """An unknown option is an error at load(), for a stream and for a batch read."""
     check_names(NEEDED | {"endingOffsets": "latest"})
     with pytest.raises(OptionsError, match="is maxInFlight meant"):
         check_names(NEEDED | {"maxinflights": "1"})
 
 
 def test_the_log_s_folder_is_checked_at_load() -> None:
-    """Both the stream and the batch read need one; neither takes a URL for it."""
+    """Stream and batch read both need a folder, and refuse a URL."""
     with pytest.raises(OptionsError, match="walPath is required"):
         check_names({"topic": "orders"})
     with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
@@ -222,7 +221,7 @@ def test_the_log_s_folder_is_checked_at_load() -> None:
 
 
 def test_a_batch_read_begins_at_the_log_s_begin(tmp_path: Path) -> None:
-    """Other than a stream, which goes on where the one before ended."""
+    """A batch read starts at the start of the log, a stream at the committed position."""
     told = BatchOptions.read({"walpath": str(tmp_path)})
     assert (told.starting_offsets, told.ending_offsets) == ("earliest", "latest")
     assert StreamOptions.read(NEEDED).starting_offsets == "committed"

@@ -1,4 +1,4 @@
-"""How the reader's process ends: everything is stored and finished, or given back."""
+"""The end of the reader's process: every message is stored and finished, or requeued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.wal import Wal
-from tests.pipelines.source.publishing import channel_of, publish
+from tests.pipelines.source.publishing import channel_at_rest, publish
 from trionsq.testing import OpenBroker
 
 LIMIT_S = 180
@@ -19,7 +19,7 @@ LIMIT_S = 180
 
 @contextmanager
 def reader_process(nsqd: OpenBroker, wal_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Ready, with 1000 messages in the log."""
+    """A process that is ready, with 1000 messages in the log."""
     program = "tests.pipelines.source.reader_process"
     process = subprocess.Popen(
         [sys.executable, "-m", program, nsqd.tcp_address, str(wal_path), "1000"],
@@ -40,9 +40,9 @@ def reader_process(nsqd: OpenBroker, wal_path: Path) -> Iterator[subprocess.Pope
 
 
 def check_end(nsqd: OpenBroker, wal_path: Path, published: int) -> None:
-    """Each message is in the log or waits at nsqd; none is under way, and the log is free."""
-    channel = channel_of(nsqd.http_address, "t", "c")
-    assert (channel["in_flight_count"], channel["client_count"]) == (0, 0)
+    """Each message is in the log or at nsqd; none is in flight, and the log is not locked."""
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
+    assert channel["in_flight_count"] == 0
     with Wal.open(wal_path) as wal:
         assert wal.end + channel["depth"] + channel["deferred_count"] == published
 
@@ -55,7 +55,7 @@ def publish_meanwhile(nsqd: OpenBroker) -> threading.Thread:
 
 
 def test_sigterm_ends_it_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Spark's way to stop a query, in the middle of a stream of messages."""
+    """SIGTERM, with which Spark stops a query, ends the process in order in mid-stream."""
     publish(nsqd.http_address, "t", [b"first"] * 1000)
     with reader_process(nsqd, tmp_path / "wal") as process:
         publishing = publish_meanwhile(nsqd)
@@ -66,7 +66,7 @@ def test_sigterm_ends_it_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_for_the_users_program(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """A terminal sends SIGINT to all; the reader ends when Spark closes its connection."""
+    """The reader ignores SIGINT, and ends when Spark closes its connection."""
     publish(nsqd.http_address, "t", [b"first"] * 1000)
     with reader_process(nsqd, tmp_path / "wal") as process:
         process.send_signal(signal.SIGINT)

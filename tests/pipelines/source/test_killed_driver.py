@@ -1,4 +1,4 @@
-"""The driver's JVM killed in mid-stream; tests/pipelines/drill kills all of the driver at once."""
+"""The driver's JVM is killed in mid-stream; tests/pipelines/drill kills the whole driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.pipelines.source.driver import begin
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
@@ -26,7 +26,7 @@ LIMIT_S = 180
 
 @contextmanager
 def running_driver(nsqd_address: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The user's program, its JVM and the reader's process: one group, killed at the end."""
+    """The user's program, its JVM and the reader's process, killed together at the end."""
     program = "tests.pipelines.source.driver"
     with (folder / "driver.log").open("ab") as log:
         driver = subprocess.Popen(
@@ -44,19 +44,19 @@ def running_driver(nsqd_address: str, folder: Path) -> Iterator[subprocess.Popen
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes of which that one is the parent."""
+    """The processes with this parent."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     return [int(child) for child in found.split()]
 
 
 def batches_in(folder: Path) -> int:
-    """How many batches the table has completely."""
+    """The number of complete microbatches in the table."""
     names = [path.name for path in folder.glob("table/_spark_metadata/*")]
     return max((int(name.split(".")[0]) + 1 for name in names if name[0].isdigit()), default=0)
 
 
 def run_and_kill(nsqd: OpenBroker, folder: Path) -> None:
-    """Let it finish two batches, then SIGKILL its JVM alone."""
+    """Let it finish two microbatches, then SIGKILL its JVM alone."""
     with running_driver(nsqd.tcp_address, folder) as driver:
 
         def has_gone_on() -> bool:
@@ -70,14 +70,14 @@ def run_and_kill(nsqd: OpenBroker, folder: Path) -> None:
         for child in children_of(driver.pid):
             os.kill(child, signal.SIGKILL)
         driver.wait(LIMIT_S)
-        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
+        channel_at_rest(nsqd.http_address, "t", "c")
 
 
 @in_short_soak
 def test_a_killed_jvm_loses_nothing_and_doubles_nothing(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """Messages are published meanwhile; the table has each of them once, by nsqd and id."""
+    """The table has each message once, by nsqd and id, although they arrive meanwhile."""
     bodies = [b"%06d" % number for number in range(MESSAGES)]
     publish(nsqd.http_address, "t", bodies[: MESSAGES // 2])
     more = bodies[MESSAGES // 2 :]

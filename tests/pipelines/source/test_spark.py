@@ -12,7 +12,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.pipelines.source.driver import begin
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 def test_available_now_reads_what_there_is_and_ends(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """In batches of the limit; progress has the figures; a second run reads what came since."""
+    """Microbatches keep the limit, progress has the metrics, a second run reads new messages."""
     publish(nsqd.http_address, "t", numbered(5000))
     options = {"maxMessagesPerTrigger": "2000", "minPartitions": "2"}
     with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), options, now=True)) as query:
@@ -54,8 +55,7 @@ def test_available_now_reads_what_there_is_and_ends(
     assert (told["backlog"], told["received"], told["duplicatesDropped"]) == (0, 5000, 0)
     assert told["walBytes"] > 0
     # Spark does not wait for the reader's process.
-    wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-    channel = channel_of(nsqd.http_address, "t", "c")
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
     publish(nsqd.http_address, "t", numbered(1000, first=5000))
@@ -68,10 +68,11 @@ def test_available_now_reads_what_there_is_and_ends(
     ]
 
 
+@in_short_soak
 def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """After stop() nothing is in flight; nothing is lost between the two runs or read twice."""
+    """After stop() no message is in flight; two runs read each message once."""
     published = 0
     # Fewer are waited for longer than this takes.
     options = {"minMessagesPerTrigger": "1500", "maxTriggerDelay": "1h"}
@@ -82,8 +83,7 @@ def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
             wait_until(lambda: any(p.numInputRows for p in query.recentProgress), LIMIT_S)
             assert not any(0 < p.numInputRows < 1500 for p in query.recentProgress)
             assert query.exception() is None
-        wait_until(lambda: channel_of(nsqd.http_address, "t", "c")["client_count"] == 0)
-        assert channel_of(nsqd.http_address, "t", "c")["in_flight_count"] == 0
+        assert channel_at_rest(nsqd.http_address, "t", "c")["in_flight_count"] == 0
     with stopped(begin(spark, nsqd.tcp_address, str(tmp_path), {}, now=True)) as query:
         assert query.awaitTermination(LIMIT_S)
     assert bodies_in(spark, tmp_path) == numbered(published)
@@ -92,7 +92,7 @@ def test_a_stream_is_stopped_cleanly_and_goes_on_from_its_checkpoint(
 def test_a_wrong_option_is_refused_with_the_valid_ones(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """A misspelt one already at load(); what is wrong together when the query starts."""
+    """A misspelt option is an error at load(), an invalid combination at the start."""
     with pytest.raises(PySparkException, match=r"is maxInFlight meant(.|\n)*valid options"):
         spark.readStream.format("nsq").option("maxInFlights", "5").load()
     wrong = {"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}
@@ -106,7 +106,7 @@ def test_a_wrong_option_is_refused_with_the_valid_ones(
 def test_a_url_for_the_log_is_refused_at_load(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No message is taken, and no folder of that name is made."""
+    """No message is received, and no folder with the URL's name is made."""
     monkeypatch.chdir(tmp_path)
     for reader in (spark.readStream, spark.read):
         source = reader.format("nsq").option("walPath", "s3a://bucket/wal")
@@ -115,8 +115,9 @@ def test_a_url_for_the_log_is_refused_at_load(
     assert not list(tmp_path.iterdir())
 
 
+@in_short_soak
 def test_an_nsqd_that_is_not_there_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    """With the receiver's reason, not by silence."""
+    """The query fails with the receiver's reason."""
     options = {"connectTimeout": "500ms"}
     with (
         stopped(begin(spark, "127.0.0.1:1", str(tmp_path), options)) as query,

@@ -1,4 +1,4 @@
-"""The stream's reader, asked as Spark asks it, without Spark: a real nsqd and a real log."""
+"""The stream reader, called as Spark calls it: a real nsqd and a real log, no Spark."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pipelines.receiver import ReceiverError
+from pipelines.errors import DataLossError, ReceiverError, WalLockedError
 from pipelines.schema import ARROW_SCHEMA
 from pipelines.source.batch import NsqBatchReader
-from pipelines.source.offsets import DataLossError, Offset
+from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, StreamOptions
 from pipelines.source.stream import NsqStreamReader
-from pipelines.wal import Wal, WalLockedError
-from tests.pipelines.source.publishing import channel_of, publish, wait_until
+from pipelines.wal import Wal
+from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.processes import free_address
 from trionsq.testing import OpenBroker
 
@@ -27,7 +27,7 @@ ALL = ReadAllAvailable()
 
 @contextmanager
 def reading(nsqd: OpenBroker, wal_path: Path, **more: str) -> Iterator[NsqStreamReader]:
-    """A reader, stopped at the end. ``wal_`` in an option's name stands for ``wal.``."""
+    """A reader, stopped at the end. ``wal_`` in an option's name means ``wal.``."""
     options = {
         "topic": "t",
         "channel": "c",
@@ -44,7 +44,7 @@ def reading(nsqd: OpenBroker, wal_path: Path, **more: str) -> Iterator[NsqStream
 
 
 def bodies_of(reader: NsqStreamReader, start: Offset, end: Offset) -> list[bytes]:
-    """What the tasks of a batch read, on executors that have the reader by pickle."""
+    """The bodies that the tasks of a microbatch read, with a pickled reader."""
     remote = pickle.loads(pickle.dumps(reader))
     found: list[bytes] = []
     for partition in reader.partitions(start, end):
@@ -55,7 +55,7 @@ def bodies_of(reader: NsqStreamReader, start: Offset, end: Offset) -> list[bytes
 
 
 def latest(reader: NsqStreamReader, start: Offset, messages: int) -> Offset:
-    """The offset when so many are there."""
+    """The offset, once this many messages are available."""
     found: list[Offset] = []
 
     def has_come() -> bool:
@@ -71,7 +71,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 
 
 def test_a_batch_has_what_was_published(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Stored, visible, finished; and read by a task in another process."""
+    """Published messages are stored, visible, finished, and read by a task in another process."""
     publish(nsqd.http_address, "t", numbered(3000))
     with reading(nsqd, tmp_path) as reader:
         start = reader.initialOffset()
@@ -79,12 +79,12 @@ def test_a_batch_has_what_was_published(nsqd: OpenBroker, tmp_path: Path) -> Non
         assert sorted(bodies_of(reader, start, end)) == sorted(numbered(3000))
         assert reader.latestOffset(end, ALL) is end
         assert reader.partitions(end, end) == []
-    channel = channel_of(nsqd.http_address, "t", "c")
+    channel = channel_at_rest(nsqd.http_address, "t", "c")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
 
 
 def test_the_limit_of_a_trigger_holds(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """maxMessagesPerTrigger, told to Spark and kept; but not where Spark asks for all."""
+    """maxMessagesPerTrigger limits a microbatch, unless Spark asks for all messages."""
     publish(nsqd.http_address, "t", numbered(1000))
     with reading(nsqd, tmp_path, maxMessagesPerTrigger="300") as reader:
         start = reader.initialOffset()
@@ -98,7 +98,7 @@ def test_the_limit_of_a_trigger_holds(nsqd: OpenBroker, tmp_path: Path) -> None:
 def test_a_batch_that_was_not_finished_is_the_same_after_a_restart(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """Spark's first question is then for the partitions, with the offsets of before."""
+    """After a restart the same offsets give the same messages."""
     publish(nsqd.http_address, "t", numbered(500))
     with reading(nsqd, tmp_path) as reader:
         start = reader.initialOffset()
@@ -114,7 +114,7 @@ def test_a_batch_that_was_not_finished_is_the_same_after_a_restart(
 def test_a_question_about_the_next_batch_commits_the_one_before(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """Spark says so itself only when there is a next one; the last one would come again."""
+    """latestOffset commits the previous microbatch, which Spark does later or never."""
     publish(nsqd.http_address, "t", numbered(100))
     with reading(nsqd, tmp_path) as reader:
         end = latest(reader, reader.initialOffset(), 100)
@@ -127,7 +127,7 @@ def test_a_question_about_the_next_batch_commits_the_one_before(
 
 
 def test_a_full_log_goes_on_when_spark_has_read_it(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Twice what the log may hold comes through, each message once, none lost."""
+    """Twice the log's limit passes through, each message once."""
     bodies = [b"%08d" % number + bytes(100_000) for number in range(330)]
     publish(nsqd.http_address, "t", bodies)
     limits = {"wal_maxBytes": "16m", "wal_segmentBytes": "1m", "wal_retention": "0"}
@@ -151,7 +151,7 @@ def test_a_full_log_goes_on_when_spark_has_read_it(nsqd: OpenBroker, tmp_path: P
 
 
 def test_available_now_drains_and_ends(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """All that was published before, in batches within the limit; then start comes back."""
+    """All earlier messages arrive in microbatches within the limit, then the offset repeats."""
     publish(nsqd.http_address, "t", numbered(1000))
     with reading(nsqd, tmp_path, maxMessagesPerTrigger="400") as reader:
         start = reader.initialOffset()
@@ -167,7 +167,7 @@ def test_available_now_drains_and_ends(nsqd: OpenBroker, tmp_path: Path) -> None
 
 
 def test_available_now_ends_where_there_is_no_nsqd(tmp_path: Path) -> None:
-    """No nsqlookupd knows the topic, so nothing is available; it is not waited for without end."""
+    """Without an nsqd for the topic AvailableNow ends."""
     options = {
         "topic": "t",
         "channel": "c",
@@ -186,7 +186,7 @@ def test_available_now_ends_where_there_is_no_nsqd(tmp_path: Path) -> None:
 
 
 def test_a_failed_receiver_is_told_at_the_next_question(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Not silence: the query fails with the receiver's reason."""
+    """The query fails with the receiver's reason."""
     nobody = {"nsqd.tcp.addresses": free_address(), "connectTimeout": "200ms"}
     with reading(nsqd, tmp_path, **nobody) as reader:
         start = reader.initialOffset()
@@ -204,7 +204,7 @@ def test_a_failed_receiver_is_told_at_the_next_question(nsqd: OpenBroker, tmp_pa
 
 
 def test_a_log_of_another_checkpoint_is_refused(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """At whichever question comes first."""
+    """Each method that gets an offset of another log raises DataLossError."""
     other = {"lsn": 5, "wal": "other"}
     with reading(nsqd, tmp_path) as reader:
         with pytest.raises(DataLossError, match="belongs to the log other"):
@@ -216,7 +216,7 @@ def test_a_log_of_another_checkpoint_is_refused(nsqd: OpenBroker, tmp_path: Path
 def test_with_loss_accepted_another_log_is_read_from_its_begin(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """failOnDataLoss false: the old batch is empty, the next one has all there is."""
+    """With failOnDataLoss false the old microbatch is empty, the next has all messages."""
     publish(nsqd.http_address, "t", numbered(20))
     other = {"lsn": 5, "wal": "other"}
     with reading(nsqd, tmp_path, failOnDataLoss="false") as reader:
@@ -228,7 +228,7 @@ def test_with_loss_accepted_another_log_is_read_from_its_begin(
 
 
 def test_a_log_in_use_is_refused_after_a_time(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Two queries with one walPath: the second one says so."""
+    """A second query with the same walPath fails with that reason."""
     with reading(nsqd, tmp_path) as first:
         first.initialOffset()
         with (
@@ -239,7 +239,7 @@ def test_a_log_in_use_is_refused_after_a_time(nsqd: OpenBroker, tmp_path: Path) 
 
 
 def test_a_log_is_waited_for_while_its_process_ends(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """A query that is started again at once begins when the one before is over."""
+    """A restarted query waits for its previous process to release the log."""
     with reading(nsqd, tmp_path) as first, reading(nsqd, tmp_path) as second:
         wal_id = first.initialOffset()["wal"]
         ending = threading.Timer(0.3, first.stop)
@@ -249,7 +249,7 @@ def test_a_log_is_waited_for_while_its_process_ends(nsqd: OpenBroker, tmp_path: 
 
 
 def test_executors_get_no_secret(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """What is pickled for them has none of the options."""
+    """The pickled reader has none of the options."""
     options = {
         "topic": "t",
         "channel": "c",
@@ -262,7 +262,7 @@ def test_executors_get_no_secret(nsqd: OpenBroker, tmp_path: Path) -> None:
 
 
 def test_progress_has_the_figures(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Before the start none; then backlog, in flight, the log's size, what was dropped."""
+    """Progress has backlog, in flight, log size and duplicates, but nothing before the start."""
     publish(nsqd.http_address, "t", numbered(50))
     with reading(nsqd, tmp_path, maxMessagesPerTrigger="20") as reader:
         assert reader.reportLatestOffset() is None
@@ -281,7 +281,7 @@ def test_progress_has_the_figures(nsqd: OpenBroker, tmp_path: Path) -> None:
 def test_the_log_can_be_read_by_batch_while_a_query_writes_it(
     nsqd: OpenBroker, tmp_path: Path
 ) -> None:
-    """All that is retained, or a range of it; without taking the lock."""
+    """A batch read returns the retained messages, or a range, without taking the lock."""
     publish(nsqd.http_address, "t", numbered(100))
     with reading(nsqd, tmp_path) as reader:
         end = latest(reader, reader.initialOffset(), 100)

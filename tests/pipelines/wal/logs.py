@@ -8,11 +8,11 @@ from pipelines.wal import Block, Wal, WalLimits
 from pipelines.wal.segments import positions_of
 from trionsq.testing.disk import SimulatedDisk
 
-LIMITS = WalLimits(max_nbytes=1 << 20, retention_s=0)
+LIMITS = WalLimits(max_bytes=1 << 20, retention_s=0)
 
 
 def block(*numbers: int, topic: str = "t", nsqd: str = "n:1") -> Block:
-    """Messages whose ids and bodies are these numbers."""
+    """A block of messages whose ids and bodies are these numbers."""
     return Block(
         topic,
         "c",
@@ -29,7 +29,7 @@ def open_log(
     limits: WalLimits = LIMITS,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Wal:
-    """The log on that disk; a new one if need be."""
+    """The log on that disk; a new one if there is none."""
     return Wal(disk, create=True, limits=limits, clock=clock)
 
 

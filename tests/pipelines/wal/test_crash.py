@@ -1,4 +1,4 @@
-"""Whatever happens to the machine, the log has all that it said it has, and no half of anything."""
+"""After any failure the log has all messages that it acknowledged, and no partial segment."""
 
 import errno
 from collections.abc import Callable
@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.wal import Wal, WalError, WalFullError, WalLimits
+from pipelines.errors import WalError, WalFullError
+from pipelines.wal import Wal, WalLimits
 from pipelines.wal.segments import segment_name
 from tests.pipelines.wal.logs import LIMITS, block, numbers_on, open_log
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
 
 class Story:
-    """Appends and commits, and what the log has promised so far."""
+    """Appends and commits, and the guarantees of the log so far."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -35,7 +36,7 @@ class Story:
             self.committed = first
 
     def check(self, disk: SimulatedDisk) -> Wal:
-        """The log opens, and keeps its promises."""
+        """The log opens, and keeps its guarantees."""
         log = open_log(disk)
         found = numbers_on(disk)
         assert self.durable <= log.end <= len(self.begun)
@@ -47,7 +48,7 @@ class Story:
 
 
 def operations() -> int:
-    """How many a whole story has."""
+    """The number of disk operations of a whole story."""
     disk = SimulatedDisk()
     Story().tell(disk)
     return disk.operations
@@ -57,7 +58,7 @@ def operations() -> int:
 def test_a_crash_at_any_operation_loses_nothing_that_was_promised(
     how: Callable[[SimulatedDisk], SimulatedDisk],
 ) -> None:
-    """Killed, or without power, at each operation of the disk in turn; twice in a row."""
+    """After a kill or a power failure at each disk operation, twice, no message is lost."""
     count = operations()
     assert count > 30
     for at in range(1, count + 1):
@@ -124,7 +125,7 @@ def test_an_append_that_finds_no_room_is_not_in_the_log(
 
 @pytest.mark.parametrize("step", ["create", "write", "sync", "close", "rename", "sync_folder"])
 def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
-    """EIO: nobody knows what the disk has. Opened anew, it has all of the append or nothing."""
+    """After EIO the log refuses appends; reopened it has all of the append or nothing."""
     disk = SimulatedDisk()
     log = open_log(disk)
     log.append([block(0)])
@@ -133,7 +134,7 @@ def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
         log.append([block(1, 2)])
     assert not isinstance(caught.value, WalFullError)
     assert disk.faults[step] == 1
-    with pytest.raises(WalError, match="open the log anew"):
+    with pytest.raises(WalError, match="open the log again"):
         log.append([block(3)])
     assert log.end == 1
     again = open_log(disk.after_kill())
@@ -164,7 +165,7 @@ def test_a_failed_append_that_comes_back_is_not_in_the_way() -> None:
 
 
 def fill(log: Wal) -> int:
-    """Append messages one by one until there is no room; how many there are."""
+    """Append messages one by one until the log is full; their number."""
     for number in range(100):
         try:
             log.append([block(number)])
@@ -194,7 +195,7 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     """wal.maxBytes: WalFullError at the limit; what is committed makes room, in spite of the
     retention."""
     disk = SimulatedDisk()
-    log = open_log(disk, WalLimits(max_nbytes=5000, retention_s=1000))
+    log = open_log(disk, WalLimits(max_bytes=5000, retention_s=1000))
     appended = fill(log)
     with pytest.raises(WalFullError, match=r"wal\.maxBytes"):
         log.append([block(appended)])
@@ -206,7 +207,7 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert log.first == 1
     assert log.nbytes <= 5000
     assert numbers_on(disk) == list(range(1, appended + 1))
-    assert LIMITS.max_nbytes > 5000
+    assert LIMITS.max_bytes > 5000
 
 
 def test_a_commit_on_a_full_disk_is_noted_when_there_is_room() -> None:

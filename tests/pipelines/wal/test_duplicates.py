@@ -1,4 +1,4 @@
-"""Recognizing what the log has already."""
+"""Duplicates recognizes messages that are in the log."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.wal import Duplicates
-from pipelines.wal.segments import Stream
+from pipelines.wal.segments import IdScope
 from tests.pipelines.wal.logs import block, open_log
 from trionsq.testing.disk import SimulatedDisk
 
-A, B = Stream("t", "n:1"), Stream("t", "n:2")
+A, B = IdScope("t", "n:1"), IdScope("t", "n:2")
 
 
 def ids_of(numbers: Sequence[int]) -> list[bytes]:
@@ -29,21 +29,21 @@ def ids_of(numbers: Sequence[int]) -> list[bytes]:
 )
 @settings(max_examples=200, deadline=None)
 def test_the_same_as_a_plain_set_of_all_retained_ids(
-    parts: list[tuple[Stream, list[int], bool]],
+    parts: list[tuple[IdScope, list[int], bool]],
 ) -> None:
-    """Any ids from any stream, with segments trimmed at any time: exactly the new ones, once."""
+    """For any ids, scopes and trims it finds exactly the new ids, once."""
     duplicates = Duplicates()
-    model: list[tuple[int, Stream, int]] = []
+    model: list[tuple[int, IdScope, int]] = []
     end = 0
     for stream, numbers, trim in parts:
         known = {number for _, of, number in model if of == stream}
         expected = [number for number in dict.fromkeys(numbers) if number not in known]
-        fresh = duplicates.new_ones(stream, ids_of(numbers))
+        fresh = duplicates.new_indices(stream, ids_of(numbers))
         found = numbers if fresh is None else [numbers[index] for index in fresh]
         assert found == expected
         if found:
             end += len(found)
-            duplicates.remember(stream, end, ids_of(found))
+            duplicates.add(stream, end, ids_of(found))
             model += [(end, stream, number) for number in found]
         if trim:
             duplicates.forget_before(end // 2)
@@ -52,18 +52,18 @@ def test_the_same_as_a_plain_set_of_all_retained_ids(
 
 
 def test_the_memory_is_bounded_for_each_stream() -> None:
-    """Beyond the limit the oldest segments' ids go, of that stream alone."""
-    duplicates = Duplicates(ids_max=10)
-    duplicates.remember(B, 1, ids_of([0]))
+    """Beyond the limit the oldest segment's ids are forgotten, of that scope only."""
+    duplicates = Duplicates(max_ids=10)
+    duplicates.add(B, 1, ids_of([0]))
     for first in range(0, 100, 4):
-        duplicates.remember(A, first + 4, ids_of(range(first, first + 4)))
+        duplicates.add(A, first + 4, ids_of(range(first, first + 4)))
         assert len(duplicates) <= 11
-    assert duplicates.new_ones(A, ids_of([90, 95])) == [0]
-    assert duplicates.new_ones(B, ids_of([0])) == []
+    assert duplicates.new_indices(A, ids_of([90, 95])) == [0]
+    assert duplicates.new_indices(B, ids_of([0])) == []
 
 
 def test_the_newest_segments_tell_what_is_known_after_a_restart() -> None:
-    """Oldest first, with the ends by which they are forgotten, as many as asked for."""
+    """After a restart the newest segments give the ids, with their ends, oldest first."""
     log = open_log(SimulatedDisk())
     for first in range(0, 12, 3):
         log.append([block(first, first + 1), block(first + 2, nsqd="n:2")])

@@ -1,4 +1,4 @@
-"""What the log keeps, gives out and refuses."""
+"""What the log stores, returns and refuses."""
 
 import json
 import pickle
@@ -8,24 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.errors import WalDamagedError, WalError, WalLockedError, WalRangeError
 from pipelines.schema import ARROW_SCHEMA
-from pipelines.wal import (
-    Block,
-    SegmentRef,
-    Wal,
-    WalDamagedError,
-    WalError,
-    WalLimits,
-    WalLockedError,
-    WalRangeError,
-    read_segment,
-)
+from pipelines.wal import Block, SegmentRef, Wal, WalLimits, read_segment
 from tests.pipelines.wal.logs import block, numbers_on, open_log
 from trionsq.testing.disk import SimulatedDisk
 
 
 def rows(log: Wal, start: int, end: int) -> list[dict[str, object]]:
-    """The messages of these positions, as an executor reads them."""
+    """The messages at these positions, as an executor reads them."""
     found = []
     for ref in log.segments(start, end):
         for batch in read_segment(pickle.loads(pickle.dumps(ref)), start, end):
@@ -35,7 +26,7 @@ def rows(log: Wal, start: int, end: int) -> list[dict[str, object]]:
 
 
 def test_what_is_appended_comes_back_in_every_column(tmp_path: Path) -> None:
-    """All seven columns, any bytes in the body, several topics and nsqds in one segment."""
+    """All seven columns are read as written, with any bytes and several topics and nsqds."""
     blocks = [
         Block("t", "c", "n:1", [b"a" * 16], [1_234_567], [65535], [b"\x00\xff"]),
         Block("u", "c", "n:2", [b"b" * 16, b"\xff" * 16], [-1001, 2**62], [1, 2], [b"", b"x"]),
@@ -60,7 +51,7 @@ def test_what_is_appended_comes_back_in_every_column(tmp_path: Path) -> None:
 def test_any_range_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], data: st.DataObject
 ) -> None:
-    """Any start and end, across blocks and segments, gives these messages in order, none twice."""
+    """Any range, across blocks and segments, has its messages in order, each once."""
     with Wal.open(tmp_path_factory.mktemp("log")) as log:
         for counts in sizes:
             blocks = []
@@ -76,7 +67,7 @@ def test_any_range_is_read_exactly(
 
 
 def test_one_process_has_the_log(tmp_path: Path) -> None:
-    """A second `open` is refused with what to do; after `close` it works."""
+    """A second `open` fails and says what to do; after `close` it succeeds."""
     first = Wal.open(tmp_path)
     with pytest.raises(WalLockedError, match="walPath of its own"):
         Wal.open(tmp_path)
@@ -88,7 +79,7 @@ def test_one_process_has_the_log(tmp_path: Path) -> None:
 
 
 def test_a_log_keeps_its_id_and_positions(tmp_path: Path) -> None:
-    """Opened again it is the same log; without `create` a folder without one is refused."""
+    """A reopened log is the same; without `create` a folder without a log is an error."""
     with pytest.raises(WalError, match="no log"):
         Wal.open(tmp_path / "none", create=False)
     with Wal.open(tmp_path) as log:
@@ -101,7 +92,7 @@ def test_a_log_keeps_its_id_and_positions(tmp_path: Path) -> None:
 
 
 def test_commit_goes_forward_only_and_not_beyond_the_end() -> None:
-    """An older position changes nothing, one after the end is an error."""
+    """An older position has no effect, a position after the end is an error."""
     log = open_log(SimulatedDisk())
     log.append([block(1, 2, 3)])
     log.commit(2)
@@ -136,7 +127,7 @@ def test_committed_segments_go_after_the_retention_but_never_the_newest() -> Non
 
 
 def test_a_trimmed_segment_is_named_as_such(tmp_path: Path) -> None:
-    """Who still reads it gets WalRangeError."""
+    """Reading a trimmed segment raises WalRangeError."""
     with Wal.open(tmp_path, limits=WalLimits(retention_s=0)) as log:
         log.append([block(1)])
         log.append([block(2)])
@@ -148,7 +139,7 @@ def test_a_trimmed_segment_is_named_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_who_does_not_see_the_log_is_told_so(tmp_path: Path, there: bool) -> None:
-    """On a machine without the folder, or with another one there, nothing was trimmed."""
+    """A machine without the log's folder gets an error that says so."""
     with Wal.open(tmp_path / "log") as log:
         log.append([block(1)])
         (ref,) = log.segments(0, 1)
@@ -165,7 +156,7 @@ def test_who_does_not_see_the_log_is_told_so(tmp_path: Path, there: bool) -> Non
 def test_a_damaged_newest_segment_is_an_error_that_says_what_to_do(
     how: str, tmp_path: Path
 ) -> None:
-    """Never silently left out; nothing in the folder is changed."""
+    """A damaged segment is never skipped, and the folder is not changed."""
     with Wal.open(tmp_path) as log:
         log.append([block(1, 2)])
         log.append([block(3)])
@@ -195,7 +186,7 @@ def test_a_damaged_newest_segment_is_an_error_that_says_what_to_do(
 
 
 def test_an_older_damaged_segment_is_an_error_for_who_reads_it(tmp_path: Path) -> None:
-    """Cut off, or full of zeros: WalDamagedError, not an exception of Arrow's."""
+    """Truncated, or full of zeros: WalDamagedError rather than an exception of Arrow."""
     path = tmp_path / "00000000000000000000-00000000000000000001.arrow"
     for content in (b"", b"ARROW1", bytes(500)):
         path.write_bytes(content)
@@ -205,7 +196,7 @@ def test_an_older_damaged_segment_is_an_error_for_who_reads_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("first", "text"), [(1, "lacks the segments of 2 to 3"), (0, "of 0 to 2")])
 def test_a_missing_segment_is_an_error(first: int, text: str) -> None:
-    """One in the middle, or the oldest that is not committed."""
+    """A segment in the middle, or the oldest uncommitted one, must not be missing."""
     disk = SimulatedDisk()
     log = open_log(disk)
     for numbers in ((1, 2), (3,), (4,)):
@@ -217,7 +208,7 @@ def test_a_missing_segment_is_an_error(first: int, text: str) -> None:
 
 
 def test_without_its_small_files_a_log_is_refused_or_starts_at_what_it_has() -> None:
-    """META.json is needed; without COMMITTED.json all that is there counts as not committed."""
+    """META.json is required; without COMMITTED.json nothing counts as committed."""
     disk = SimulatedDisk()
     log = open_log(disk)
     for number in range(3):
@@ -234,7 +225,7 @@ def test_without_its_small_files_a_log_is_refused_or_starts_at_what_it_has() -> 
 
 
 def test_a_newer_format_is_refused() -> None:
-    """With the version that this program knows."""
+    """The error has the version that this program supports."""
     disk = SimulatedDisk()
     open_log(disk)
     disk.write_file("META.json", json.dumps({"version": 2, "id": "x"}).encode())
@@ -243,7 +234,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def test_the_first_format_stays_readable() -> None:
-    """A segment and META.json of version 1 as they were first written."""
+    """A segment and META.json of version 1 remain readable."""
     folder = Path(__file__).parent / "data" / "version1"
     disk = SimulatedDisk.load(folder)
     log = open_log(disk)

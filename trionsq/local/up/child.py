@@ -1,8 +1,8 @@
-"""What a process of ``trionsq up --processes`` runs: one part.
+"""A process of ``trionsq up --processes``, which runs one part.
 
-Started as ``python -m trionsq.local.up.child NAME KIND FLAGS``. Standard input is a pipe from the
-parent on which nothing is said; when it closes, by the parent's will or its death, the part stops
-in order. One line of JSON on standard output tells the ports, or why it could not start.
+Started as ``python -m trionsq.local.up.child NAME KIND FLAGS``. Standard input is an unused pipe
+from the parent: when it closes, because the parent wants it or has died, the part stops in order.
+One line of JSON on standard output has the ports, or the reason why the part could not start.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import Final
 
 import trio
 
-from trionsq.daemon import limits
+from trionsq.daemon.command import raise_open_files_limit
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
-from trionsq.daemon.signals import another
+from trionsq.daemon.signals import wait_second_signal
 from trionsq.local.nsqd_daemon import tune_interpreter
-from trionsq.local.up.daemons import KINDS
-from trionsq.local.up.errors import UpError, leaf_of, start_error
+from trionsq.local.up.daemons import KINDS, start_error
+from trionsq.local.up.options import UpError
+from trionsq.logtext import first_error
 
 __all__ = ["main"]
 
 log = logging.getLogger("trionsq")
 
 _STDIN, _STDOUT, _STDERR = range(3)
-_IGNORED_NBYTES: Final = 1024
+_IGNORED_BYTES: Final = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,37 +44,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, kind, *flags = sys.argv[1:] if argv is None else argv
     level = _value_of(flags, "--log-level=", "info")
     configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
-    limits.raise_open_files_limit()
+    raise_open_files_limit()
     tune_interpreter()
     failure: BaseException | None = None
     try:
         return trio.run(run_part, kind, flags)
     except Exception as error:
-        failure = leaf_of(error)
+        failure = first_error(error)
         if reason := start_error(error):
-            _tell({"error": reason})
+            _report_to_parent({"error": reason})
         elif isinstance(failure, UpError):
             log.critical("%s", failure)
         else:
-            log.critical("a defect ends it", exc_info=error)
+            log.critical("stopped by an unexpected error", exc_info=error)
     return 1
 
 
 def _value_of(flags: Sequence[str], flag: str, default: str) -> str:
-    return next((given.removeprefix(flag) for given in flags if given.startswith(flag)), default)
+    return next((word.removeprefix(flag) for word in flags if word.startswith(flag)), default)
 
 
 async def run_part(kind: str, flags: Sequence[str]) -> int:
-    """The life of a part: until end of input, SIGINT or SIGTERM; a second signal cuts it short."""
+    """Run a part until end of input, SIGINT or SIGTERM; a second signal stops it at once."""
+    trio.lowlevel.current_task().name = kind
     start_collecting()
     stop = trio.Event()
     code = 1
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
-            tasks.start_soon(_watch_parent, stop)
-            tasks.start_soon(_watch_signals, signals, stop, tasks.cancel_scope)
+            tasks.start_soon(_watch_parent, stop, name="end of the parent")
+            tasks.start_soon(_watch_signals, signals, stop, tasks.cancel_scope, name="signals")
             async with KINDS[kind](flags) as ports:
-                _tell(dataclasses.asdict(ports))
+                _report_to_parent(dataclasses.asdict(ports))
                 await stop.wait()
             code = 0
             tasks.cancel_scope.cancel()
@@ -82,7 +84,7 @@ async def run_part(kind: str, flags: Sequence[str]) -> int:
 
 async def _watch_parent(stop: trio.Event) -> None:
     async with trio.lowlevel.FdStream(_STDIN) as parent:
-        while await parent.receive_some(_IGNORED_NBYTES):
+        while await parent.receive_some(_IGNORED_BYTES):
             pass
     stop.set()
 
@@ -92,22 +94,19 @@ async def _watch_signals(
 ) -> None:
     await anext(signals)
     stop.set()
-    await another(signals)
+    await wait_second_signal(signals)
     log.warning("second signal, stopping at once")
     everything.cancel()
 
 
-def _tell(told: object) -> None:
-    """Write the line for the parent, and no other: standard output is the log from now on."""
+def _report_to_parent(message: object) -> None:
+    """Write the one line for the parent; from then on standard output is the log."""
     try:
-        os.write(_STDOUT, json.dumps(told).encode() + b"\n")
+        os.write(_STDOUT, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:
-        return  # the parent is gone, which standard input will say
+        return  # the parent has died; standard input ends, too
     os.dup2(_STDERR, _STDOUT)
 
 
 if __name__ == "__main__":
-    # By its real name, by which /debug knows its tasks.
-    from trionsq.local.up import child
-
-    raise SystemExit(child.main())
+    raise SystemExit(main())

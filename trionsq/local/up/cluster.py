@@ -1,8 +1,7 @@
-"""The life of a cluster: parts start one after the other, and stop in the opposite order.
+"""A cluster from start to stop: parts start one after the other and stop in reverse order.
 
-Tasks: one for each part, one for signals. Whoever wants the end (a signal, a part that failed)
-cancels `Cluster.up`; the parts outlive that, and then `stop` asks each for its orderly end. A
-second signal cancels everything.
+Tasks: one for each part, one for signals. A signal or a failed part cancels `Cluster.up`; the parts
+go on running, and `stop` stops them in order. A second signal cancels everything.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import Protocol
 import trio
 
 from trionsq.daemon.gcpolicy import start_collecting
-from trionsq.daemon.signals import another
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Addresses, Part, Ports
+from trionsq.daemon.signals import wait_second_signal
+from trionsq.local.up.options import Addresses, Part, Ports, UpError
 
 __all__ = ["Cluster", "Hosting", "Member", "run_cluster"]
 
@@ -29,12 +27,12 @@ class Member:
     """A part of a running cluster.
 
     Attributes:
-        part: what it is.
-        ports: where it listens; those of its first start for good.
-        pid: of the process that runs it now.
+        part: the plan of it.
+        ports: where it listens; a restart keeps them.
+        pid: of the process that runs it.
         flags: its command line.
-        stop: set when it shall end.
-        ended: set when it has.
+        stop: set to stop it.
+        ended: set when it has stopped.
     """
 
     def __init__(self, part: Part, cluster: Cluster) -> None:
@@ -58,19 +56,19 @@ class Hosting(Protocol):
     """Runs a member until its stop is set; started when it listens on the given ports.
 
     Raises:
-        UpError: it can't start; later: it failed, or its end was not clean.
+        UpError: it can't start; later: it failed, or did not stop cleanly.
     """
 
     async def __call__(self, member: Member, *, task_status: trio.TaskStatus[Ports]) -> None: ...
 
 
 class Cluster:
-    """What is up.
+    """The running cluster.
 
     Attributes:
         members: in the order of their start.
-        failures: one line for each.
-        up: cancelled when the end is wanted.
+        failures: one line for each failure.
+        up: cancelled to stop the cluster.
     """
 
     def __init__(self, hosting: Hosting, tasks: trio.Nursery) -> None:
@@ -82,23 +80,23 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, Addresses]:
-        """How to reach what is up, by name."""
+        """The addresses of the running parts, by name."""
         return {member.part.name: member.part.addresses(member.ports) for member in self.members}
 
     async def start(self, parts: Sequence[Part]) -> None:
-        """Start all parts; the first that can't be started ends it.
+        """Start all parts; stop at the first that can't be started.
 
         Raises:
-            UpError: it can't be started.
+            UpError: a part can't be started.
         """
         for part in parts:
             if part.data_path:
                 try:
                     os.makedirs(part.data_path, exist_ok=True)
                 except OSError as error:
-                    raise UpError(f"{part.name}: can't make its folder: {error}") from None
+                    raise UpError(f"{part.name}: can't create its folder: {error}") from None
             member = Member(part, self)
-            member.ports = await self._tasks.start(self._run_part, member)
+            member.ports = await self._tasks.start(self._run_part, member, name=part.name)
             self.members.append(member)
 
     async def _run_part(self, member: Member, task_status: trio.TaskStatus[Ports]) -> None:
@@ -113,7 +111,7 @@ class Cluster:
             member.ended.set()
 
     async def stop(self) -> None:
-        """End all parts in order, the last kind first; what they hold is saved."""
+        """Stop all parts in order, the last kind first; messages are saved."""
         for kind in dict.fromkeys(member.part.kind for member in reversed(self.members)):
             concerned = [member for member in self.members if member.part.kind == kind]
             for member in concerned:
@@ -131,11 +129,12 @@ async def run_cluster(
         The exit code: 0 after a clean end; 1 if a part could not be started, failed or could not
         save everything, or after a second signal. The log says why.
     """
+    trio.lowlevel.current_task().name = "cluster"
     start_collecting()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as tasks:
             cluster = Cluster(hosting, tasks)
-            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope)
+            tasks.start_soon(_watch_signals, signals, cluster, tasks.cancel_scope, name="signals")
             try:
                 with cluster.up:
                     await cluster.start(parts)
@@ -154,8 +153,8 @@ async def _watch_signals(
     signals: AsyncIterator[int], cluster: Cluster, everything: trio.CancelScope
 ) -> None:
     await anext(signals)
-    log.info("stopping; a second signal cuts it short")
+    log.info("stopping; a second signal stops at once")
     cluster.up.cancel()
-    await another(signals)
-    cluster.failures.append("cut short by a second signal")
+    await wait_second_signal(signals)
+    cluster.failures.append("stopped at once by a second signal")
     everything.cancel()

@@ -1,6 +1,6 @@
-"""A part as a process of its own, started again when it dies by itself.
+"""A part as a process of its own, restarted when it exits by itself.
 
-No process outlives this one: each has a pipe from here whose end stops it, however we end.
+No process outlives this one: each has a pipe from it, and stops when the pipe closes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from typing import Final
 import trio
 
 from trionsq.local.up.cluster import Member
-from trionsq.local.up.errors import UpError
-from trionsq.local.up.parts import Ports
+from trionsq.local.up.options import Ports, UpError
 
 __all__ = ["host_process"]
 
 log = logging.getLogger("trionsq")
 
 _START_LIMIT_S: Final = 60.0
-# An nsqd whose disk hangs gives up after a minute.
+# An nsqd with a hanging disk gives up after a minute.
 _STOP_LIMIT_S: Final = 90.0
 _FIRST_PAUSE_S: Final = 0.5
-_PAUSE_MAX_S: Final = 30.0
-# Who ran for so long is not dying again and again.
+_MAX_PAUSE_S: Final = 30.0
+# After this time a process counts as stable, and the pause starts again at the minimum.
 _STEADY_S: Final = 60.0
 
 
@@ -53,21 +52,19 @@ async def host_process(member: Member, *, task_status: trio.TaskStatus[Ports]) -
             ended = str(error)
         if member.stop.is_set():
             if ended:
-                raise UpError(f"did not end cleanly: {ended}")
+                raise UpError(f"did not stop cleanly: {ended}")
             return
         if trio.current_time() - began > _STEADY_S:
             pause_s = _FIRST_PAUSE_S
-        log.error(
-            "%s ended by itself (%s), is started again in %g s", name, ended or "exit 0", pause_s
-        )
+        log.error("%s exited (%s), restarting in %g s", name, ended or "exit 0", pause_s)
         with trio.move_on_after(pause_s):
             await member.stop.wait()
             return
-        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 class _Life:
-    """The processes of a member, one after the other."""
+    """The processes of a member, one after another."""
 
     def __init__(self, member: Member, task_status: trio.TaskStatus[Ports]) -> None:
         self._member = member
@@ -83,18 +80,18 @@ class _Life:
         part = self._member.part
         process = await trio.lowlevel.open_process(
             [
-                # -P: the user's folder may hold modules of the same names as ours.
+                # -P: the current folder may contain modules with the names of ours.
                 *(sys.executable, "-P", "-m", "trionsq.local.up.child"),
                 *(part.name, part.kind, *self._member.flags),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C reaches us alone, and we stop the parts in order.
+            # Ctrl-C reaches this process only, which stops the parts in order.
             process_group=0,
         )
         try:
             async with trio.open_nursery() as tasks:
-                tasks.start_soon(self._stop_when_asked, process)
+                tasks.start_soon(self._stop_when_asked, process, name=f"stop of {part.name}")
                 error = await self._wait_until_up(process)
                 await process.wait()
                 tasks.cancel_scope.cancel()
@@ -108,7 +105,7 @@ class _Life:
                     await pipe.aclose()
         ended = _how_it_ended(process.returncode)
         if error is not None:
-            raise UpError(error or f"ended while it started ({ended or 'exit 0'})")
+            raise UpError(error or f"exited while starting ({ended or 'exit 0'})")
         return ended
 
     async def _wait_until_up(self, process: trio.Process) -> str | None:
@@ -121,10 +118,10 @@ class _Life:
         if limit.cancelled_caught:
             process.kill()
             return f"did not start within {_START_LIMIT_S:g} s"
-        told = json.loads(report) if report else {"error": ""}
-        if "error" in told:
-            return str(told["error"])
-        self._up(process.pid, Ports(**told))
+        document = json.loads(report) if report else {"error": ""}
+        if "error" in document:
+            return str(document["error"])
+        self._up(process.pid, Ports(**document))
         return None
 
     def _up(self, pid: int, ports: Ports) -> None:
@@ -139,9 +136,7 @@ class _Life:
         assert process.stdin is not None
         await process.stdin.aclose()
         await trio.sleep(_STOP_LIMIT_S)
-        log.error(
-            "%s did not stop within %g s and is killed", self._member.part.name, _STOP_LIMIT_S
-        )
+        log.error("%s did not stop within %g s, killing it", self._member.part.name, _STOP_LIMIT_S)
         process.kill()
 
 

@@ -1,0 +1,232 @@
+"""Topics and channels by name: how they are made, loaded and deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import partial
+from random import Random
+from typing import Final, Protocol
+
+import trio
+
+from trionsq.broker.channel import Channel
+from trionsq.broker.chores import Chore, Chores
+from trionsq.broker.defects import Defects
+from trionsq.broker.lookup import Lookups
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
+from trionsq.broker.timers import ScanQueue
+from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
+from trionsq.core.ids import IdSource
+from trionsq.core.latency import Latencies
+from trionsq.core.queue import Backend
+from trionsq.core.topic import TopicState
+from trionsq.durations import SECOND_NS
+from trionsq.storage.discard import DiscardingBackend
+from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import DataFolder
+from trionsq.storage.metadata import TopicRecord
+from trionsq.storage.recovery import resume_deletions
+from trionsq.wire.names import is_ephemeral
+
+__all__ = ["ChangeListener", "TopicRegistry"]
+
+log = logging.getLogger("trionsq")
+
+# With --mem-queue-size=0 all ephemeral messages would be dropped: this many go through memory.
+_MIN_EPHEMERAL_MEMORY: Final = 256
+# Names of disk queues in one log line.
+_MAX_LOGGED_NAMES: Final = 5
+
+
+class ChangeListener(Protocol):
+    """Called after a topic (empty ``channel``) or a channel was made, or deleted (``gone``)."""
+
+    def __call__(
+        self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
+    ) -> None: ...
+
+
+class TopicRegistry:
+    """The topics of a broker with their channels; starts the task of each.
+
+    Attributes:
+        topics: by name.
+        scan_queue: when each channel is scanned for time-outs and due messages.
+        ids_after_ns: message ids of deleted topics lie before this time.
+        is_loading: the metadata are being loaded, so `topics` is not complete yet.
+    """
+
+    def __init__(
+        self,
+        topics: dict[str, Topic],
+        options: NsqdOptions,
+        folder: DataFolder,
+        clock: Clock,
+        random: Random,
+        chores: Chores,
+        defects: Defects,
+        lookups: Lookups,
+        changed: ChangeListener,
+    ) -> None:
+        self.topics = topics
+        self.scan_queue = ScanQueue()
+        self.ids_after_ns = 0
+        self.is_loading = False
+        self._options = options
+        self._folder = folder
+        self._clock = clock
+        self._random = random
+        self._chores = chores
+        self._defects = defects
+        self._lookups = lookups
+        self._changed = changed
+        # Topics under deletion that still have channels, by name.
+        self._closing: dict[str, list[Topic]] = {}
+        self._tasks: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<TopicRegistry topics={len(self.topics)}>"
+
+    def run_in(self, tasks: trio.Nursery) -> None:
+        """Start the tasks of topics and channels in this nursery from now on."""
+        self._tasks = tasks
+
+    def topic(self, name: str) -> Topic:
+        """Get or make the topic of a valid name.
+
+        A command that makes it has to wait for `Topic.claim_wait`.
+        """
+        return self.topics.get(name) or self._new_topic(name)
+
+    def _new_topic(self, name: str) -> Topic:
+        assert self._tasks is not None, "the broker does not run"
+        ids = IdSource(self._options.node_id, self.ids_after_ns)
+        core = TopicState(name, self._memory_limit(name), self._backend(name, name), ids)
+        topic = self.topics[name] = Topic(
+            core,
+            self._clock,
+            self._chores,
+            self._new_channel,
+            self._delete_topic,
+            self._channel_gone,
+        )
+        if isinstance(core.store.backend, DiscardingBackend):
+            core.store.backend.dropped = core.dropped
+        log.info("TOPIC(%s): created", name)
+        self._changed(name, is_ephemeral=topic.is_ephemeral)
+        run = partial(topic.run, self._defects)
+        if self._lookups.known:
+            topic.prepare()
+            run = partial(topic.run, self._defects, self._lookups.channels)
+        self._tasks.start_soon(run, name=f"topic {name}")
+        return topic
+
+    def _new_channel(self, topic: Topic, name: str) -> Channel:
+        assert self._tasks is not None, "the broker does not run"
+        self._delete_old_channel(topic.name, name)
+        backend = self._backend(name, f"{topic.name}:{name}")
+        core = ChannelState(name, self._memory_limit(name), backend, self._random)
+        if isinstance(backend, DiscardingBackend):
+            backend.dropped = core.dropped
+        if isinstance(backend, DiskQueue) and backend.is_recovering():
+            core.store.is_recovering = backend.is_recovering
+        core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
+        core.wake_at = partial(self.scan_queue.set_time, core)
+        if self._options.e2e_processing_latency_percentile:
+            window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
+            core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
+        channel = Channel(topic, core, self._clock, self._chores)
+        log.info("TOPIC(%s): new channel(%s)", topic.name, name)
+        self._changed(topic.name, name, is_ephemeral=topic.is_ephemeral or channel.is_ephemeral)
+        self._tasks.start_soon(channel.run, self._defects, name=f"channel {topic.name}:{name}")
+        return channel
+
+    def _memory_limit(self, name: str) -> int:
+        size = self._options.mem_queue_size
+        return max(size, _MIN_EPHEMERAL_MEMORY) if is_ephemeral(name) and not size else size
+
+    def _backend(self, name: str, queue: str) -> Backend:
+        """``queue`` is the name of the disk queue."""
+        return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
+
+    def load(self, records: Iterable[TopicRecord]) -> None:
+        """Make the topics and channels that the metadata name."""
+        self.is_loading = True
+        for record in records:
+            topic = self.topic(record.name)
+            topic.core.paused = record.paused
+            for channel_record in record.channels:
+                channel = topic.channel(channel_record.name)
+                channel.core.paused = channel_record.paused
+        self.is_loading = False
+        self._log_orphan_queues()
+
+    def _log_orphan_queues(self) -> None:
+        """Log which disk queues have no topic or channel. As in nsqd, their files stay."""
+        known = {
+            queue
+            for topic in self.topics.values()
+            for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
+        }
+        if orphans := resume_deletions(self._folder, known):
+            log.warning(
+                "NSQ: found %d disk queues without a topic or channel; they are loaded if it is "
+                "created again: %s",
+                len(orphans),
+                ", ".join(orphans[:_MAX_LOGGED_NAMES]),
+            )
+
+    def delete_topic(self, name: str) -> Chore:
+        """Delete a topic with its channels: their clients are closed, messages are discarded.
+
+        A new topic of that name can be made at once; the chore does the work.
+
+        Raises:
+            KeyError: there is no such topic.
+        """
+        return self._delete_topic(self.topics[name])
+
+    def _delete_topic(self, topic: Topic) -> Chore:
+        log.info("TOPIC(%s): deleting", topic.name)
+        del self.topics[topic.name]
+        # A new topic of that name must not use these ids again.
+        self.ids_after_ns = max(self.ids_after_ns, topic.core.ids.until_ns)
+        chore = topic.close()
+        if topic.channels:
+            self._closing.setdefault(topic.name, []).append(topic)
+        self._changed(topic.name, is_ephemeral=topic.is_ephemeral, gone=True)
+        return chore
+
+    def _delete_old_channel(self, topic_name: str, name: str) -> None:
+        """Delete the channel of a deleted topic: its files must go before there are new ones."""
+        for topic in list(self._closing.get(topic_name, ())):
+            if name in topic.channels:
+                topic.delete_channel(name)
+
+    def _channel_gone(self, topic: Topic, channel: Channel) -> None:
+        closing = self._closing.get(topic.name, [])
+        if not topic.channels and topic in closing:
+            closing.remove(topic)
+            if not closing:
+                del self._closing[topic.name]
+        is_ephemeral = topic.is_ephemeral or channel.is_ephemeral
+        self._changed(topic.name, channel.name, is_ephemeral=is_ephemeral, gone=True)
+
+    def finish_deletions(self) -> None:
+        """Delete what is left of topics under deletion, all at once: nsqd stops."""
+        for topic in [topic for topics in self._closing.values() for topic in topics]:
+            for name in list(topic.channels):
+                topic.delete_channel(name)
+
+    def count_held(self) -> int:
+        """Count the messages that are only in memory."""
+        return sum(queue.held for queue in self._states())
+
+    def _states(self) -> Iterator[TopicState | ChannelState]:
+        for topic in self.topics.values():
+            yield topic.core
+            for channel in topic.channels.values():
+                yield channel.core

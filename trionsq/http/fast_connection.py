@@ -1,0 +1,358 @@
+"""A connection of the fast path: /pub, /mpub and /ping without the framework.
+
+Every HTTP connection begins here. Input is split into requests; all recognised requests of one read
+are handled at once, and their responses go out in one write. The first request that is not
+recognised ends the fast path for the connection: everything from its first byte on is handed to the
+framework, for good. So nothing is interpreted here in a way in which the framework's parser could
+differ, and malformed requests are refused there.
+
+Nothing is read while responses wait to be written or a topic has to make room, so what a connection
+holds is bounded: one read, and one body of an allowed size. `FastPath.watch_connections` bounds the
+time.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from trionsq.broker.topic import PublishRefused
+from trionsq.http.fast_path import FastPath, Wait
+from trionsq.http.fast_requests import (
+    MAX_HEAD_BYTES,
+    PublishRequest,
+    RequestHead,
+    Target,
+    is_unknown_start,
+)
+from trionsq.http.publish import in_turns
+from trionsq.transports.transport import Transport
+from trionsq.web.limits import PaceWatch
+from trionsq.web.protocol import HttpError, parse_query
+from trionsq.wire.bodies import ListBodies
+
+__all__ = ["FastConnection"]
+
+log = logging.getLogger("trionsq")
+
+_MAX_READ_BYTES: Final = 64 * 1024
+# As in `trionsq.broker.client`: full reads before other tasks run; after so many reads, try
+# whether reading again at the next turn costs less than waiting for readability.
+_MAX_READS: Final = 4
+_READS_BEFORE_ASKING: Final = 16
+_NO_LIMIT_S: Final = float("inf")
+
+
+class FastConnection:
+    """A connection as long as the fast path knows its requests."""
+
+    __slots__ = (
+        "__weakref__",
+        "_at",
+        "_buffer",
+        "_checks_hosts",
+        "_closing",
+        "_ending",
+        "_expired",
+        "_expires_s",
+        "_fast_path",
+        "_hands_over",
+        "_need",
+        "_out",
+        "_pace",
+        "_scope",
+        "_transport",
+        "_wait",
+        "_wait_began",
+    )
+
+    def __init__(
+        self, fast_path: FastPath, transport: Transport, *, checks_hosts: bool = False
+    ) -> None:
+        """``checks_hosts``: a Host header has to have a name of this machine."""
+        self._checks_hosts = checks_hosts
+        self._fast_path = fast_path
+        self._transport = transport
+        self._scope = trio.CancelScope()
+        # Input that is not handled yet begins at `_at`; a bytearray while a body arrives.
+        self._buffer: bytes | bytearray = b""
+        self._at = 0
+        # Bytes that the buffer needs for the request; 0 if any further byte may complete it.
+        self._need = 0
+        self._out: list[bytes] = []
+        # How it ends: after a response, at a request for the framework, by a time limit, with nsqd.
+        self._closing = self._hands_over = self._expired = self._ending = False
+        self._wait = Wait.REQUEST
+        self._wait_began = True
+        self._expires_s = _NO_LIMIT_S
+        # The pace of the body that is waited for.
+        self._pace: PaceWatch | None = None
+
+    def __repr__(self) -> str:
+        return f"<FastConnection {self._transport.peer} waits for {self._wait.value}>"
+
+    async def run(self) -> bytes | None:
+        """Serve requests until the connection ends (None), or the framework has to take over.
+
+        Returns the input that was read and not handled. The transport stays open.
+        """
+        connections = self._fast_path.connections
+        connections.add(self)
+        try:
+            with self._scope:
+                await self._converse()
+            if self._expired and self._wait is Wait.BODY:
+                self._give_up_body()
+            if self._closing:
+                await self._linger()
+        except OSError as error:
+            log.debug("HTTP: connection lost: %s", error)
+            return None
+        finally:
+            connections.discard(self)
+        return bytes(self._buffer) if self._hands_over else None
+
+    # Called from other tasks
+
+    def check_wait(self, now_s: float) -> None:
+        """Give up if the peer has kept the connection waiting for too long."""
+        if self._wait_began:
+            self._wait_began = False
+            self._expires_s = now_s + self._fast_path.limits_s[self._wait]
+        elif now_s >= self._expires_s:
+            self._give_up_waiting()
+        if self._wait is Wait.BODY:
+            if self._pace is None:
+                self._pace = PaceWatch(self._fast_path.body_pace, now_s, len(self._buffer))
+            elif not self._pace.keeps_up(now_s, len(self._buffer)):
+                self._give_up_waiting()
+
+    def _give_up_waiting(self) -> None:
+        self._expired = True
+        self._scope.cancel()
+
+    def end_after_response(self) -> None:
+        """End now if idle, else after the response."""
+        self._ending = True
+        if self._wait is Wait.REQUEST:
+            self._scope.cancel()
+
+    # The task of the connection
+
+    async def _converse(self) -> None:
+        transport = self._transport
+        reads = 0
+        ask_again = False
+        await transport.wait_readable()
+        while True:
+            data = transport.receive_nowait(_MAX_READ_BYTES)
+            if data is None:
+                ask_again = False
+                await transport.wait_readable()
+                continue
+            if not data:
+                # The framework knows how to answer an incomplete request.
+                self._hands_over = bool(self._buffer)
+                return
+            await self._handle_data(data)
+            if self._closing or self._hands_over:
+                return
+            reads += 1
+            if len(data) == _MAX_READ_BYTES:
+                if reads % _MAX_READS == 0:
+                    await trio.lowlevel.checkpoint()
+            elif ask_again or reads % _READS_BEFORE_ASKING == 0:
+                ask_again = True
+                await trio.lowlevel.checkpoint()
+            else:
+                await transport.wait_readable()
+
+    async def _handle_data(self, data: bytes) -> None:
+        """Handle all complete requests, and write the responses."""
+        if not self._buffer:
+            self._buffer = data
+        else:
+            if isinstance(self._buffer, bytes):
+                self._buffer = bytearray(self._buffer)
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                self._wait_began = True
+                return
+            self._buffer = bytes(self._buffer)
+        while (publish := self._handle_requests(self._buffer)) is not None:
+            await self._write()
+            self._wait_for(Wait.TOPIC)
+            if publish.prepared is not None:
+                await publish.prepared.wait()
+            if await self._read_messages(publish):
+                await publish.topic.wait_for_room(publish.count)
+                self._fast_path.responses.renew()
+                self._publish(publish)
+        if self._out:
+            await self._write()
+            self._wait_for(Wait.REQUEST)
+        if self._need:
+            self._wait_for(Wait.BODY)
+        elif self._ending:
+            self._closing = True
+
+    def _wait_for(self, wait: Wait) -> None:
+        self._wait = wait
+        self._wait_began = True
+        self._pace = None
+
+    def _handle_requests(self, buffer: bytes) -> PublishRequest | None:
+        """Handle the complete requests in the buffer.
+
+        A request that has to wait for room in its topic is returned; call this again after it.
+        """
+        fast_path, at = self._fast_path, self._at
+        fast_path.responses.renew()
+        exiting = fast_path.broker.exiting
+        publish: PublishRequest | None = None
+        self._need = 0
+        while not self._closing:
+            end = buffer.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES) + 4
+            if end < 4:
+                self._hands_over = is_unknown_start(buffer, at)
+                break
+            raw = buffer[at:end]
+            request = fast_path.requests.get(raw) or fast_path.recognise_request(raw)
+            if request is None or (self._checks_hosts and not request.knows_host):
+                self._hands_over = True
+                break
+            stop = end + request.length
+            if stop > len(buffer):
+                self._hands_over = exiting or request.refused
+                self._need = 0 if self._hands_over else stop - at
+                break
+            body = buffer[end:stop]
+            name = None if exiting else request.topic
+            topic = None if name is None else fast_path.broker.topics.get(name)
+            if topic is not None and publish is not None and publish.joins(topic):
+                publish.run.append(body)
+                publish.close = request.close
+            else:
+                if publish is not None and not self._publish_now(publish):
+                    self._at = at
+                    return publish
+                publish = (
+                    self._handle_request(request.head, body)
+                    if topic is None
+                    else PublishRequest(topic, None, [body], 0, request.close)
+                )
+            self._closing = request.close
+            at = stop
+        self._buffer = buffer[at:]
+        self._at = 0
+        return None if publish is None or self._publish_now(publish) else publish
+
+    def _handle_request(self, head: RequestHead, body: bytes) -> PublishRequest | None:
+        """Respond to a request, or return what it publishes."""
+        fast_path = self._fast_path
+        if head.target is Target.PING:
+            self._out.append(fast_path.responses.ping(fast_path.broker.health, head.close))
+            return None
+        try:
+            publish = fast_path.publish_request(head, body)
+        except HttpError as error:
+            log.debug("HTTP: %s - %s", head.target.value, error)
+            self._out.append(fast_path.responses.refusal(error, head.close))
+            return None
+        if publish is None:
+            self._out.append(fast_path.responses.ok(head.close))
+        return publish
+
+    def _publish_now(self, publish: PublishRequest) -> bool:
+        """Publish and respond; False if that has to wait."""
+        if (
+            publish.prepared is not None
+            or publish.steps is not None
+            or publish.topic.should_wait(publish.count)
+        ):
+            return False
+        self._publish(publish)
+        return True
+
+    async def _read_messages(self, publish: PublishRequest) -> bool:
+        """Read the messages of a large body in turns; False if there is nothing to publish."""
+        if publish.steps is None:
+            return True
+        responses = self._fast_path.responses
+        try:
+            publish.bodies = await in_turns(publish.steps)
+        except HttpError as error:
+            log.debug("HTTP: %s - %s", Target.MPUB.value, error)
+            responses.renew()
+            self._out.append(responses.refusal(error, publish.close))
+            return False
+        if publish.bodies is None:
+            responses.renew()
+            self._out.append(responses.ok(publish.close))
+            return False
+        return True
+
+    def _publish(self, publish: PublishRequest) -> None:
+        responses, bodies = self._fast_path.responses, publish.bodies
+        try:
+            publish.topic.publish(
+                ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
+            )
+        except PublishRefused as refused:
+            command = "PUB" if bodies is None else "MPUB"
+            error = self._fast_path.rules.refusal(publish.topic, command, refused)
+            more, last = responses.refusal(error, False), responses.refusal(error, publish.close)
+        else:
+            more, last = responses.ok(False), responses.ok(publish.close)
+        if len(publish.run) > 1:
+            self._out += [more] * (len(publish.run) - 1)
+        self._out.append(last)
+
+    async def _write(self) -> None:
+        if not self._out:
+            return
+        transport = self._transport
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        sent = transport.send_nowait(data)
+        if sent == len(data):
+            return
+        view = memoryview(data)[sent:]
+        while view:
+            self._wait_for(Wait.PEER)
+            await transport.wait_writable()
+            view = view[transport.send_nowait(view) :]
+
+    def _give_up_body(self) -> None:
+        """Respond to a request whose body has stopped."""
+        fast_path = self._fast_path
+        log.info(
+            "HTTP: [%s] - request body too slow, gave up after %d bytes",
+            self._transport.peer,
+            len(self._buffer),
+        )
+        raw = bytes(self._buffer[: self._buffer.index(b"\r\n\r\n") + 4])
+        request = fast_path.requests.get(raw) or fast_path.recognise_request(raw)
+        if (
+            request is not None
+            and request.head.target is Target.MPUB
+            and not fast_path.broker.exiting
+        ):
+            fast_path.rules.topic(parse_query(request.head.query))
+        fast_path.responses.renew()
+        error = HttpError(500, "INTERNAL_ERROR")
+        self._transport.send_nowait(fast_path.responses.refusal(error, close=False))
+        self._closing = True
+
+    async def _linger(self) -> None:
+        """Read on for a while: a reset would discard the response to a peer that still sends."""
+        transport = self._transport
+        transport.end_sending()
+        with trio.move_on_after(self._fast_path.linger_s):
+            while (data := transport.receive_nowait(_MAX_READ_BYTES)) != b"":
+                if data is None:
+                    await transport.wait_readable()
+                else:
+                    await trio.lowlevel.checkpoint()

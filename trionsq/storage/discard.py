@@ -1,0 +1,50 @@
+"""The backend of ephemeral topics and channels, which have no files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from trionsq.core.batch import Segment
+from trionsq.core.peek import BackendView
+
+__all__ = ["DiscardingBackend"]
+
+
+class DiscardingBackend:
+    """Discards and counts every message: for those that do not fit in memory.
+
+    Attributes:
+        dropped: number of messages by reason; the owner may replace the counter by its own.
+    """
+
+    depth = 0
+    behind = False
+
+    def __init__(self) -> None:
+        self.caught_up: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        self.dropped["ephemeral overflow"] += segment.count
+
+    def read(self, count_max: int, nbytes_max: int) -> Segment | None:
+        return None
+
+    def peek(self) -> BackendView | None:
+        return None
+
+    def oldest_ns(self) -> int | None:
+        return None
+
+    def empty(self) -> int:
+        return 0
+
+    def delete(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def check(self) -> str | None:
+        return None
