@@ -22,15 +22,12 @@ def test_memory_first_then_the_backend() -> None:
     """A segment that does not fit is split at the limit."""
     backend = MemoryBackend()
     store = Store(5, backend)
-    kept = store.admit(segment(0, 3))
-    assert kept is not None
-    store.memory.append(kept)
-    kept = store.admit(segment(3, 4, attempts=2))
-    assert kept is not None
-    assert contents(kept) == contents(segment(3, 4, attempts=2))[:2]
-    store.memory.append(kept)
+    assert store.append(segment(0, 3)) == 3
+    assert store.append(segment(3, 4, attempts=2)) == 2
+    *_, in_memory = store.memory.peek()
+    assert contents(in_memory) == contents(segment(3, 4, attempts=2))[:2]
     assert (store.memory.depth, backend.depth, store.depth, store.room) == (5, 2, 7, 0)
-    assert store.admit(segment(7, 2)) is None
+    assert store.append(segment(7, 2)) == 0
     assert backend.segments[0].attempts == 2
     assert stored(store) == message_ids(0, 9)
 
@@ -42,7 +39,7 @@ def test_a_refused_segment_leaves_nothing_behind(waiting: int) -> None:
     if waiting:
         store.memory.append(segment(0, waiting))
     with pytest.raises(BackendError, match="no space"):
-        store.admit(segment(10, 6))
+        store.append(segment(10, 6))
     assert (store.depth, store.backend.depth) == (waiting, 0)
 
 
@@ -59,7 +56,7 @@ def test_what_was_there_before_is_never_refused() -> None:
     assert (store.memory.depth, backend.depth, backend.refusals) == (4, 2, 1)
     assert store.room == -2
     with pytest.raises(BackendError):
-        store.admit(segment(6, 1))
+        store.append(segment(6, 1))
     assert sorted(stored(store)) == message_ids(0, 6)
 
 
@@ -67,7 +64,7 @@ def test_empty_drops_both_parts() -> None:
     """And says how many messages that were."""
     store = Store(2, MemoryBackend())
     store.memory.append(segment(0, 2))
-    assert store.admit(segment(2, 4)) is None
+    assert store.append(segment(2, 4)) == 0
     memory = store.empty()
     assert (len(memory), store.dropped, store.depth) == (2, {"emptied": 6}, 0)
     assert run_out(free(memory)) == 1
@@ -79,11 +76,9 @@ def test_a_backend_that_is_behind_is_left_alone() -> None:
     backend = MemoryBackend()
     backend.behind = True
     store = Store(5, backend)
-    kept = store.admit(segment(0, 5))
-    assert kept is not None
-    store.memory.append(kept)
+    assert store.append(segment(0, 5)) == 5
     with pytest.raises(BackendBusy):
-        store.admit(segment(5, 1))
+        store.append(segment(5, 1))
     assert (store.depth, backend.depth, backend.refusals) == (5, 0, 0)
     # What was there before does not wait.
     store.restore(segment(5, 1))
@@ -109,6 +104,6 @@ def test_saving_keeps_what_was_not_taken(takes: int) -> None:
 def test_no_memory_at_all() -> None:
     """With --mem-queue-size=0 everything goes to the backend."""
     store = Store(0, MemoryBackend())
-    assert store.admit(segment(0, 3)) is None
+    assert store.append(segment(0, 3)) == 0
     store.restore(segment(3, 1))
     assert (store.memory.depth, store.backend.depth) == (0, 4)

@@ -141,21 +141,18 @@ class ChannelState(ChannelDispatch):
             self._defer(segment, now_s, now_ns, defer_ms)
             self.message_count += count
             return PUT_BUSY
-        memory = self.store.memory
-        kept = self.store.admit(segment)
+        in_memory = self.store.append(segment)
         self.message_count += count
-        if kept is not None:
-            memory.append(kept)
         has_waiting = self.waiting and not self.paused
         if has_waiting:
-            if kept is not None and memory.depth <= MAX_DIRECT_MESSAGES:
+            if in_memory and self.store.memory.depth <= MAX_DIRECT_MESSAGES:
                 try:
                     self.dispatch(now_s)
                 except Exception as error:
                     self.failed(error)
             else:
                 self.wake()
-        if kept is not segment:
+        if in_memory != count:
             return PUT_STORED
         return PUT_BUSY if has_waiting else PUT_QUEUED
 

@@ -242,27 +242,30 @@ class Store:
             return stored_ns if head is None else head.first_ns
         return min(head.first_ns, stored_ns)
 
-    def admit(self, segment: Segment) -> Segment | None:
-        """Find room for all messages of ``segment``, or for none.
+    def append(self, segment: Segment) -> int:
+        """Queue all messages of ``segment`` or none: in memory, and what is over in the backend.
 
-        Returns the part that the caller must append to `memory`, None if the backend has it all.
+        Returns how many messages are in memory.
 
         Raises:
             BackendBusy: memory is full and the backend is behind; nothing changed.
             BackendError: memory is full and the backend refused; nothing changed.
         """
-        room = self.limit - self.memory.depth
+        memory = self.memory
+        room = self.limit - memory.depth
         count = segment.last - segment.first
         if count <= room:
-            return segment
+            memory.append(segment)
+            return count
         if self.backend.behind:
             raise BackendBusy("waiting for the disk")
         if room <= 0:
             self.overflow(segment)
-            return None
+            return 0
         middle = segment.first + room
         self.overflow(Segment(segment.batch, middle, segment.last, segment.attempts))
-        return Segment(segment.batch, segment.first, middle, segment.attempts)
+        memory.append(Segment(segment.batch, segment.first, middle, segment.attempts))
+        return room
 
     def overflow(self, segment: Segment) -> None:
         """Append to the backend, with the delay that the batch was published with.

@@ -120,11 +120,9 @@ class TopicState:
             BackendError: there is no room for them.
         """
         batch = MessageBatch(bodies, self.ids.next_ids(bodies.count, now_ns), now_ns, defer_ms)
-        kept = self.store.admit(Segment(batch, 0, batch.count))
+        self.store.append(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
-        if kept is not None:
-            self.store.memory.append(kept)
         if self.can_pump:
             self.wake()
 
@@ -140,11 +138,28 @@ class TopicState:
             return 0
         fan_out = self._fan_out
         if fan_out is None:
-            segment = self._pop_segment()
-            if segment is None:
+            head = self._pop_segment()
+            if head is None:
                 return 0
-            fan_out = self._fan_out = _FanOut(segment, self._roster.walk())
-        return self._put_on_channels(fan_out, now_s, now_ns)
+            fan_out = self._fan_out = _FanOut(head, self._roster.walk())
+        segment = fan_out.segment
+        batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
+        bytes_cost = batch.bodies.nbytes // _PUMP_COST_BYTES
+        cost = 0
+        channel = fan_out.next
+        while channel is not None:
+            if cost >= _MAX_PUMP:
+                return cost
+            try:
+                cost += channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
+            except BackendError as error:
+                self.error = error
+                return 0
+            cost += bytes_cost
+            fan_out.some_got_it = True
+            channel = fan_out.next = next(fan_out.behind, None)
+        self._end_fan_out(fan_out)
+        return cost
 
     def peek(self) -> Iterator[Segment]:
         """Yield the segments in memory. Neither they nor the queue may change meanwhile."""
@@ -174,27 +189,6 @@ class TopicState:
             self._recovered = None  # no channel needs it any more
         else:
             recovered.note_segment(segment)
-
-    def _put_on_channels(self, fan_out: _FanOut, now_s: float, now_ns: int) -> int:
-        segment = fan_out.segment
-        batch, first, last, attempts = segment.batch, segment.first, segment.last, segment.attempts
-        bytes_cost = batch.bodies.nbytes // _PUMP_COST_BYTES
-        cost = 0
-        channel = fan_out.next
-        while channel is not None:
-            if cost >= _MAX_PUMP:
-                return cost
-            try:
-                cost += channel.put(Segment(batch, first, last, attempts), now_s, now_ns)
-            except BackendError as error:
-                self.error = error
-                return 0
-            cost += bytes_cost
-            fan_out.some_got_it = True
-            channel = fan_out.next = next(fan_out.behind, None)
-        self._fan_out = None
-        self.fanned_out_count += last - first
-        return cost
 
     def _end_fan_out(self, fan_out: _FanOut) -> None:
         self._fan_out = None
