@@ -216,7 +216,7 @@ async def test_answers_are_bounded(autojump_clock: MockClock, flood: bytes) -> N
             await wait_all_tasks_blocked()
             most = max(most, client.output.pending)
         assert 0 < most <= ANSWERS_MAX
-        assert broker.queued_output_nbytes == client.output.pending
+        assert broker.queued_output_bytes == client.output.pending
         assert client.parser.buffered <= READ_MAX
 
 
@@ -332,7 +332,7 @@ async def test_many_who_read_nothing_leave_others_alone(autojump_clock: MockCloc
                 await producer.say(commands.publish("t", body))
                 await producer.response()
         assert got == bodies
-        assert broker.queued_output_nbytes <= 50 * MESSAGES_MAX
+        assert broker.queued_output_bytes <= 50 * MESSAGES_MAX
         check_balances(broker)
 
 

@@ -205,7 +205,7 @@ async def test_a_bad_answer_is_only_logged(
         assert await make(broker) == 0
         assert a.faults["HTTP"] == 1
         assert channels_of(broker) == {"d"}
-        assert [line for line in caplog.messages if "asking a:4161" in line]
+        assert [line for line in caplog.messages if "channels from a:4161" in line]
 
 
 async def test_a_defect_of_ours_costs_the_channels_only(
@@ -251,7 +251,7 @@ async def test_an_answer_is_bounded(
         a.answers["HTTP"] = answer
         await make(broker)
         assert channels_of(broker) == set()
-        assert [line for line in caplog.messages if "asking a:4161" in line]
+        assert [line for line in caplog.messages if "channels from a:4161" in line]
 
 
 @pytest.mark.parametrize("count", [10, 2000])

@@ -63,7 +63,7 @@ async def test_it_is_not_ready_before_it_runs() -> None:
     """Until topics and channels are there again."""
     options = NsqdOptions()
     broker = Broker(options, data_folder(options, SimulatedDisk(), InlineBackground()))
-    assert broker.unready == "loading"
+    assert broker.not_ready_reason == "loading"
 
 
 async def test_a_real_nsqd_answers_on_its_http_port() -> None:

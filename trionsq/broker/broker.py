@@ -273,7 +273,7 @@ class Broker:
         return self._stop.is_set()
 
     @property
-    def unready(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
         """Why clients should use another nsqd now; None if this one is ready."""
         if self.exiting:
             return "exiting"
@@ -314,7 +314,7 @@ class Broker:
         transport.close()
 
     @property
-    def queued_output_nbytes(self) -> int:
+    def queued_output_bytes(self) -> int:
         """Bytes for clients that their sockets have not accepted yet."""
         return sum(client.output.pending for client in self.clients)
 

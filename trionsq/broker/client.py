@@ -24,7 +24,12 @@ from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.logtext import printable
 from trionsq.transports.tls import TlsInfo
-from trionsq.transports.transport import BrokenStreamError, Transport
+from trionsq.transports.transport import (
+    MAX_FULL_READS,
+    READS_PER_TRIAL,
+    BrokenStreamError,
+    Transport,
+)
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures
@@ -38,12 +43,6 @@ log = logging.getLogger("trionsq")
 
 # 64 KiB to 1 MiB measured equal; smaller reads cost publishers a quarter of their rate.
 _READ_BYTES: Final = 128 * 1024
-# Full reads in a row before other tasks get their turn.
-_MAX_FULL_READS: Final = 4
-# A read that does not fill the buffer took all there was. To wait for more costs two system calls;
-# to give other tasks a turn and then read again costs one, if the peer is quick or the broker busy.
-# After this many reads the second way is tried, and kept as long as it finds something.
-_READS_PER_TRIAL: Final = 16
 # Commands run before other tasks get their turn; a run of PUBs or FINs is one. One read may bring
 # 32,000 NOPs, and compressed they cost their sender next to nothing.
 _MAX_COMMANDS: Final = 128
@@ -254,12 +253,12 @@ class Client:
             if nbytes == _READ_BYTES:
                 # What is upgraded may have cost its sender a thousandth.
                 if (
-                    reads % _MAX_FULL_READS == 0
+                    reads % MAX_FULL_READS == 0
                     or transport is not self._bottom
                     or parser.is_walking
                 ):
                     await trio.lowlevel.checkpoint()
-            elif read_again or reads % _READS_PER_TRIAL == 0:
+            elif read_again or reads % READS_PER_TRIAL == 0:
                 read_again = True
                 await trio.lowlevel.checkpoint()
             else:

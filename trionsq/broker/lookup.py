@@ -186,13 +186,10 @@ async def ask_for_channels(
         url = f"http://{info.http_address}/channels?topic={quote(topic, safe='')}"
         try:
             names.update(dict.fromkeys(await _channel_names(await get(url))))
-        except (
-            httpget.GetError,
-            ValueError,
-        ) as error:  # ValueError: a host that can't be looked up
-            log.error(
-                "TOPIC(%s): failed to get channels from %s: %s", topic, info.http_address, error
-            )
+        # ValueError: a host name that can't be looked up
+        except (httpget.GetError, ValueError) as error:
+            where = info.http_address
+            log.error("TOPIC(%s): failed to get channels from %s: %s", topic, where, error)
 
     async with trio.open_nursery() as nursery:
         for info in lookupds:

@@ -68,7 +68,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/info", statistics.info),
         ("GET", "/stats", statistics.stats),
         metrics_page(broker, gate).endpoint,
-        *Health(lambda: broker.unready).endpoints(),
+        *Health(lambda: broker.not_ready_reason).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),
         # Deprecated names that the original still has.

@@ -28,7 +28,7 @@ from trionsq.http.fast_requests import (
     is_unknown_start,
 )
 from trionsq.http.publish import in_turns
-from trionsq.transports.transport import Transport
+from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL, Transport
 from trionsq.web.limits import PaceWatch
 from trionsq.web.protocol import HttpError, parse_query
 from trionsq.wire.bodies import ListBodies
@@ -38,10 +38,6 @@ __all__ = ["FastConnection"]
 log = logging.getLogger("trionsq")
 
 _MAX_READ_BYTES: Final = 64 * 1024
-# As in `trionsq.broker.client`: full reads before other tasks run; after so many reads, try
-# whether reading again at the next turn costs less than waiting for readability.
-_MAX_READS: Final = 4
-_READS_BEFORE_ASKING: Final = 16
 _NO_LIMIT_S: Final = float("inf")
 
 
@@ -161,9 +157,9 @@ class FastConnection:
                 return
             reads += 1
             if len(data) == _MAX_READ_BYTES:
-                if reads % _MAX_READS == 0:
+                if reads % MAX_FULL_READS == 0:
                     await trio.lowlevel.checkpoint()
-            elif ask_again or reads % _READS_BEFORE_ASKING == 0:
+            elif ask_again or reads % READS_PER_TRIAL == 0:
                 ask_again = True
                 await trio.lowlevel.checkpoint()
             else:
