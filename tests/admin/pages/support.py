@@ -136,7 +136,7 @@ class _FakeUpstream(Upstream):
         super().__init__(options)
         self._nodes = nodes
 
-    async def _ask(
+    async def _request(
         self, method: str, url: str, timeout_s: float | None, body: bytes | None = None
     ) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -157,7 +157,7 @@ class Pages:
 
     async def get(self, path: str, **headers: str) -> Response:
         """The answer to GET."""
-        return await self._ask("GET", path, headers=headers)
+        return await self._request("GET", path, headers=headers)
 
     async def page(self, path: str, **headers: str) -> str:
         """A page, which must be there."""
@@ -168,14 +168,14 @@ class Pages:
     async def send(self, path: str, **fields: str) -> Response:
         """The answer to a form, sent as its page does."""
         token = await self.token()
-        return await self._ask("POST", path, form={"csrf_token": token, **fields})
+        return await self._request("POST", path, form={"csrf_token": token, **fields})
 
     async def token(self) -> str:
         """The token of a page's forms."""
         found = parsed(await self.page("/lookup"))
         return next(a["value"] for t, a in found.tags if a.get("name") == "csrf_token")
 
-    async def _ask(self, method: str, path: str, **more: Any) -> Response:
+    async def _request(self, method: str, path: str, **more: Any) -> Response:
         headers = dict(more.pop("headers", {}))
         if self.cookies:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
