@@ -357,9 +357,6 @@ def _retry(status: int, code: str, wait_s: float) -> Response:
     return answer
 
 
-_GENERATED_BYTES: Final = 12
-
-
 def open_access(
     options: NsqadminOptions,
     hosts: Iterable[str],
@@ -391,7 +388,7 @@ def _users(options: NsqadminOptions, mode: Mode, now_s: Callable[[], float]) -> 
     if mode is not Mode.PASSWORD:
         return FixedUsers()
     if not options.users_file:
-        password = secrets.token_urlsafe(_GENERATED_BYTES)
+        password = secrets.token_urlsafe(12)
         # The only password that is ever logged; otherwise nobody would know it.
         log.warning("ACCESS: no users file: sign in as admin, password %s", password)
         return FixedUsers(Account("admin", Role.ADMIN, hash_password(password)))

@@ -32,15 +32,8 @@ from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
 __all__ = [
-    "AGES_EVERY_S",
-    "ANSWER_WAIT_S",
-    "GONE_S",
-    "IDLE_EVERY_S",
-    "MAX_NODES",
-    "NODES_EVERY_S",
-    "SILENT_WAIT_S",
-    "Poller",
-    "WatchEndedError",
+    "AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "MAX_NODES", "NODES_EVERY_S",
+    "SILENT_WAIT_S", "Poller", "WatchEndedError",
 ]  # fmt: skip
 
 log = logging.getLogger("trionsq")
