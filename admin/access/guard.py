@@ -32,6 +32,7 @@ from admin.access.modes import (
     came_through_a_proxy,
     decide,
     explain,
+    is_local_host,
     only_value,
 )
 from admin.access.passwords import Busy, Passwords, TooManyAttempts, hash_password
@@ -41,7 +42,6 @@ from admin.access.users import Account, FixedUsers, Users, UsersError, UsersFile
 from admin.options import NsqadminOptions, OptionsError
 from admin.user_action import UserAction
 from trionsq.web import responses
-from trionsq.web.sites import is_loopback
 
 __all__ = ["NOBODY", "SIGN_IN_PATH", "Access", "open_access"]
 
@@ -196,7 +196,7 @@ class Access:
         if self.mode is Mode.NONE:
             return User("", Role.ADMIN, "none")
         if self.mode is Mode.LOCAL:
-            local = not came_through_a_proxy(headers) and _is_local(_given_host())
+            local = not came_through_a_proxy(headers) and is_local_host(_given_host())
             return User("", Role.ADMIN if local else Role.VIEWER, "none")
         name = only_value(headers, self._options.acl_http_header)
         if self.mode is Mode.ACL:
@@ -342,13 +342,6 @@ def _peer() -> str:
 def _given_host() -> str:
     """The host that the request names, with its port."""
     return request.headers.get(":authority", "")
-
-
-def _is_local(host: str) -> bool:
-    """Whether ``host``, as a browser sent it, is a name or address of this machine only."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.strip("[]").lower()
-    return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
 
 
 def _retry(status: int, code: str, wait_s: float) -> Response:

@@ -16,7 +16,16 @@ from werkzeug.datastructures import Headers
 from admin.options import NsqadminOptions, OptionsError
 from trionsq.web.sites import is_loopback
 
-__all__ = ["LOOPBACK", "Mode", "Proxies", "came_through_a_proxy", "decide", "explain", "only_value"]
+__all__ = [
+    "LOOPBACK",
+    "Mode",
+    "Proxies",
+    "came_through_a_proxy",
+    "decide",
+    "explain",
+    "is_local_host",
+    "only_value",
+]
 
 
 class Mode(enum.Enum):
@@ -147,3 +156,10 @@ def only_value(headers: Headers, name: str) -> str:
     """
     values = headers.getlist(name)
     return values[0].strip() if len(values) == 1 else ""
+
+
+def is_local_host(host: str) -> bool:
+    """Whether ``host``, as a browser sent it, is a name or address of this machine only."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").lower()
+    return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)

@@ -20,8 +20,8 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
-from admin.watch.poller import Poller, WatchEndedError
-from admin.watch.snapshot import Snapshot
+from admin.watch.poller import Poller
+from admin.watch.snapshot import Snapshot, WatchEndedError
 from trionsq.web.app import Endpoint
 from trionsq.web.responses import error
 

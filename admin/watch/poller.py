@@ -28,7 +28,7 @@ from admin.watch.health import problems
 from admin.watch.history import History
 from admin.watch.node import WatchedNode
 from admin.watch.requests import request_ages, request_stats
-from admin.watch.snapshot import Snapshot
+from admin.watch.snapshot import Snapshot, WatchEndedError
 from trionsq.durations import SECOND_NS
 
 __all__ = [
@@ -60,10 +60,6 @@ _REST_SHARE: Final = 0.2
 # Shares of --http-client-max-requests; the rest is for pages.
 _POLL_SHARE: Final = 0.5
 _SILENT_SHARE: Final = 0.25
-
-
-class WatchEndedError(Exception):
-    """The poller has ended; there will be no more snapshots."""
 
 
 class Poller:

@@ -16,7 +16,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["ChannelRow", "NodeRow", "Problem", "Row", "Severity", "Snapshot", "TopicRow"]
+__all__ = [
+    "ChannelRow",
+    "NodeRow",
+    "Problem",
+    "Row",
+    "Severity",
+    "Snapshot",
+    "TopicRow",
+    "WatchEndedError",
+]
 
 Severity = Literal["critical", "warning", "notice"]
 
@@ -157,3 +166,7 @@ class Snapshot:
     total: Row = field(default_factory=Row)
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+
+
+class WatchEndedError(Exception):
+    """The poller has ended; there will be no more snapshots."""

@@ -18,9 +18,8 @@ from admin.watch.poller import (
     IDLE_EVERY_S,
     SILENT_WAIT_S,
     Poller,
-    WatchEndedError,
 )
-from admin.watch.snapshot import Snapshot
+from admin.watch.snapshot import Snapshot, WatchEndedError
 from tests.admin.watch.fakes import (
     START,
     FakeNode,
