@@ -242,8 +242,12 @@ async def test_consumers_are_peeked_at_some_at_a_time(meter: Meter, count: int) 
             meter.did()
             return {}
 
+    class InFlight:
+        def walk_holders(self) -> Iterator[Holder]:
+            return (Holder() for _ in range(count))
+
     class Core:
-        holders = tuple(Holder() for _ in range(count))
+        in_flight = InFlight()
 
     async with metered(meter):
         await peek._offer_in_flight(cast(Any, Core()), 0, Page(10, 100))
