@@ -12,7 +12,7 @@ from tests.broker.support import connect, finish, numbered, publish
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
-CONNECTIONS = 40
+CONNECTIONS = 20
 BODY_NBYTES = 100_000
 
 

@@ -29,7 +29,7 @@ PHONE: Final = (390, 844)
 LIMIT_MS: Final = 60_000
 
 # What Chromium itself logs when nobody answers, or a session has ended.
-LOST: Final = r"ERR_|status of 401"
+LOST: Final = r"ERR_|status of 401|htmx:(afterRequest|sendError)"
 
 Theme = Literal["light", "dark"]
 

@@ -133,6 +133,7 @@ def test_an_operator_pauses_by_name_in_the_audit(
         expect(row).to_contain_text("named")
 
 
+@in_short_soak
 def test_a_page_whose_session_has_ended_asks_to_sign_in(base: str, browser: Browser) -> None:
     """A live page of somebody who signed out elsewhere shows nothing more."""
     with tab(browser, base, allowed=LOST) as at:

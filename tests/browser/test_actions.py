@@ -222,6 +222,7 @@ def test_a_topic_is_deleted(at: Tab, cluster: Cluster) -> None:
     assert cluster.lookup("doomed")["producers"] == []
 
 
+@in_short_soak
 def test_a_topic_is_tombstoned_on_one_node(at: Tab, cluster: Cluster) -> None:
     """Consumers are not told of that node any more, and it has the topic no more."""
     cluster.create("buried", "c")
@@ -236,6 +237,7 @@ def test_a_topic_is_tombstoned_on_one_node(at: Tab, cluster: Cluster) -> None:
     assert cluster.topic(0, "buried") is None
 
 
+@in_short_soak
 def test_everything_is_done_without_script(plain: Tab, cluster: Cluster) -> None:
     """Create, pause, publish, empty and delete by plain forms; a wrong name does nothing."""
     page = plain.go("/lookup")

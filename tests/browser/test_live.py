@@ -168,6 +168,7 @@ def test_a_node_that_stops_costs_its_own_row_only(browser: Browser, cluster: Clu
     admin.close()
 
 
+@in_short_soak
 def test_streams_end_at_shutdown_and_pages_come_back(browser: Browser, cluster: Cluster) -> None:
     """An nsqadmin that is told to stop does, though a page listens; the page says that it has lost
     it, and is live again when there is one at that address."""

@@ -11,6 +11,7 @@ import trio
 from tests.deploy import netns
 from tests.deploy.cluster import Cluster, cluster
 from tests.deploy.link import wire
+from tests.soak import in_short_soak
 from trionsq.client import Config, Consumer, NotConnectedError
 
 WHY_NOT = netns.why_not()
@@ -40,6 +41,7 @@ async def test_a_publish_into_a_stalled_link_fails_and_goes_elsewhere(made: Clus
                 await producer.publish("t", b"elsewhere")
 
 
+@in_short_soak
 async def test_an_idle_consumer_notices_that_its_nsqd_is_gone(made: Cluster) -> None:
     """The kernel's probes end an idle connection, and the consumer reconnects."""
     with trio.fail_after(LIMIT_S):

@@ -16,11 +16,14 @@ from tests.golden.broker_places import InProcess
 from tests.golden.cutting import Cutting
 from tests.golden.jobs import Job, Outcomes, jobs_asked_for, run_jobs
 from tests.processes import other_binary
+from tests.soak import by_level, more_in_soak
 from trionsq.http.serve import serve_http
 from trionsq.local import nsqd_daemon
 
 WAYS = ("short", "framework")
-CUTTINGS: tuple[Cutting, ...] = ("whole", "bytewise")
+CUTTINGS: tuple[Cutting, ...] = by_level(
+    test=("whole",), short=("bytewise",), full=("whole", "bytewise")
+)
 
 
 def can_be_replayed(job: Job) -> bool:
@@ -48,6 +51,7 @@ def ways_outcomes(
     return outcomes
 
 
+@more_in_soak
 @pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("way", WAYS)
 def test_http_conversation_on_both_ways(

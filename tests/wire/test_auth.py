@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.soak import in_short_soak
 from trionsq.wire import auth
 from trionsq.wire.auth import Grant, Question, read_grant
 from trionsq.wire.events import Auth
@@ -262,6 +263,7 @@ def test_patterns_are_bounded(said: bytes) -> None:
         read_grant(said)
 
 
+@in_short_soak
 def test_patterns_that_are_kept_are_bounded_in_bytes() -> None:
     """However many answers bring however large ones: by the limits that each was compiled with."""
     bound = sum(size.kept * (size.max_bytes + 4 * size.max_text) for size in auth._SIZES)

@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admin.pages.bodies import BadBodyError, display_body, parse_body
+from tests.soak import by_level, more_in_soak
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
@@ -27,6 +28,8 @@ def message(body: bytes) -> dict[str, Any]:
     return {"body": text, "body_encoding": encoding, "body_size": len(body), "body_cut": False}
 
 
+@more_in_soak
+@settings(max_examples=by_level(test=25, short=100, full=1_000))
 @given(st.one_of(st.lists(JSON), st.dictionaries(st.text(), JSON)), st.booleans())
 def test_json_keeps_its_meaning(value: Any, ascii_only: bool) -> None:
     """Indented JSON is the same document."""

@@ -26,6 +26,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(spark: SparkSession, tmp_pat
     assert counts["drivers_killed"] == 3
 
 
+@in_short_soak
 def test_the_drill_sees_what_is_lost_doubled_or_strange(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def rows_of(table: str) -> list[dict[str, Any]]:
     return found
 
 
+@in_short_soak
 def test_archive(
     spark: SparkSession, nsqd: OpenBroker, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +202,7 @@ def test_mirror(spark: SparkSession, nsqd: OpenBroker) -> None:
         assert sorted(taken(other.tcp_address, 10, "copy")) == numbered(10, 1000)
 
 
+@in_short_soak
 def test_a_failure_is_one_line_and_exit_code_1(
     spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:

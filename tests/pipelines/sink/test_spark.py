@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipelines.sink.rows import taken
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
         assert left == ["LOCK", "PUBLISHED.json"]
 
 
+@in_short_soak
 def test_a_staged_folder_of_another_query_is_refused(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:
