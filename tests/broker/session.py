@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import trio
 
@@ -20,53 +19,6 @@ from trionsq.wire.client import MessageFrame
 MEM_QUEUE_SIZE = 12
 VICTIM_CAPACITY_NBYTES = 1024
 BIG_NBYTES = 500
-
-When = Literal["parked", "woken"]
-
-
-class CancelAt(trio.abc.Instrument):
-    """Calls ``cancel`` at one of the steps of a task and its descendants.
-
-    ``parked`` is just after the task began to wait: what it waits for is lost to it. ``woken`` is
-    just before it goes on: it has what it waited for, and hears of the cancellation next time.
-
-    Attributes:
-        steps: counted so far.
-        has_fired: whether it cancelled.
-    """
-
-    def __init__(self, at: int, when: When) -> None:
-        self.steps = 0
-        self.has_fired = False
-        self.root: trio.lowlevel.Task | None = None
-        self.cancel: Callable[[], None] = lambda: None
-        self._at = at
-        self._when = when
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._when == "woken":
-            self._count(task)
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        if self._when == "parked":
-            self._count(task)
-
-    def _count(self, task: trio.lowlevel.Task) -> None:
-        if not self._is_ours(task):
-            return
-        self.steps += 1
-        if self.steps == self._at:
-            self.has_fired = True
-            self.cancel()
-
-    def _is_ours(self, task: trio.lowlevel.Task | None) -> bool:
-        if self.root is None:
-            return False
-        while task is not None:
-            if task is self.root:
-                return True
-            task = task.parent_nursery.parent_task if task.parent_nursery else None
-        return False
 
 
 @dataclass

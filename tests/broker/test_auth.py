@@ -18,9 +18,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.auth_stub import EVERYTHING, GRANTED, AuthStub, authorized, granting, http
-from tests.broker.session import CancelAt, When
 from tests.broker.statistics import document_of
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
+from tests.cancellation import CancelAt, When, run_repeatable
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
 from trionsq.debug.tasks import task_tree, text_pieces
@@ -582,8 +582,7 @@ def test_every_await_of_auth_can_be_cancelled(when: When) -> None:
     outcomes = set()
     for step in itertools.count(1):
         cancel_at = CancelAt(step, when)
-        clock = MockClock(autojump_threshold=0)
-        outcomes.add(trio.run(_live, cancel_at, clock=clock, instruments=[cancel_at]))
+        outcomes.add(run_repeatable(_live, cancel_at))
         if not cancel_at.has_fired:
             break
     assert step > 20

@@ -6,22 +6,20 @@ done for several seeds of it.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from tests.broker.session import (
     MEM_QUEUE_SIZE,
     VICTIM_CAPACITY_NBYTES,
-    CancelAt,
     Session,
-    When,
 )
 from tests.broker.support import check_balances, check_nobody_left
-from tests.soak import more_in_soak, swept
+from tests.cancellation import CancelAt, When, sweep_awaits
+from tests.soak import more_in_soak
 from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
@@ -32,20 +30,6 @@ SEEDS = (1, 2)
 OPTIONS: dict[str, Any] = {"mem_queue_size": MEM_QUEUE_SIZE, "msg_timeout_ns": 3 * SECOND_NS}
 # Far beyond every time-out and deferral of the session.
 SETTLE_S = 8.0
-
-
-@pytest.fixture
-def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trio order tasks by creation and a seeded generator."""
-    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-
-
-def run(function: Any, cancel_at: CancelAt, seed: int) -> None:
-    """Run with time leaping and the order of tasks seeded."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trio._core._run._r", random.Random(seed))
-        clock = MockClock(autojump_threshold=0)
-        trio.run(function, cancel_at, clock=clock, instruments=[cancel_at])
 
 
 async def cancel_the_client(cancel_at: CancelAt) -> None:
@@ -103,19 +87,9 @@ async def check_nothing_lost(session: Session) -> None:
 @more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_client_cancelled_at_any_await(seed: int, when: When, repeatable: None) -> None:
+def test_a_client_cancelled_at_any_await(seed: int, when: When) -> None:
     """No task is left, counters balance, and nothing that was acknowledged is lost."""
-    whole = CancelAt(0, when)
-    run(cancel_the_client, whole, seed)
-    assert whole.steps > 50
-    for at in swept(whole.steps):
-        cancel_at = CancelAt(at, when)
-        try:
-            run(cancel_the_client, cancel_at, seed)
-        except BaseException as error:
-            error.add_note(f"cancelled at await {at} of {whole.steps}, {when}, seed {seed}")
-            raise
-        assert cancel_at.has_fired
+    sweep_awaits(cancel_the_client, when, seed=seed, least=50)
 
 
 async def cancel_the_broker(cancel_at: CancelAt) -> None:
@@ -179,15 +153,6 @@ def check_ended(session: Session) -> None:
 @more_in_soak
 @pytest.mark.parametrize("how", [cancel_the_broker, stop_the_broker])
 @pytest.mark.parametrize("when", ["parked", "woken"])
-def test_a_broker_ended_at_any_await(how: Any, when: When, repeatable: None) -> None:
+def test_a_broker_ended_at_any_await(how: Any, when: When) -> None:
     """It takes its clients along, leaves no task, and every message is accounted for."""
-    whole = CancelAt(0, when)
-    run(how, whole, SEEDS[0])
-    for at in swept(whole.steps):
-        cancel_at = CancelAt(at, when)
-        try:
-            run(how, cancel_at, SEEDS[0])
-        except BaseException as error:
-            error.add_note(f"ended at await {at} of {whole.steps}, {when}")
-            raise
-        assert cancel_at.has_fired
+    sweep_awaits(how, when, seed=SEEDS[0], least=50)

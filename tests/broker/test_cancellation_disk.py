@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
-from tests.broker.session import CancelAt, Ledger, When, until_cut_off
+from tests.broker.session import Ledger, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
-from tests.soak import more_in_soak, swept
+from tests.cancellation import CancelAt, When, sweep_awaits
+from tests.soak import more_in_soak
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
@@ -54,33 +54,6 @@ class LateBackground:
     async def wait_idle(self) -> None:
         while self._under_way:
             await self._idle.wait()
-
-
-@pytest.fixture(autouse=True)
-def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-
-
-def sweep(function: Any, when: When, steps_min: int, *args: Any) -> None:
-    """Run with a cancellation at each step, after one run without any."""
-
-    def run(cancel_at: CancelAt) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trio._core._run._r", random.Random(SEED))
-            clock = MockClock(autojump_threshold=0)
-            trio.run(function, cancel_at, *args, clock=clock, instruments=[cancel_at])
-
-    whole = CancelAt(0, when)
-    run(whole)
-    assert whole.steps >= steps_min
-    for at in swept(whole.steps):
-        cancel_at = CancelAt(at, when)
-        try:
-            run(cancel_at)
-        except BaseException as error:
-            error.add_note(f"cancelled at await {at} of {whole.steps}, {when}")
-            raise
-        assert cancel_at.has_fired
 
 
 def task_named(nursery: trio.Nursery | None, name: str) -> trio.lowlevel.Task:
@@ -186,7 +159,7 @@ async def cancel_the_stop(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_stop_cancelled_at_any_await(when: When) -> None:
     """No task is left, and a restart finds all that had left memory; a whole stop saves all."""
-    sweep(cancel_the_stop, when, 15)
+    sweep_awaits(cancel_the_stop, when, seed=SEED, least=15)
 
 
 # Clients and tasks
@@ -284,4 +257,4 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
 )
 def test_anything_ended_at_any_await(task: str, how: str, steps_min: int, when: When) -> None:
     """Counters balance, no task or file is left, and what was acknowledged is found again."""
-    sweep(end_amid_a_session, when, steps_min, task, how)
+    sweep_awaits(partial(end_amid_a_session, task=task, how=how), when, seed=SEED, least=steps_min)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from tests.broker.lookupds import Lookupd, cluster
-from tests.broker.session import CancelAt, When
+from tests.cancellation import CancelAt, When, sweep_awaits
 from trionsq.broker.broker import Broker
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.wire import commands
@@ -77,25 +76,7 @@ async def stop_the_broker(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("how", [remove_the_lookupd, stop_the_broker])
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_lookup_task_that_ends_at_any_await(
-    how: Callable[[CancelAt], Awaitable[None]], when: When, monkeypatch: pytest.MonkeyPatch
+    how: Callable[[CancelAt], Awaitable[None]], when: When
 ) -> None:
     """Its connection is closed, no task is left, and the next one begins anew."""
-    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-
-    def run(cancel_at: CancelAt) -> None:
-        monkeypatch.setattr("trio._core._run._r", random.Random(1))
-        clock = MockClock(autojump_threshold=0)
-        trio.run(how, cancel_at, clock=clock, instruments=[cancel_at])
-
-    whole = CancelAt(0, when)
-    run(whole)
-    assert whole.steps > 10
-    # All of the first ones; the many looks of idle timers that follow are alike.
-    for at in (*range(1, min(whole.steps, 120)), *range(120, whole.steps, 37)):
-        cancel_at = CancelAt(at, when)
-        try:
-            run(cancel_at)
-        except BaseException as error:
-            error.add_note(f"ended at await {at} of {whole.steps}, {when}")
-            raise
-        assert cancel_at.has_fired
+    sweep_awaits(how, when)

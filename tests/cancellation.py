@@ -1,0 +1,147 @@
+"""Each await of some tasks is cancelled once: the sweep, and the runs that it repeats.
+
+A test writes one scenario, an async function that gets a `CancelAt`, tells it which task to count
+and what "cancel" means, and checks what must hold whichever step it was::
+
+    async def scenario(cancel_at: CancelAt) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            [cancel_at.root] = nursery.child_tasks
+            cancel_at.cancel = nursery.cancel_scope.cancel
+        assert nothing_is_left()
+
+    @pytest.mark.parametrize("when", ["parked", "woken"])
+    def test_work_can_be_cancelled_at_any_await(when: When) -> None:
+        sweep_awaits(scenario, when)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+import trionsq
+from tests.soak import swept
+
+__all__ = ["CancelAt", "Scenario", "When", "run_repeatable", "sweep_awaits"]
+
+T = TypeVar("T")
+ROOT: Final = Path(trionsq.__file__).parents[1]
+LINES_FILE: Final = os.environ.get("TRIONSQ_AWAITS", "")
+"""File that gets the source lines at which counted tasks waited, for `tests/awaits.py`."""
+
+When = Literal["parked", "woken"]
+
+
+class CancelAt(trio.abc.Instrument):
+    """Calls ``cancel`` at one of the steps of a task and its descendants.
+
+    ``parked`` is just after the task began to wait: what it waits for is lost to it. ``woken`` is
+    just before it goes on: it has what it waited for, and hears of the cancellation next time.
+
+    Attributes:
+        steps: counted so far.
+        lines: source lines of the project at which the tasks waited; only with `LINES_FILE`.
+        has_fired: whether it cancelled.
+    """
+
+    def __init__(self, at: int, when: When) -> None:
+        self.steps = 0
+        self.has_fired = False
+        self.lines: set[tuple[str, int]] = set()
+        self.root: trio.lowlevel.Task | None = None
+        self.cancel: Callable[[], None] = lambda: None
+        self._at = at
+        self._when = when
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._when == "woken":
+            self._count(task)
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._when == "parked":
+            self._count(task)
+
+    def _count(self, task: trio.lowlevel.Task) -> None:
+        if not self._is_ours(task):
+            return
+        self.steps += 1
+        if LINES_FILE:
+            _waiting_lines(task.coro, self.lines)
+        if self.steps == self._at:
+            self.has_fired = True
+            self.cancel()
+
+    def _is_ours(self, task: trio.lowlevel.Task | None) -> bool:
+        if self.root is None:
+            return False
+        while task is not None:
+            if task is self.root:
+                return True
+            task = task.parent_nursery.parent_task if task.parent_nursery else None
+        return False
+
+
+def _waiting_lines(coroutine: Any, lines: set[tuple[str, int]]) -> None:
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            lines.add((frame.f_code.co_filename, frame.f_lineno))
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+
+
+def _record_lines(lines: set[tuple[str, int]]) -> None:
+    with open(LINES_FILE, "a") as file:
+        for name, line in sorted(lines):
+            path = Path(name)
+            if path.is_relative_to(ROOT) and ".venv" not in path.parts:
+                file.write(f"{path.relative_to(ROOT)}:{line}\n")
+
+
+Scenario = Callable[[CancelAt], Awaitable[object]]
+
+
+def run_repeatable(
+    function: Callable[[CancelAt], Awaitable[T]], cancel_at: CancelAt, seed: int = 1
+) -> T:
+    """Run with leaping time and a seeded order of tasks, so that the k-th step is the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
+        patch.setattr("trio._core._run._r", random.Random(seed))
+        clock = MockClock(autojump_threshold=0)
+        return trio.run(function, cancel_at, clock=clock, instruments=[cancel_at])
+
+
+def sweep_awaits(
+    scenario: Scenario, when: When, *, seed: int = 1, least: int = 10, all_of_them: bool = False
+) -> int:
+    """Run the scenario undisturbed, then once for each step that it counted; return their number.
+
+    Args:
+        scenario: what is run; it checks the outcome itself.
+        when: see `CancelAt`.
+        seed: of the order of tasks.
+        least: steps that the undisturbed run must have.
+        all_of_them: try every step in `make test`, too; by default each fifth (see `swept`).
+    """
+    whole = CancelAt(0, when)
+    run_repeatable(scenario, whole, seed)
+    assert whole.steps >= least, whole.steps
+    if LINES_FILE:
+        _record_lines(whole.lines)
+    for at in range(1, whole.steps + 1) if all_of_them else swept(whole.steps):
+        cancel_at = CancelAt(at, when)
+        try:
+            run_repeatable(scenario, cancel_at, seed)
+        except BaseException as error:
+            error.add_note(f"cancelled at step {at} of {whole.steps}, {when}, seed {seed}")
+            raise
+        assert cancel_at.has_fired, at
+    return whole.steps
