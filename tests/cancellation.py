@@ -17,10 +17,12 @@ and what "cancel" means, and checks what must hold whichever step it was::
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import AsyncGeneratorType
 from typing import Any, Final, Literal, TypeVar
 
 import pytest
@@ -38,6 +40,9 @@ LINES_FILE: Final = os.environ.get("TRIONSQ_AWAITS", "")
 """File that gets the source lines at which counted tasks waited, for `tests/awaits.py`."""
 
 When = Literal["parked", "woken"]
+
+ASYNC_GENERATOR_STEPS: Final = ("async_generator_asend", "async_generator_athrow")
+"""Types of what a coroutine awaits that resumes an async generator; they do not name it."""
 
 
 class CancelAt(trio.abc.Instrument):
@@ -94,7 +99,12 @@ def _waiting_lines(coroutine: Any, lines: set[tuple[str, int]]) -> None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
         if frame is not None:
             lines.add((frame.f_code.co_filename, frame.f_lineno))
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+        waits_for = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+        if type(coroutine).__name__ in ASYNC_GENERATOR_STEPS:
+            [waits_for] = [
+                part for part in gc.get_referents(coroutine) if isinstance(part, AsyncGeneratorType)
+            ]
+        coroutine = waits_for
 
 
 def _record_lines(lines: set[tuple[str, int]]) -> None:
