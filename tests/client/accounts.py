@@ -1,0 +1,67 @@
+"""What sweeps over the client's awaits share: a task that is counted, and what is left after it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.cancellation import CancelAt
+from tests.client.network import Network
+from trionsq.broker.broker import Broker
+from trionsq.testing.conversation import Conversation
+from trionsq.wire import commands
+
+__all__ = ["SETTLE_S", "bodies_left", "check_closed", "repeatable_turns", "run_counted"]
+
+SETTLE_S: Final = 8.0
+"""Longer than the time-outs and deferrals of messages in these tests."""
+
+# A task that waits for ever fails after this time.
+_PATIENCE_S: Final = 300.0
+
+
+def repeatable_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator's turn ends by the test's clock, so that each run has the same steps."""
+    clock = SimpleNamespace(perf_counter=trio.current_time)
+    monkeypatch.setattr("trionsq.client.message.time", clock)
+
+
+async def run_counted(cancel_at: CancelAt, work: Callable[[], Awaitable[object]]) -> None:
+    """Run ``work`` in a task that is counted, and that is cancelled at the chosen step."""
+    with trio.fail_after(_PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            [cancel_at.root] = nursery.child_tasks
+            cancel_at.cancel = nursery.cancel_scope.cancel
+    cancel_at.root = None
+
+
+async def check_closed(network: Network, *brokers: Broker) -> None:
+    """Neither end of a connection is left."""
+    assert all(link.is_closed for link in network.links), network.links
+    await wait_all_tasks_blocked()
+    assert not any(broker.clients for broker in brokers)
+
+
+async def bodies_left(
+    brokers: Iterable[Broker], topic: str = "t", channel: str = "c"
+) -> list[bytes]:
+    """The messages that the next consumer gets; each broker's counts must balance afterwards."""
+    bodies = []
+    for broker in brokers:
+        heir = Conversation.begin(broker)
+        await heir.subscribe(topic, channel, ready=100)
+        with trio.move_on_after(SETTLE_S):
+            while True:
+                message = await heir.message()
+                bodies.append(message.body)
+                await heir.say(commands.finish(message.message_id))
+        heir.close()
+        core = broker.topic(topic).channel(channel).core
+        assert core.finish_count == core.message_count == broker.topic(topic).core.message_count
+    return bodies
