@@ -16,7 +16,7 @@ from trionsq.broker.broker import Broker
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
 
-__all__ = ["SETTLE_S", "bodies_left", "check_closed", "repeatable_turns", "run_counted"]
+__all__ = ["SETTLE_S", "bodies_left", "check_closed", "run_counted", "short_turns"]
 
 SETTLE_S: Final = 8.0
 """Longer than the time-outs and deferrals of messages in these tests."""
@@ -25,10 +25,15 @@ SETTLE_S: Final = 8.0
 _PATIENCE_S: Final = 300.0
 
 
-def repeatable_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An iterator's turn ends by the test's clock, so that each run has the same steps."""
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of the event loop are short, and end by the test's clock: a few messages take several,
+    and each run has the same steps."""
     clock = SimpleNamespace(perf_counter=trio.current_time)
     monkeypatch.setattr("trionsq.client.message.time", clock)
+    monkeypatch.setattr("trionsq.client.connection._MAX_FRAMES_A_TURN", 1)
+    monkeypatch.setattr("trionsq.client.connection._READ_BYTES", 100)
+    monkeypatch.setattr("trionsq.client.flow._MAX_CONNECTIONS_A_TURN", 1)
+    monkeypatch.setattr("trionsq.client.consumer._MAX_A_TURN", 1)
 
 
 async def run_counted(cancel_at: CancelAt, work: Callable[[], Awaitable[object]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -14,17 +14,18 @@ import trio
 
 from tests.broker.support import publish
 from tests.cancellation import CancelAt, When, sweep_awaits
-from tests.client.accounts import bodies_left, check_closed, repeatable_turns, run_counted
+from tests.client.accounts import bodies_left, check_closed, run_counted, short_turns
 from tests.client.network import ADDRESS, Network
-from tests.soak import more_in_soak
+from tests.soak import in_short_soak, more_in_soak
 from trionsq import httpget
 from trionsq.broker.broker import Broker
-from trionsq.client import Batch, Config, Consumer, Message
+from trionsq.client import Batch, Config, ConnectError, Consumer, Message
 from trionsq.durations import SECOND_NS
 from trionsq.testing.memory import nsqd_in_memory
 
 BODIES = [b"%d" % number for number in range(12)]
 POISON = BODIES[3]
+FEW = 7
 OTHER = "other.test:4150"
 CONFIG = Config(
     max_in_flight=4,
@@ -33,13 +34,15 @@ CONFIG = Config(
     backoff_multiplier_s=0.2,
     lookupd_poll_interval_s=20,
     low_rdy_idle_timeout_s=1,
+    heartbeat_interval_s=1,
+    read_timeout_s=3,
 )
 OPTIONS: dict[str, Any] = {"msg_timeout_ns": 2 * SECOND_NS}
 
 
 @pytest.fixture(autouse=True)
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    repeatable_turns(monkeypatch)
+    short_turns(monkeypatch)
 
 
 class Life:
@@ -87,6 +90,11 @@ class Life:
         for pipe in (link.incoming, link.outgoing):
             pipe.break_with(ConnectionResetError(errno.ECONNRESET, "reset"))
 
+    def silence_nsqd(self) -> None:
+        """Nothing arrives from nsqd any more, and this consumer closes with unread input."""
+        self.unsure.update(BODIES)
+        self.network.links[-1].incoming.stall()
+
     async def messages(self) -> None:
         async with self.consumer() as consumer:
             count = 0
@@ -109,7 +117,7 @@ class Life:
                 self.finish(batch)
                 if count == 2:
                     self.lose_connection()
-                if count == 4:
+                if count == 3:
                     # The end with messages that nobody has seen.
                     break
         self.is_complete = True
@@ -136,6 +144,8 @@ class Life:
                     message.requeue(0, backoff=False)
                 else:
                     self.finish(message)
+                if len(self.network.links) == 1 and len(self.finished) == 2:
+                    self.silence_nsqd()
         self.is_complete = True
 
 
@@ -149,10 +159,10 @@ async def consume(cancel_at: CancelAt, style: str) -> None:
         await check_accounts(life, broker)
 
 
-async def check_accounts(life: Life, *brokers: Broker) -> None:
+async def check_accounts(life: Life, *brokers: Broker, bodies: Sequence[bytes] = BODIES) -> None:
     """Each message was finished or is left; those of an unbroken connection are not both."""
     left = await bodies_left(brokers)
-    assert set(left) | set(life.finished) == set(BODIES)
+    assert set(left) | set(life.finished) == set(bodies)
     assert len(left) == len(set(left))
     assert set(left) & set(life.finished) <= life.unsure
     assert all(count == 1 or body in life.unsure for body, count in life.finished.items())
@@ -164,6 +174,25 @@ async def check_accounts(life: Life, *brokers: Broker) -> None:
 def test_a_consumer_cancelled_at_any_await(style: str, when: When) -> None:
     """Each message was finished or waits at nsqd, once, and each connection is closed."""
     sweep_awaits(lambda cancel_at: consume(cancel_at, style), when, least=50)
+
+
+async def refuse(cancel_at: CancelAt) -> None:
+    """No nsqd can be reached, so the beginning fails."""
+    life = Life(Network())
+
+    async def begin() -> None:
+        with pytest.raises(ConnectError):
+            await life.messages()
+        life.is_complete = True
+
+    await run_counted(cancel_at, begin)
+    assert life.is_complete or cancel_at.has_fired
+
+
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_consumer_that_cannot_begin_cancelled_at_any_await(when: When) -> None:
+    """It leaves no task."""
+    sweep_awaits(refuse, when, least=5)
 
 
 async def cancel_handlers(cancel_at: CancelAt) -> None:
@@ -223,8 +252,8 @@ class Lookupds:
 async def discover(cancel_at: CancelAt) -> None:
     """Two nsqds, of which one is found later; they share a single message in flight."""
     async with nsqd_in_memory(**OPTIONS) as first, nsqd_in_memory(**OPTIONS) as second:
-        publish(first, "t", *BODIES[:6])
-        publish(second, "t", *BODIES[6:])
+        publish(first, "t", *BODIES[:4])
+        publish(second, "t", *BODIES[4:FEW])
         network = Network.of(first)
         network.hosts[OTHER] = second.connect
         life = Life(network)
@@ -244,23 +273,23 @@ async def discover(cancel_at: CancelAt) -> None:
                     if count == 2:
                         life.lose_connection()
                         lookupds.nsqds.append(OTHER)
-                    if count == 5:
+                    if count == 3:
                         consumer.add_lookupd("c:4161")
                         consumer.remove_lookupd("a:4161")
-                    if message.body in BODIES[8:] and ADDRESS in consumer._loops:
+                    if message.body in BODIES[5:] and ADDRESS in consumer._loops:
                         consumer.remove_nsqd(ADDRESS)
-                    if len(life.finished) == len(BODIES):
+                    if len(life.finished) == FEW:
                         break
             life.is_complete = True
 
         await run_counted(cancel_at, live)
         assert life.is_complete or cancel_at.has_fired
         await check_closed(network, first, second)
-        await check_accounts(life, first, second)
+        await check_accounts(life, first, second, bodies=BODIES[:FEW])
 
 
 @more_in_soak
-@pytest.mark.parametrize("when", ["parked", "woken"])
+@pytest.mark.parametrize("when", ["parked", pytest.param("woken", marks=in_short_soak)])
 def test_a_consumer_with_nsqlookupds_cancelled_at_any_await(when: When) -> None:
     """The same with polls, with nsqds that come and go, and with less than RDY 1 for each."""
     sweep_awaits(discover, when, least=50)
