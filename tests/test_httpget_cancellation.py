@@ -10,7 +10,7 @@ import trio
 import trustme
 from trio.testing import wait_all_tasks_blocked
 
-from tests.cancellation import CancelAt, Scenario, When, sweep_awaits
+from tests.cancellation import CancelAt, Scenario, When, run_counted, sweep_awaits
 from trionsq import httpget
 from trionsq.testing.streams import MemoryStream, Pipe
 
@@ -70,15 +70,10 @@ def requested(scheme: str) -> Scenario:
                 )
                 answers.append(answer)
 
-            with trio.fail_after(60):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(request)
-                    [cancel_at.root] = nursery.child_tasks
-                    cancel_at.cancel = nursery.cancel_scope.cancel
-                cancel_at.root = None
-                assert [answer.body for answer in answers] == [b"x" * CHUNKS] or cancel_at.has_fired
-                await wait_all_tasks_blocked()
-                assert all(end._is_closed for end in server.ends)
+            await run_counted(cancel_at, request)
+            assert [answer.body for answer in answers] == [b"x" * CHUNKS] or cancel_at.has_fired
+            await wait_all_tasks_blocked()
+            assert all(end._is_closed for end in server.ends)
             assert not servers.child_tasks
 
     return scenario

@@ -1,8 +1,8 @@
-"""What sweeps over the client's awaits share: a task that is counted, and what is left after it."""
+"""What sweeps over the client's awaits share: short turns, and what is left after a task."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Final
 
@@ -10,19 +10,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.cancellation import CancelAt
 from tests.client.network import Network
 from trionsq.broker.broker import Broker
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
 
-__all__ = ["SETTLE_S", "bodies_left", "check_closed", "run_counted", "short_turns"]
+__all__ = ["SETTLE_S", "bodies_left", "check_closed", "short_turns"]
 
 SETTLE_S: Final = 8.0
 """Longer than the time-outs and deferrals of messages in these tests."""
-
-# A task that waits for ever fails after this time.
-_PATIENCE_S: Final = 300.0
 
 
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,16 +30,6 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trionsq.client.connection._READ_BYTES", 100)
     monkeypatch.setattr("trionsq.client.flow._MAX_CONNECTIONS_A_TURN", 1)
     monkeypatch.setattr("trionsq.client.consumer._MAX_A_TURN", 1)
-
-
-async def run_counted(cancel_at: CancelAt, work: Callable[[], Awaitable[object]]) -> None:
-    """Run ``work`` in a task that is counted, and that is cancelled at the chosen step."""
-    with trio.fail_after(_PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
-            [cancel_at.root] = nursery.child_tasks
-            cancel_at.cancel = nursery.cancel_scope.cancel
-    cancel_at.root = None
 
 
 async def check_closed(network: Network, *brokers: Broker) -> None:

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from tests.broker.support import publish
-from tests.cancellation import CancelAt, When, sweep_awaits
-from tests.client.accounts import bodies_left, check_closed, run_counted, short_turns
+from tests.cancellation import CancelAt, When, run_counted, sweep_awaits
+from tests.client.accounts import bodies_left, check_closed, short_turns
 from tests.client.network import ADDRESS, Network
 from tests.soak import in_short_soak, more_in_soak
 from trionsq import httpget

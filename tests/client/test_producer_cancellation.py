@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import trio
 
-from tests.cancellation import CancelAt, Scenario, When, sweep_awaits
-from tests.client.accounts import bodies_left, check_closed, run_counted
+from tests.cancellation import CancelAt, Scenario, When, run_counted, sweep_awaits
+from tests.client.accounts import bodies_left, check_closed
 from tests.client.network import ADDRESS, Network
 from tests.client.upgraded import SECRET, Secured, SecuredNetwork, server_context, trusting
 from tests.soak import in_short_soak, more_in_soak
