@@ -28,9 +28,17 @@ import trio
 from trio.testing import MockClock
 
 import trionsq
-from tests.soak import swept
+from tests.soak import in_short_soak, more_in_soak, swept
 
-__all__ = ["CancelAt", "Scenario", "When", "run_counted", "run_repeatable", "sweep_awaits"]
+__all__ = [
+    "BOTH_IN_SOAK",
+    "CancelAt",
+    "Scenario",
+    "When",
+    "run_counted",
+    "run_repeatable",
+    "sweep_awaits",
+]
 
 T = TypeVar("T")
 ROOT: Final = Path(trionsq.__file__).parents[1]
@@ -40,6 +48,12 @@ LINES_FILE: Final = os.environ.get("TRIONSQ_AWAITS", "")
 _PATIENCE_S: Final = 300.0
 
 When = Literal["parked", "woken"]
+
+BOTH_IN_SOAK: Final = [
+    pytest.param("parked", marks=more_in_soak),
+    pytest.param("woken", marks=in_short_soak),
+]
+"""For the sweeps that take longest: `make test` does one of the two."""
 
 ASYNC_GENERATOR_STEPS: Final = ("async_generator_asend", "async_generator_athrow")
 """Types of what a coroutine awaits that resumes an async generator; they do not name it."""
@@ -161,7 +175,7 @@ def run_repeatable(
 
 
 def sweep_awaits(
-    scenario: Scenario, when: When, *, seed: int = 1, least: int = 10, all_of_them: bool = False
+    scenario: Scenario, when: When, *, seed: int = 1, least: int = 10, one_in: int = 5
 ) -> int:
     """Run the scenario undisturbed, then once for each step that it counted; return their number.
 
@@ -170,14 +184,14 @@ def sweep_awaits(
         when: see `CancelAt`.
         seed: of the order of tasks.
         least: steps that the undisturbed run must have.
-        all_of_them: try every step in `make test`, too; by default each fifth (see `swept`).
+        one_in: `make test` tries one step in so many (see `swept`).
     """
     whole = CancelAt(0, when)
     run_repeatable(scenario, whole, seed)
     assert whole.steps >= least, whole.steps
     if LINES_FILE:
         _record_lines(whole.lines)
-    for at in range(1, whole.steps + 1) if all_of_them else swept(whole.steps):
+    for at in swept(whole.steps, one_in):
         cancel_at = CancelAt(at, when)
         try:
             run_repeatable(scenario, cancel_at, seed)

@@ -15,17 +15,21 @@ from trionsq.broker.broker import Broker
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
 
-__all__ = ["SETTLE_S", "bodies_left", "check_closed", "short_turns"]
+__all__ = ["SETTLE_S", "bodies_left", "check_closed", "repeatable_turns", "short_turns"]
 
 SETTLE_S: Final = 8.0
 """Longer than the time-outs and deferrals of messages in these tests."""
 
 
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of the event loop are short, and end by the test's clock: a few messages take several,
-    and each run has the same steps."""
+def repeatable_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator's turn ends by the test's clock, so that each run has the same steps."""
     clock = SimpleNamespace(perf_counter=trio.current_time)
     monkeypatch.setattr("trionsq.client.message.time", clock)
+
+
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`repeatable_turns` that are short: a few messages take several."""
+    repeatable_turns(monkeypatch)
     monkeypatch.setattr("trionsq.client.connection._MAX_FRAMES_A_TURN", 1)
     monkeypatch.setattr("trionsq.client.connection._READ_BYTES", 100)
     monkeypatch.setattr("trionsq.client.flow._MAX_CONNECTIONS_A_TURN", 1)

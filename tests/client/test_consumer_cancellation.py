@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from tests.broker.support import publish
-from tests.cancellation import CancelAt, When, run_counted, sweep_awaits
+from tests.cancellation import BOTH_IN_SOAK, CancelAt, When, run_counted, sweep_awaits
 from tests.client.accounts import bodies_left, check_closed, short_turns
 from tests.client.network import ADDRESS, Network
-from tests.soak import in_short_soak, more_in_soak
+from tests.soak import more_in_soak
 from trionsq import httpget
 from trionsq.broker.broker import Broker
 from trionsq.client import Batch, Config, ConnectError, Consumer, Message
@@ -288,8 +288,7 @@ async def discover(cancel_at: CancelAt) -> None:
         await check_accounts(life, first, second, bodies=BODIES[:FEW])
 
 
-@more_in_soak
-@pytest.mark.parametrize("when", ["parked", pytest.param("woken", marks=in_short_soak)])
+@pytest.mark.parametrize("when", BOTH_IN_SOAK)
 def test_a_consumer_with_nsqlookupds_cancelled_at_any_await(when: When) -> None:
     """The same with polls, with nsqds that come and go, and with less than RDY 1 for each."""
     sweep_awaits(discover, when, least=50)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import trio
 
-from tests.cancellation import CancelAt, Scenario, When, run_counted, sweep_awaits
+from tests.cancellation import BOTH_IN_SOAK, CancelAt, Scenario, When, run_counted, sweep_awaits
 from tests.client.accounts import bodies_left, check_closed
 from tests.client.network import ADDRESS, Network
 from tests.client.upgraded import SECRET, Secured, SecuredNetwork, server_context, trusting
-from tests.soak import in_short_soak, more_in_soak
+from tests.soak import more_in_soak
 from trionsq.client import Config, NotConnectedError, Producer, StoppedError
 from trionsq.testing.memory import nsqd_in_memory
 
@@ -114,8 +114,7 @@ async def publish(cancel_at: CancelAt) -> None:
         assert len(left) == len(set(left))
 
 
-@more_in_soak
-@pytest.mark.parametrize("when", ["parked", pytest.param("woken", marks=in_short_soak)])
+@pytest.mark.parametrize("when", BOTH_IN_SOAK)
 def test_a_producer_cancelled_at_any_await(when: When, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reported as published is at nsqd, nothing is there twice, and all is closed."""
     monkeypatch.setattr("trionsq.client.connection._ROOM_BYTES", ROOM_BYTES)

@@ -33,7 +33,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few registrations take several turns of the event loop."""
     for module in ("lookupd.turns", "lookupd.api"):
         monkeypatch.setattr(f"{module}.PRODUCER_COST", 1)
-    monkeypatch.setattr("lookupd.turns.MAX_TOUCHED", 2)
+    monkeypatch.setattr("lookupd.turns.MAX_TOUCHED", 1)
 
 
 def populated() -> Registry:
