@@ -154,7 +154,7 @@ async def tail(cancel_at: CancelAt) -> None:
             async def read_slowly() -> None:
                 nonlocal output
                 while True:
-                    await trio.sleep(0.3)
+                    await trio.sleep(0.05)
                     output += drain(reader)
 
             async with trio.open_nursery() as user:
