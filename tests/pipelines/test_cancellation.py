@@ -136,19 +136,19 @@ async def end_a_receiver(cancel_at: CancelAt, *, how: str) -> None:
                 broker.topic(topic).channel("c")
             publish(broker, "t", *(b"%d" % number for number in range(COUNT)))
             publish(broker, "u", *(b"%d" % number for number in range(COUNT, 2 * COUNT)))
-            receiver, ended = Receiver(config, log), trio.Event()
+            receiver, ended, scope = Receiver(config, log), trio.Event(), trio.CancelScope()
 
             async def receive() -> None:
-                try:
+                with scope:
                     await receiver._main()
-                finally:
-                    ended.set()
+                ended.set()
 
+            committed: list[int] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(receive)
                 [cancel_at.root] = nursery.child_tasks
-                cancel = nursery.cancel_scope.cancel
-                cancel_at.cancel = cancel if how == "cancelled" else receiver._stop.set
+                cancel = scope.cancel if how == "cancelled" else receiver._stop.set
+                cancel_at.cancel = cancel
                 await trio.sleep(2)
                 committed = numbers_on(disk)
                 log.commit(log.end)
