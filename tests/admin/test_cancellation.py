@@ -16,13 +16,17 @@ import httpx2
 import pytest
 import trio
 from hypercorn.typing import ASGIFramework
+from trio.testing import wait_all_tasks_blocked
 
+from admin.access.passwords import ATTEMPTS_AT_ONCE, Passwords
+from admin.access.users import Account
 from admin.app import create_admin_app, gate_of
 from admin.daemon import open_dashboard, running_nsqadmin
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
 from admin.options import NsqadminOptions
 from admin.user_action import UserAction
+from tests.admin.access.support import USERS
 from tests.cancellation import CancelAt, When, sweep_awaits
 from tests.http.talk import CutOff, HttpTalk, get, post, until_cut_off
 from tests.http.test_cancellation import cut_offs
@@ -336,6 +340,45 @@ async def end_amid_polls(cancel_at: CancelAt, *, how: str) -> None:
 def test_polls_ended_at_any_await(how: str, when: When) -> None:
     """No request or task is left, and the viewer's stream ends."""
     sweep_awaits(partial(end_amid_polls, how=how), when)
+
+
+async def cancel_a_check(cancel_at: CancelAt) -> None:
+    """A password is checked for two requests at once, while others are; one is cancelled."""
+    passwords = Passwords(USERS, trio.current_time)
+    found: list[Account | None] = []
+    scope = trio.CancelScope()
+
+    async def check(password: str) -> None:
+        found.append(await passwords.check_remembered("viewer", password, "here"))
+
+    async def check_first() -> None:
+        with scope:
+            await check("right")
+
+    with nothing_left_behind(), threads_in_mock_time():
+        async with trio.open_nursery() as nursery, trio.open_nursery() as of_the_first:
+            for number in range(int(passwords._limiter.total_tokens)):
+                others = f"wrong {number}", f"there {number}"
+                nursery.start_soon(passwords.check, "viewer", *others)
+            await wait_all_tasks_blocked()
+            of_the_first.start_soon(check_first)
+            [cancel_at.root] = of_the_first.child_tasks
+            cancel_at.cancel = scope.cancel
+            await wait_all_tasks_blocked()
+            nursery.start_soon(check, "right")
+        cancel_at.root = None
+    assert [account.name for account in found if account] == ["viewer"] * len(found)
+    assert len(found) == 2 or (cancel_at.has_fired and found)
+    # None of these attempts was a wrong one.
+    for _ in range(ATTEMPTS_AT_ONCE):
+        assert passwords._attempts.take_token("here", trio.current_time()) == 0
+
+
+@more_in_soak
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_check_of_a_password_cancelled_at_any_await(when: When) -> None:
+    """The other request is answered, and no attempt is counted as a wrong one."""
+    sweep_awaits(cancel_a_check, when, least=2, all_of_them=True)
 
 
 async def stop_amid_notifications(cancel_at: CancelAt) -> None:
