@@ -27,6 +27,7 @@ class ThreadBackground:
     def __init__(self) -> None:
         self.defects = JobDefects()
         self._nursery: trio.Nursery | None = None
+        self._has_ended = False
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         # At most one job of each disk queue, and of each other file.
         self._waiting: deque[tuple[Job, JobDone]] = deque()
@@ -41,13 +42,20 @@ class ThreadBackground:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                # From now on the nursery may close at any time.
+                self._has_ended = True
 
     def submit(self, job: Job, done: JobDone) -> None:
-        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order."""
+        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.
+
+        After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
+        """
         assert self._nursery is not None, "the background is not running"
         self._waiting.append((job, done))
-        if self._workers < _MAX_THREADS:
+        if self._workers < _MAX_THREADS and not self._has_ended:
             self._workers += 1
             self._nursery.start_soon(self._work, name="disk job")
 
