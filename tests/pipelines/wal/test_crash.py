@@ -38,6 +38,7 @@ class Story:
     def check(self, disk: SimulatedDisk) -> Wal:
         """The log opens, and keeps its guarantees."""
         log = open_log(disk)
+        assert disk.open_files == 0
         found = numbers_on(disk)
         assert self.durable <= log.end <= len(self.begun)
         assert self.committed <= log.committed <= self.committing
@@ -136,7 +137,11 @@ def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
     assert disk.faults[step] == 1
     with pytest.raises(WalError, match="open the log again"):
         log.append([block(3)])
-    assert log.end == 1
+    with pytest.raises(WalError, match="open the log again"):
+        log.commit(1)
+    with pytest.raises(WalError, match="open the log again"):
+        log.probe(1)
+    assert (log.end, log.committed) == (1, 0)
     again = open_log(disk.after_kill())
     assert again.end in (1, 3)
     again.append([block(3)])
@@ -203,6 +208,8 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert log.nbytes <= 5000
     log.commit(log.end)
     assert log.first == 0, "retained, as long as there is room"
+    log.probe(0)
+    assert log.first == 0, "a probe for which there is room takes nothing"
     log.append([block(appended)])
     assert log.first == 1
     assert log.nbytes <= 5000

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,10 @@ def test_one_process_has_the_log(tmp_path: Path) -> None:
     first.close()
     with pytest.raises(WalError, match="closed"):
         first.append([block(1)])
+    with pytest.raises(WalError, match="closed"):
+        first.commit(0)
+    with pytest.raises(WalError, match="closed"):
+        first.probe(1)
     Wal.open(tmp_path).close()
 
 
@@ -231,6 +236,21 @@ def test_a_newer_format_is_refused() -> None:
     disk.write_file("META.json", json.dumps({"version": 2, "id": "x"}).encode())
     with pytest.raises(WalError, match=r"version 2 .* up to 1: use a newer one"):
         open_log(disk)
+
+
+def test_a_segment_of_a_newer_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who opens the log and by who reads the segment; it is not called damaged."""
+    with Wal.open(tmp_path) as log, monkeypatch.context() as patch:
+        patch.setattr("pipelines.wal.segments.FORMAT_VERSION", 2)
+        log.append([block(1)])
+        (ref,) = log.segments(0, 1)
+    text = r"arrow has version 2 .* up to 1: use a newer one"
+    for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 1))):
+        with pytest.raises(WalError, match=text) as caught:
+            read()
+        assert not isinstance(caught.value, WalDamagedError)
 
 
 def test_the_first_format_stays_readable() -> None:
