@@ -44,6 +44,22 @@ def test_a_producer_is_known_until_its_connection_ends() -> None:
     assert (registry.topics(), list(registry.channels("t"))) == (["t"], ["c"])
 
 
+def test_what_is_unregistered_is_gone_and_nothing_else() -> None:
+    """A channel alone, then the topic with its channels."""
+    session, registry = begin()
+    session.receive(MAGIC + identify() + b"REGISTER t c\nREGISTER t d\nREGISTER u c\n", 0)
+
+    def keys() -> list[str]:
+        while registry.sweep(1):
+            pass
+        return sorted(key for key, _ in filter(None, registry.everything()))
+
+    assert frames(session.receive(b"UNREGISTER t c\n", 0)) == [b"OK"]
+    assert keys() == ["channel:t:d", "channel:u:c", "client::", "topic:t:", "topic:u:"]
+    assert frames(session.receive(b"UNREGISTER t\n", 0)) == [b"OK"]
+    assert keys() == ["channel:u:c", "client::", "topic:u:"]
+
+
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [

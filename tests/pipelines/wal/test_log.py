@@ -96,6 +96,15 @@ def test_a_log_keeps_its_id_and_positions(tmp_path: Path) -> None:
         assert log.segment_count == 1
 
 
+def test_a_new_log_begins_without_the_remains_of_a_creation_that_was_cut_off() -> None:
+    """Drafts are removed before the first files are made; other files stay."""
+    disk = SimulatedDisk()
+    for name in ("META.json.tmp", "00000000000000000000-00000000000000000001.arrow.tmp", "other"):
+        disk.write_file(name, b"x")
+    open_log(disk)
+    assert set(disk.files()) == {"COMMITTED.json", "META.json", "other"}
+
+
 def test_commit_goes_forward_only_and_not_beyond_the_end() -> None:
     """An older position has no effect, a position after the end is an error."""
     log = open_log(SimulatedDisk())
