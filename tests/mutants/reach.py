@@ -1,7 +1,8 @@
 """Which tests enter which functions, and how long each test takes.
 
-One run of all tests, in which Python reports each call. What a fixture of a module or session calls
-is noted for the first test that uses it.
+One run of all tests, in which Python reports each call to a profile function; some tests set a
+trace function of their own. What a fixture of a module or session calls is noted for the first
+test that uses it.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class Recorder:
         code = frame.f_code
         self._codes[id(code)] = code
         if time.monotonic() > self._until_s:
-            sys.settrace(None)
+            sys.setprofile(None)
 
     def start(self) -> None:
         """Forget what was noted, and note what this thread and new ones enter from now on."""
         self._codes = {}
         self._began_s = time.monotonic()
         self._until_s = self._began_s + _RECORDED_S
-        sys.settrace(self._trace)
-        threading.settrace(self._trace)
+        sys.setprofile(self._trace)
+        threading.setprofile(self._trace)
 
     def stop(self) -> tuple[float, list[str]]:
         """Return the seconds and the functions since `start`, each as `file:qualified name`."""
-        sys.settrace(None)
+        sys.setprofile(None)
         took_s = time.monotonic() - self._began_s
         names = {
             f"{code.co_filename.removeprefix(self._root)}:{code.co_qualname.partition('.<')[0]}"
