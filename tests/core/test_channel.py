@@ -229,6 +229,20 @@ def test_alarms_never_come_late() -> None:
     assert channel.wake_at_s == float("inf")
 
 
+def test_a_deleted_channel_asks_for_no_scan() -> None:
+    """The alarm that was set is called off, and none is set by what the clients still send."""
+    times: list[float] = []
+    channel = new_channel()
+    channel.wake_at = times.append
+    client = Client(channel, rdy=2)
+    put(channel, 0, 2)
+    channel.close()
+    assert times[-1] == float("inf")
+    called_off = len(times)
+    channel.requeue(client.consumer, client.ids[0], 100, 1.0, wall_ns(1.0))
+    assert len(times) == called_off
+
+
 def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:
     """Also if a later scan was asked for already; after the scan the rest pins no batch."""
     channel = new_channel()

@@ -86,7 +86,7 @@ class Reach:
     def idle_s(self, test: str) -> float:
         """Return after how long without a line the test hangs."""
         known_s = self.seconds.get(test)
-        return IDLE_S if known_s is None else min(IDLE_S, 10.0 + 4 * known_s)
+        return IDLE_S if known_s is None else min(IDLE_S, 20.0 + 4 * known_s)
 
     def choose(self, site: Site, tests: Iterable[str]) -> list[str]:
         """Return those of the tests that can notice the change, the most promising first.

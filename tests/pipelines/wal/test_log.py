@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -272,3 +273,33 @@ def test_the_first_format_stays_readable() -> None:
     ref = log.segments(5, 8)[0]
     real = SegmentRef(str(folder / Path(ref.path).name), 5, 8)
     assert sum(batch.num_rows for batch in read_segment(real, 6, 8)) == 2
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        [["t", "c", "n:1", 2], ["t", "c", "n:2", 2]],
+        [["t", "c", "n:1", 1], ["t", "c", "n:2", 1]],
+        [["t", "c", "n:1", 3]],
+        [["t", "c", "n:1", 1], ["t", "c", "n:2", 1], ["t", "c", "n:3", 1]],
+    ],
+)
+def test_a_header_that_does_not_fit_its_segment_is_damage(
+    streams: list[list[object]], tmp_path: Path
+) -> None:
+    """Too many or too few messages or streams, each alone as well as both."""
+    with Wal.open(tmp_path) as log:
+        log.append([block(1, 2, nsqd="n:1"), block(3, nsqd="n:2")])
+        (ref,) = log.segments(0, 3)
+    path = Path(ref.path)
+    with pa.ipc.open_file(path) as reader:
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        [(key, header)] = reader.schema.metadata.items()
+    changed = json.loads(header) | {"streams": streams}
+    schema = reader.schema.with_metadata({key: json.dumps(changed).encode()})
+    with pa.ipc.new_file(path, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 3))):
+        with pytest.raises(WalDamagedError, match="do not add up"):
+            read()
