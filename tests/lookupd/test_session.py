@@ -114,6 +114,13 @@ def test_members_may_be_spelled_in_any_case() -> None:
     assert answers(body) == [IDENTITY]
 
 
+def test_an_empty_body_is_no_json() -> None:
+    """Its size is valid, its content is not."""
+    assert answers(b"IDENTIFY\n\x00\x00\x00\x00") == [
+        b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+    ]
+
+
 def test_the_largest_body_is_taken() -> None:
     """64 KiB is the limit, far beyond what an nsqd sends."""
     body = identify_with(b"{}".ljust(MAX_BODY_BYTES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -178,6 +178,24 @@ async def test_tombstones_may_be_fewer_or_more_than_topics(
         lookup = await fakes.node(lookupd([node], a=[], b=[], c=[]))
         cluster = await fakes.cluster(lookupd_http_address=(lookup.address,))
         assert list((await cluster.inactive_topics()).value) == inactive
+
+
+async def test_inactive_topics_are_shown_if_their_channels_can_not_be_asked_for() -> None:
+    """A topic whose channels nobody tells has none, and the page has a warning."""
+    says = lookupd([], a=["c"], b=["d"])
+
+    def failing(asked: Asked) -> tuple[int, bytes]:
+        if asked.path == "/channels" and asked.query["topic"] == "a":
+            return 500, b'{"message":"INTERNAL_ERROR"}'
+        return cast("tuple[int, bytes]", says(asked))
+
+    async with Fakes() as fakes:
+        node = await fakes.node(failing)
+        cluster = await fakes.cluster(lookupd_http_address=(node.address,))
+        found = await cluster.inactive_topics()
+    assert found.value == {"a": [], "b": ["d"]}
+    [warning] = found.warnings
+    assert "INTERNAL_ERROR" in warning
 
 
 async def test_inactive_topics_are_shown_without_channels_that_nobody_tells(
