@@ -16,11 +16,12 @@ from tests.broker.support import check_balances, connect, numbered, publish
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import _READ_BYTES, Client
 from trionsq.broker.runtime import Clock
-from trionsq.broker.topic import PublishRefused
+from trionsq.broker.topic import _MAX_SEGMENTS, PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
 from trionsq.core.queue import Store
 from trionsq.core.subscription import Delivery
+from trionsq.core.topic import TopicState
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
@@ -417,6 +418,21 @@ async def test_few_of_many_waiting_publishers_look_for_room(
             assert 0 < len(looks) <= 12 * 16
             waiting = False
         assert done == 200
+
+
+async def test_single_messages_fan_out_in_turns(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A backlog of many publishes goes to the first channel some at a time."""
+    async with nsqd_in_memory() as broker:
+        for number in range(2000):
+            publish(broker, "t", b"%d" % number)
+        steps.watch(monkeypatch, TopicState, "pump")
+        channel = broker.topic("t").channel("c")
+        await wait_all_tasks_blocked()
+        assert channel.core.depth == 2000
+        assert steps.total >= 2000
+        assert steps.most <= _MAX_SEGMENTS + 1
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,12 @@ def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None
         addresses_of(given)
 
 
+def test_a_large_answer_is_read() -> None:
+    """Up to the limit of 10,000 nsqds."""
+    producers = [{"broadcast_address": "a", "tcp_port": port} for port in range(10_000)]
+    assert len(addresses_of(answer({"producers": producers}))) == 10_000
+
+
 @pytest.mark.parametrize(
     ("given", "topics"),
     [
@@ -170,6 +176,18 @@ async def test_three_are_tried() -> None:
         await discovery.poll()
     assert [url[7] for url in lookupds.asked] == ["a", "b", "c"]
     assert await discovery.poll() == ["a:4150"]
+
+
+async def test_a_failed_poll_says_what_each_of_them_said() -> None:
+    """Its URL with the error, whether it was not reached or answered nonsense."""
+    lookupds = Lookupds({lookup_url("b:1", "t"): answer({"message": "X"}, status=500)})
+    discovery = Discovery("t", Config(), lookupds.get)
+    for host in "ab":
+        discovery.add(f"{host}:1")
+    with pytest.raises(DiscoveryError) as caught:
+        await discovery.poll()
+    text = "http://a:1/lookup?topic=t: refused; http://b:1/lookup?topic=t: answered 500 X"
+    assert str(caught.value) == text
 
 
 async def test_the_secret_goes_only_where_it_is_wanted() -> None:

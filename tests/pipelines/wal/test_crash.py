@@ -196,6 +196,22 @@ def test_a_full_disk_takes_nothing_and_then_goes_on() -> None:
     assert disk.open_files == 0
 
 
+@pytest.mark.parametrize("step", ["create", "write", "sync", "close", "unlink"])
+def test_a_probe_finds_what_an_append_would_find(step: str) -> None:
+    """ENOSPC at any step, also at the sync, where some file systems find it; then it works."""
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    log.append([block(1)])
+    disk.fail(errno.ENOSPC, only=[step], name="probe*")
+    with pytest.raises(WalFullError):
+        log.probe(100)
+    assert disk.faults[step] == 1
+    log.probe(100)
+    log.append([block(2)])
+    assert (numbers_on(disk), disk.open_files) == ([1, 2], 0)
+    assert "probe.tmp" not in disk.files()
+
+
 def test_the_limit_holds_until_there_is_a_commit() -> None:
     """wal.maxBytes: WalFullError at the limit; what is committed makes room, in spite of the
     retention."""

@@ -303,3 +303,12 @@ def test_a_header_that_does_not_fit_its_segment_is_damage(
     for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 3))):
         with pytest.raises(WalDamagedError, match="do not add up"):
             read()
+
+
+def test_others_may_read_a_log_and_not_write_it(tmp_path: Path) -> None:
+    """Executors may run as another user: each file can be read by all, and run by none."""
+    with Wal.open(tmp_path) as log:
+        log.append([block(1)])
+        log.commit(1)
+        for name in ("META.json", "COMMITTED.json", Path(log.segments(0, 1)[0].path).name):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o644, name
