@@ -289,3 +289,20 @@ async def test_iterating_over_messages_leaves_others_their_turn(
             await anext(messages)
         nursery.cancel_scope.cancel()
     assert turns >= count // 12
+
+
+async def test_the_time_of_a_lowered_rdy_is_that_of_its_lowering(
+    autojump_clock: MockClock,
+) -> None:
+    """A raised one does not count, for it needs no time to settle; the same is not sent again."""
+    sent: list[bytes] = []
+    connection = SimpleNamespace(address=ADDRESS, max_rdy_count=2500, is_open=True, put=sent.append)
+    owner = SimpleNamespace(config=Config())
+    subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
+    times = []
+    for rdy in (5, 3, 3, 4):
+        await trio.sleep(1)
+        subscribed_connection.send_rdy(rdy)
+        times.append(subscribed_connection.lowered_s)
+    assert times == [0.0, 2.0, 2.0, 2.0]
+    assert sent == [b"RDY 5\n", b"RDY 3\n", b"RDY 4\n"]
