@@ -240,6 +240,7 @@ async def test_nsqds_are_asked_without_an_nsqlookupd() -> None:
         assert (topics.value, len(topics.warnings)) == (["t", "u"], 1)
         found = (await cluster.nodes()).value
         assert [(node.hostname, node.topics) for node in found] == [("t", ["t"]), ("u", ["u"])]
+        assert [node.tombstones for node in found] == [[False], [False]]
         assert [node.remote_addresses for node in found] == [None, None]
         assert [node.hostname for node in (await cluster.producers("u")).value] == ["u"]
         assert (await cluster.producers("none")).value == []

@@ -231,6 +231,8 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert log.first == 1
     assert log.nbytes <= 5000
     assert numbers_on(disk) == list(range(1, appended + 1))
+    with pytest.raises(WalFullError, match=r"wal\.maxBytes"):
+        log.probe(5001)
     assert LIMITS.max_bytes > 5000
 
 
