@@ -31,21 +31,21 @@ def main() -> int:
     sites = all_sites(ROOT)
     chosen = [site for site in sites if site.path.startswith(folders)]
     drawn = draw(chosen, options.count, options.seed)
-    listed = {entry.key for entry in read_listed()}
+    listed = {entry.name for entry in read_listed()}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         place = Path(folder)
         results = options.resume.resolve() if options.resume else place / "results.jsonl"
         done = read_lines(results)
         if options.again:
             done = {name: line for name, line in done.items() if line.outcome not in ALIVE}
-        open_sites = [site for site in drawn if site.name not in done and site.key not in listed]
+        open_sites = [site for site in drawn if site.name not in done and site.name not in listed]
         print(f"seed {options.seed}, commit {commit()}: {len(drawn)} changes of {len(chosen)}")
         print(f"{len(open_sites)} to try", flush=True)
         if open_sites:
             run([site.name for site in open_sites], place, results, options.seconds)
         lines = read_lines(results)
         skipped = [
-            Line.of(site, Result("listed", "", 0, 0.0)) for site in drawn if site.key in listed
+            Line.of(site, Result("listed", "", 0, 0.0)) for site in drawn if site.name in listed
         ]
         lines |= {line.name: line for line in skipped}
         tried = [lines[site.name] for site in drawn if site.name in lines]

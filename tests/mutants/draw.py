@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutants.sites import Site, find_sites
+from tests.mutants.sites import Site, find_sites, name_of
 
 __all__ = ["FOLDERS", "Listed", "all_sites", "draw", "folder_of", "read_listed"]
 
@@ -68,11 +68,12 @@ class Listed:
     change: str
     kind: str
     reason: str
+    occurrence: int = 0
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def name(self) -> str:
         """As of `Site`."""
-        return self.path, self.line, self.change
+        return name_of(self.path, self.line, self.change, self.occurrence)
 
 
 def read_listed(path: Path = _LIST) -> list[Listed]:

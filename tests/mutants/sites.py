@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["KINDS", "Scope", "Site", "find_sites", "mutate"]
+__all__ = ["KINDS", "Scope", "Site", "find_sites", "mutate", "name_of"]
 
 KINDS: Final = {
     "sync removed": 8.0,
@@ -90,19 +90,19 @@ class Site:
     scope: Scope | None
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What stays the same when lines move."""
-        return self.path, self.line, self.change
-
-    @property
     def name(self) -> str:
-        """As `key`, and unique."""
-        return " | ".join((*self.key, str(self.occurrence)))
+        """Stays the same when lines move."""
+        return name_of(self.path, self.line, self.change, self.occurrence)
 
     @property
     def weight(self) -> float:
         """Code that runs at the import is constants for the most part, which only restate."""
         return KINDS[self.kind] * (1.0 if self.scope else 0.3)
+
+
+def name_of(path: str, line: str, change: str, occurrence: int) -> str:
+    """Return the name of a site, which is unique."""
+    return f"{path} | {line} | {change} | {occurrence}"
 
 
 def find_sites(root: Path, path: str) -> list[Site]:

@@ -103,9 +103,9 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
 def test_the_list_names_what_is_there() -> None:
     """Each entry of equivalent.toml is of a line that the code still has, once in the list."""
     listed = read_listed()
-    keys = {site.key for site in all_sites(ROOT)}
-    assert [entry for entry in listed if entry.key not in keys] == []
-    assert len({entry.key for entry in listed}) == len(listed)
+    names = {site.name for site in all_sites(ROOT)}
+    assert [entry for entry in listed if entry.name not in names] == []
+    assert len({entry.name for entry in listed}) == len(listed)
     assert {entry.kind for entry in listed} <= {"equivalent", "speed"}
     assert all(entry.reason for entry in listed)
 
