@@ -800,3 +800,19 @@ async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:
             assert consumer.stats().connections == 2
             with pytest.raises(ClientError):
                 consumer.remove_lookupd("l:1")
+
+
+async def test_a_consumer_that_does_not_run_takes_no_nsqlookupd() -> None:
+    """Before its start and after its end."""
+    network = Network().held()
+    consumer = consumer_of(network, lookupd_http_addresses=("a:1",), get=no_lookupd)
+    with pytest.raises(StoppedError):
+        consumer.add_lookupd("b:1")
+    async with consumer:
+        consumer.add_lookupd("c:1")
+    with pytest.raises(StoppedError):
+        consumer.add_lookupd("d:1")
+
+
+async def no_lookupd(*args: Any, **kwargs: Any) -> httpget.Answer:
+    raise httpget.GetConnectError("refused")

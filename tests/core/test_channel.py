@@ -258,6 +258,8 @@ def test_a_deleted_channel_asks_for_no_scan() -> None:
     called_off = len(times)
     channel.requeue(client.consumer, client.ids[0], 100, 1.0, wall_ns(1.0))
     assert len(times) == called_off
+    put(channel, 2, 1)
+    assert (len(client.ids), len(times)) == (2, called_off), "nothing is delivered any more"
 
 
 def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:
