@@ -57,6 +57,7 @@ class DiskQueue:
         self._positions = positions = start.positions
         # Files before this one were written before an unclean stop.
         self._recovered_end = positions.write_file if start.moved else 0
+        self._is_recovering = positions.read_file < self._recovered_end
         self._is_bare = start.is_bare
         self._is_deleted = False
         # Reading failed; `retry` tries again.
@@ -110,8 +111,11 @@ class DiskQueue:
         return self._sync.is_behind
 
     def is_recovering(self) -> bool:
-        """Return whether the next record was written before an unclean stop."""
-        return self._positions.read_file < self._recovered_end
+        """Return whether the segment read last was written before an unclean stop.
+
+        Before the first read: whether there are such files.
+        """
+        return self._is_recovering
 
     # Messages
 
@@ -158,6 +162,8 @@ class DiskQueue:
         if self._deferrals:
             segment = self._deferrals.limit_segment(segment)
         count = segment.last - segment.first
+        # One read may skip damaged files and end in one of after the stop.
+        self._is_recovering = self._positions.read_file < self._recovered_end
         self._reader.advance(count)
         self._positions.depth -= count
         if self._positions.all_read:
