@@ -204,7 +204,7 @@ class ConsumerNode(ClientNode):
 
     def _received(self, nsqd: str, message_id: bytes, attempts: int, body: bytes) -> Delivery:
         plan = self.plan
-        self.world.note("message", plan.name, message_id.decode(), attempts)
+        self.world.note("message", plan.name, message_id.hex(), attempts)
         delivery = Delivery(self.world.now_s, nsqd, message_id, attempts, plan.name)
         self.ledger.deliver(plan.topic, plan.channel, body, delivery)
         return delivery
@@ -352,7 +352,8 @@ class _RawConnection:
         # When each message without an answer came, by id.
         self._in_flight: dict[bytes, float] = {}
         self._ready = self._bound = 0
-        self._confirms = False
+        # Answers that are still to come, each to a RDY.
+        self._unconfirmed = 0
 
     async def run(self) -> None:
         """Subscribe and consume, until the connection is lost."""
@@ -376,14 +377,16 @@ class _RawConnection:
                 if not await self._answer(frame):
                     return
             elif isinstance(frame, ErrorFrame) and frame.code == "E_TOUCH_FAILED":
-                self._bound, self._confirms = self._ready, False
+                self._unconfirmed -= 1
+                if not self._unconfirmed:
+                    self._bound = self._ready
             elif isinstance(frame, ErrorFrame) and not frame.code.endswith("_FAILED"):
                 self._owner.ledger.violate(f"{plan.name}: unexpected {frame}")
 
     async def _set_ready(self, ready: int) -> None:
         self._ready, self._bound = ready, max(ready, self._bound)
         # The answer to the second command says that nsqd has read the first.
-        self._confirms = True
+        self._unconfirmed += 1
         await self._talk.say(commands.ready(ready), commands.touch(b"0" * 16))
 
     def _check(self, frame: MessageFrame) -> None:

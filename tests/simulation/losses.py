@@ -41,15 +41,26 @@ class Losses:
         if node.broker is None:
             return
         for topic in node.broker.topics.values():
-            self._in_memory[name, topic.name, ""] += topic.core.store.memory.depth
+            self._in_memory[name, topic.name, ""] += topic.core.held
             for channel in topic.channels.values():
                 self._in_memory[name, topic.name, channel.name] += channel.core.held
 
     def note_power_loss(self, node: NsqdNode) -> None:
         """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
         self.note_kill(node)
-        now_s = node.machine.world.now_s
-        self._power_lost_s.setdefault(node.machine.name, []).append(now_s)
+        now_s, name = node.machine.world.now_s, node.machine.name
+        self._power_lost_s.setdefault(name, []).append(now_s)
+        if node.broker is None:
+            return
+        if node.broker.folder.fault is not None or node.disk_delay_s > 0.1:
+            # A disk that refuses to sync, or is slow, has more that is not durable.
+            self.damaged.add(name)
+        for topic in node.broker.topics.values():
+            for channel in topic.channels.values():
+                # What was requeued is at the end of the file again, however old it is.
+                core = channel.core
+                rewritten = core.requeue_count + core.timeout_count
+                self._in_memory[name, topic.name, channel.name] += rewritten
 
     def note_damage(self, node: NsqdNode) -> None:
         """Its files were damaged: anything in them may be lost."""

@@ -8,7 +8,6 @@ start leaves out the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -74,18 +73,15 @@ class ChannelStore(Store):
     """The queue of a channel, from which segments are popped for delivery.
 
     Attributes:
-        is_recovering: tells whether the segment read last was one that an unclean end left; None
-            if there was no unclean end.
         recovered: the messages that the topic may have given once more; None if there is no need
             to know them.
         must_read_on: whether the last `pop_segment` gave up although there may be more to read.
     """
 
-    __slots__ = ("_random", "is_recovering", "must_read_on", "recovered")
+    __slots__ = ("_random", "must_read_on", "recovered")
 
     def __init__(self, limit: int, backend: Backend, random: Random) -> None:
         super().__init__(limit, backend)
-        self.is_recovering: Callable[[], bool] | None = None
         self.recovered: Recovered | None = None
         self.must_read_on = False
         self._random = random
@@ -112,7 +108,7 @@ class ChannelStore(Store):
             if recovered is None:
                 return self.read_backend(max_count, MAX_DELIVERY_BYTES)
             segment = self.read_backend(_MAX_READ_MESSAGES, MAX_DELIVERY_BYTES)
-            is_recovering = self.is_recovering is not None and self.is_recovering()
+            is_recovering = self.backend.is_recovering()
             if not is_recovering or not self.backend.depth:
                 self.recovered = None
             if segment is None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.ids import is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
@@ -44,12 +46,14 @@ class DiskQueue:
     Attributes:
         name: ``topic`` or ``topic:channel``.
         caught_up: is called when `behind` or an error has ended.
+        dropped: see `Backend`.
     """
 
     def __init__(self, name: str, folder: DataFolder) -> None:
         """Take over the files of that name, if there are any."""
         self.name = name
         self.caught_up: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
         self._folder = folder
         self._files = files = QueueFiles(name)
         undeleted = folder.undeleted.get(name)
@@ -111,10 +115,6 @@ class DiskQueue:
         return self._sync.is_behind
 
     def is_recovering(self) -> bool:
-        """Return whether the segment read last was written before an unclean stop.
-
-        Before the first read: whether there are such files.
-        """
         return self._is_recovering
 
     # Messages
@@ -144,6 +144,15 @@ class DiskQueue:
         sync.count_operations(records.count, began_file)
 
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        while True:
+            segment = self._read_next(max_count, max_bytes)
+            if segment is None or not self._is_recovering:
+                return segment
+            segment = self._without_damaged(segment)
+            if segment is not None:
+                return segment
+
+    def _read_next(self, max_count: int, max_bytes: int) -> Segment | None:
         if self._has_read_error or self._deferrals.is_loading:
             return None
         try:
@@ -171,6 +180,24 @@ class DiskQueue:
         self._sync.reads += count
         self._sync.count_operations(count, self._reader.has_moved)
         return segment
+
+    def _without_damaged(self, segment: Segment) -> Segment | None:
+        """Return the messages with valid ids: a power failure may leave zeros inside of a file.
+
+        A client could not finish the others.
+        """
+        ids = segment.ids()
+        kept = [place for place, message_id in enumerate(ids) if is_valid_id(message_id)]
+        if len(kept) == len(ids):
+            return segment
+        count = len(ids) - len(kept)
+        self.dropped["damaged"] += count
+        log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
+        if not kept:
+            return None
+        places = [segment.first + place for place in kept]
+        batch = segment.batch.extract(places, [ids[place] for place in kept])
+        return Segment(batch, 0, len(kept), segment.attempts)
 
     def _note_end(self) -> None:
         """Note that all records were read."""
