@@ -152,7 +152,7 @@ async def test_what_is_noted_is_bounded(
 
 
 async def test_messages_of_after_the_stop_are_no_copies(autojump_clock: MockClock) -> None:
-    """One read that skips the damaged end of an old file goes on in a new one, and drops nothing."""
+    """A read that skips the damaged end of an old file and goes on in a new one drops nothing."""
     disk = SimulatedDisk()
     async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
         broker.topic("t").channel("c")
