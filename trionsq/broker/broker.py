@@ -172,6 +172,7 @@ class Broker:
         broker at once; messages that are only in memory are lost.
 
         Raises:
+            DataPathError: the data path can't be listed.
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
