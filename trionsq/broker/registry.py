@@ -134,6 +134,7 @@ class TopicRegistry:
         if isinstance(backend, DiskQueue) and backend.is_recovering():
             core.store.is_recovering = backend.is_recovering
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
+        core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
