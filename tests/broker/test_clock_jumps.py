@@ -3,15 +3,17 @@ ages."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.broker.support import check_balances, consume, publish
+from tests.broker.support import check_balances, consume, numbered, publish
 from trionsq.broker.runtime import Clock
 from trionsq.durations import SECOND_NS
+from trionsq.http.app import create_app
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -149,3 +151,72 @@ async def test_message_timeouts_do_not_see_the_wall_clock(
         again = await consumer.message()
         assert again.attempts == 2
         assert 5 <= trio.current_time() - began_s <= 5 + LATE_S
+
+
+@pytest.mark.parametrize("suspended_s", [20.0, HOUR_S])
+async def test_after_a_pause_of_nsqd_silent_clients_go_and_no_message_is_lost(
+    suspended_s: float, autojump_clock: MockClock
+) -> None:
+    """The monotonic clock goes on while nsqd is stopped (kill -STOP). Clients that had sent a
+    command before are not closed at once but get a heartbeat; those that do not answer go after
+    two intervals at the latest, and their messages come to whoever connects next."""
+    count = 200
+    async with nsqd_in_memory(mem_queue_size=10_000) as broker:
+        publish(broker, "t", *numbered(count))
+        silent = []
+        for _ in range(count):
+            consumer = Conversation.begin(broker)
+            await consumer.subscribe("t", "c", ready=1)
+            await consumer.message()
+            silent.append(consumer)
+        autojump_clock.jump(suspended_s)
+        await trio.sleep(1)
+        assert len(broker.clients) == count
+        await trio.sleep(60)
+        assert not broker.clients
+        for consumer in silent:
+            await consumer.end()
+        heir, messages = await consume(broker, "t", "c", count)
+        assert sorted(message.body for message in messages) == numbered(count)
+        assert min(message.attempts for message in messages) >= 2
+        await heir.say(*(commands.finish(message.message_id) for message in messages))
+        await trio.sleep(1)
+        check_balances(broker)
+
+
+@pytest.mark.parametrize("jump_s", [-HOUR_S, HOUR_S])
+async def test_heartbeats_do_not_see_the_wall_clock(
+    jump_s: float, autojump_clock: MockClock
+) -> None:
+    """A client that answers heartbeats stays connected, and gets as many as ever."""
+    clock = JumpingClock()
+    async with nsqd_in_memory(clock=clock) as broker:
+        client = Conversation.begin(broker)
+        await client.say(commands.nop())
+        await client.silence(100)
+        before = client.heartbeats
+        clock.offset_s += jump_s
+        await client.silence(100)
+        assert client.heartbeats - before in (before, before + 1)
+        assert len(broker.clients) == 1
+
+
+async def test_ages_are_never_negative(autojump_clock: MockClock) -> None:
+    """Uptimes, ages and latencies that the wall clock would make negative are 0."""
+    clock = JumpingClock()
+    percentile: dict[str, Any] = {"e2e_processing_latency_percentile": (0.99,)}
+    async with nsqd_in_memory(clock=clock, **percentile) as broker:
+        publish(broker, "t", b"waits", b"goes")
+        await wait_all_tasks_blocked()
+        consumer, [first, _] = await consume(broker, "t", "c", 2)
+        clock.offset_s -= HOUR_S
+        await consumer.say(commands.finish(first.message_id))
+        publish(broker, "lonely", b"x")
+        clock.offset_s -= HOUR_S
+        await trio.sleep(1)
+        client = create_app(broker).test_client()
+        for path in ("/metrics", "/stats", "/stats?format=json"):
+            response = await client.get(path)
+            assert response.status_code == 200
+            text = await response.get_data(as_text=True)
+            assert not re.search(r"(?<![\w:])-\d", text.replace("1e-", "")), text
