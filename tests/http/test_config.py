@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quart import Response
@@ -66,7 +67,8 @@ async def test_each_option_is_shown_by_its_key(broker: Broker, name: str, key: s
     app = create_app(broker)
     value, shown = other_value(name)
     live = broker.live_options
-    live.current = dataclasses.replace(live.current, **{name: value})
+    changed: Any = {name: value}
+    live.current = dataclasses.replace(live.current, **changed)
     assert await send(app, "GET", key) == (200, shown)
     if name != key:
         assert await send(app, "GET", name) == refused(400, "INVALID_OPTION")
