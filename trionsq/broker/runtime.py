@@ -63,10 +63,10 @@ class Clock:
 
     def deferral_ns(self, now_s: float) -> int:
         """The time of deferred messages at the monotonic time ``now_s``, in nanoseconds."""
-        if self._lead_ns is None:
+        if (lead_ns := self._lead_ns) is None:
             self.follow_wall()
-        assert self._lead_ns is not None
-        return int(now_s * 1e9) + self._lead_ns
+            return self.deferral_ns(now_s)
+        return int(now_s * 1e9) + lead_ns
 
     def due_ns(self, max_delay_ns: int, wall_due_ns: int) -> int:
         """The time of deferred messages at a wall clock time, at most ``max_delay_ns`` from now.
