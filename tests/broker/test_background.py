@@ -60,8 +60,19 @@ async def test_idle_means_that_what_followed_is_done_too(background: ThreadBackg
 
 
 async def test_idle_without_jobs(background: ThreadBackground) -> None:
-    """Nothing was submitted: there is nothing to wait for."""
+    """Before the first job and after the last one there is nothing to wait for; while a job runs
+    there is."""
+    release = threading.Event()
+    ended: list[Exception | None] = []
     with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+        background.submit(lambda: (release.wait(LIMIT_S), None)[1], ended.append)
+        with trio.move_on_after(0.01) as waiting:
+            await background.wait_idle()
+        assert waiting.cancelled_caught
+        release.set()
+        await background.wait_idle()
+        assert ended == [None]
         await background.wait_idle()
 
 
