@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.soak import more_in_soak
 from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
+from trionsq.broker.statsd import connect_udp
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -54,6 +56,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trionsq.broker.topic._MAX_DELETE", 1)
     monkeypatch.setattr("trionsq.broker.topic._MAX_SEGMENTS", 1)
     monkeypatch.setattr("trionsq.broker.client._MAX_COMMANDS", 2)
+    monkeypatch.setattr("trionsq.core.in_flight.MAX_DIRECT_LOOKUPS", 0)
 
 
 class Life:
@@ -81,7 +84,7 @@ class Life:
             ) as self.broker:
                 await self._live(self.broker)
                 # The first attempt of the stop fails.
-                self._disk.fail(errno.ENOSPC, only=("create", "write", "sync"))
+                self._disk.fail(errno.ENOSPC, name="t:c.diskqueue*")
             self.is_complete = True
             jobs.cancel_scope.cancel()
 
@@ -102,6 +105,7 @@ class Life:
         for _ in range(5):
             await talk.response()
         talk.close()
+        await self._finish_in_vain(broker)
         await trio.sleep(2.5)
         broker.delete_topic("gone")
         await trio.sleep(2)
@@ -111,6 +115,17 @@ class Life:
         talk.stream.end_sending()
         await talk.end()
         talk.close()
+
+    async def _finish_in_vain(self, broker: Broker) -> None:
+        """FIN for a message of another client: nsqd looks for it in turns."""
+        first, second = (Conversation.begin(broker) for _ in range(2))
+        await first.subscribe("gone", "c", ready=10)
+        message = await first.message()
+        await second.subscribe("gone", "c")
+        await second.say(commands.finish(message.message_id))
+        assert (await second.error()).startswith("E_FIN_FAILED")
+        first.close()
+        second.close()
 
 
 async def live(cancel_at: CancelAt) -> None:
@@ -195,3 +210,19 @@ def test_an_upgrade_closed_at_any_await(
     """The connection is closed, its publish is whole or absent, and others are served."""
     options = certificate(tmp_path)
     sweep_awaits(lambda cancel_at: upgrade(cancel_at, options, *layers), when, least=5, one_in=2)
+
+
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_socket_for_statsd_cancelled_at_any_await(when: When) -> None:
+    """No socket stays open."""
+
+    async def scenario(cancel_at: CancelAt) -> None:
+        before = os.listdir("/proc/self/fd")
+
+        async def connect() -> None:
+            (await connect_udp("localhost:9")).close()
+
+        await run_counted(cancel_at, connect)
+        assert os.listdir("/proc/self/fd") == before
+
+    sweep_awaits(scenario, when, least=2, one_in=1)
