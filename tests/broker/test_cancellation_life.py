@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from tests.broker.support import check_balances, check_nobody_left
+from tests.broker.support import check_balances, check_nobody_left, publish
 from tests.broker.test_statsd import Network as Statsd
 from tests.broker.upgrading import Upgrading, certificate
 from tests.cancellation import (
@@ -160,6 +161,7 @@ async def received(broker: Broker, topic: str) -> set[bytes]:
                 bodies.add(frame.body)
                 await consumer.say(commands.finish(frame.message_id))
     consumer.close()
+    await wait_all_tasks_blocked()
     return bodies
 
 
@@ -168,6 +170,45 @@ async def received(broker: Broker, topic: str) -> set[bytes]:
 def test_a_broker_cancelled_at_any_await_of_its_life(when: When) -> None:
     """It leaves no task and no socket, and the next nsqd has all that was acknowledged."""
     sweep_awaits(live, when, least=100, one_in=20)
+
+
+async def stop_on_a_full_disk(cancel_at: CancelAt) -> None:
+    """The first attempts to save messages and metadata fail."""
+    disk, clock = SimulatedDisk(), Clock.from_trio()
+    bodies = {b"1", b"2"}
+    is_complete = False
+
+    async def stop() -> None:
+        nonlocal is_complete
+        async with nsqd_in_memory(disk=disk, clock=clock) as broker:
+            broker.topic("t").channel("c")
+            await trio.sleep(1)
+            publish(broker, "t", *bodies)
+            await trio.sleep(1)
+            disk.fail(errno.ENOSPC, only=("create",), name="t:c.diskqueue*")
+            disk.fail(errno.ENOSPC, only=("create",), name="nsqd.dat*")
+        assert not broker.unsaved
+        is_complete = True
+
+    await run_counted(cancel_at, stop)
+    assert is_complete or cancel_at.has_fired
+    if is_complete:
+        assert disk.open_files == 0
+    disk.heal()
+    async with nsqd_in_memory(disk=disk.after_kill(), clock=clock) as broker:
+        assert await received(broker, "t") in (bodies, set())
+        if is_complete:
+            assert broker.topic("t").core.message_count == 0
+            assert broker.topic("t").channel("c").core.finish_count == len(bodies)
+        publish(broker, "t", b"3")
+        assert await received(broker, "t") == {b"3"}
+
+
+@more_in_soak
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_stop_on_a_full_disk_cancelled_at_any_await(when: When) -> None:
+    """All is saved in the end, or the stop was cancelled; the next nsqd works in any case."""
+    sweep_awaits(stop_on_a_full_disk, when, least=20)
 
 
 async def upgrade(cancel_at: CancelAt, options: dict[str, Any], *layers: str) -> None:
