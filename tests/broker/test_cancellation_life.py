@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from tests.soak import more_in_soak
 from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
-from trionsq.broker.statsd import connect_udp
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -251,19 +249,3 @@ def test_an_upgrade_closed_at_any_await(
     """The connection is closed, its publish is whole or absent, and others are served."""
     options = certificate(tmp_path)
     sweep_awaits(lambda cancel_at: upgrade(cancel_at, options, *layers), when, least=5, one_in=2)
-
-
-@pytest.mark.parametrize("when", ["parked", "woken"])
-def test_a_socket_for_statsd_cancelled_at_any_await(when: When) -> None:
-    """No socket stays open."""
-
-    async def scenario(cancel_at: CancelAt) -> None:
-        before = os.listdir("/proc/self/fd")
-
-        async def connect() -> None:
-            (await connect_udp("localhost:9")).close()
-
-        await run_counted(cancel_at, connect)
-        assert os.listdir("/proc/self/fd") == before
-
-    sweep_awaits(scenario, when, least=2, one_in=1)
