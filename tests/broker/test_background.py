@@ -104,6 +104,17 @@ async def test_a_job_that_hangs_does_not_hold_up_the_end(jobs: int) -> None:
     assert told == []
 
 
+async def test_a_job_that_comes_after_the_end_does_not_begin() -> None:
+    """A broker that is cancelled together with its background gets no error from it."""
+    told: list[Exception | None] = []
+    background = ThreadBackground()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(background.run)
+        nursery.cancel_scope.cancel()
+    background.submit(lambda: told.append(None), told.append)
+    assert told == []
+
+
 async def test_no_defect_ends_it(
     background: ThreadBackground, caplog: pytest.LogCaptureFixture
 ) -> None:
