@@ -27,6 +27,7 @@ class ThreadBackground:
     def __init__(self) -> None:
         self.defects = JobDefects()
         self._nursery: trio.Nursery | None = None
+        self._has_ended = False
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         # At most one job of each disk queue, and of each other file.
         self._waiting: deque[tuple[Job, JobDone]] = deque()
@@ -48,10 +49,14 @@ class ThreadBackground:
             try:
                 await trio.sleep_forever()
             finally:
+                # From now on the nursery may close at any time.
                 self._has_ended = True
 
     def submit(self, job: Job, done: JobDone) -> None:
-        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order."""
+        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.
+
+        After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
+        """
         assert self._nursery is not None, "the background is not running"
         if self._has_ended:
             return
