@@ -168,8 +168,11 @@ def test_a_channel_without_room_holds_up_the_topic() -> None:
     topic, channels, backends = stuck_topic("a", "full")
     topic.publish(bodies(b"b"), wall_ns(1))
     assert (pump_all(topic), topic.depth, channels["a"].depth) == (0, 2, 1)
+    assert topic.stuck_at is channels["full"]
     assert topic.retry()
+    assert topic.stuck_at is None, "unknown until it is tried again"
     assert (pump_all(topic), topic.depth, backends["full"].refusals) == (0, 2, 2)
+    assert topic.stuck_at is channels["full"]
     backends["full"].refuses = False
     assert topic.retry()
     assert (pump_all(topic), topic.depth) == (2, 0)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.storage.queue_scenario import Over, Scenario, plain, told
 from tests.storage.queues import (
+    NS_PER_MS,
     QUEUE,
+    STAMP_NS,
     contents,
     disk_with,
     drain,
@@ -428,3 +430,29 @@ def test_closing_tells_that_it_is_not_durable() -> None:
             queue.close()
         assert disk.faults[operation] == 1
         assert disk.open_files == 0
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+@pytest.mark.parametrize("name", ["*.deferred.*", "*.dat"])
+def test_due_times_outlive_a_sync_that_failed(operation: str, name: str) -> None:
+    """They are planned again: after the retry and a power failure each message has its own."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    due_ns = STAMP_NS + 90_000 * NS_PER_MS
+    put(queue, messages(0, 1, due_ns=due_ns))
+    disk.fail(errno.EIO, only=[operation], name=name)
+    with suppress(BackendError):
+        put(queue, messages(1, 1, due_ns=due_ns))
+    queue.sync()
+    accepted = queue.depth
+    assert sum(disk.faults.values()) == 1
+    for _ in range(2):
+        folder.retry()
+        queue.sync()
+    put(queue, messages(2, 2, due_ns=due_ns))
+    queue.sync()
+    assert not folder.faults
+    found = drain(queue_on(disk.after_power_loss()))
+    assert len(found) == accepted + 2
+    assert all(0 <= (message.due_ns or 0) - due_ns < NS_PER_MS for message in found)
