@@ -1,0 +1,56 @@
+"""What may be lost: README, "What is safe and what is not"."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+__all__ = ["Allowance"]
+
+
+class Allowance:
+    """For each nsqd, what it was allowed to lose.
+
+    Attributes:
+        killed: nsqds that were killed or lost their power.
+        damaged: nsqds whose files were damaged, or could not be read.
+        clocks_jumped: nsqds whose wall clock jumped.
+        unsaved: nsqds that said at a stop that they could not save everything.
+    """
+
+    def __init__(self) -> None:
+        self.killed: set[str] = set()
+        self.damaged: set[str] = set()
+        self.clocks_jumped: set[str] = set()
+        self.unsaved: set[str] = set()
+        # Messages that were in memory only, by nsqd, topic and channel ("" for the topic).
+        self._in_memory: Counter[tuple[str, str, str]] = Counter()
+        self._late: dict[str, list[tuple[float, float]]] = {}
+        self._power_lost: set[str] = set()
+
+    def note_memory(self, nsqd: str, topic: str, channel: str, count: int) -> None:
+        """So many messages of a channel, or of the topic (""), were in memory at a kill."""
+        self._in_memory[nsqd, topic, channel] += count
+
+    def note_late(self, nsqd: str, from_s: float, until_s: float) -> None:
+        """What it acknowledged in this time may be lost, beside all others."""
+        self._late.setdefault(nsqd, []).append((from_s, until_s))
+
+    def note_power_lost(self, nsqd: str) -> None:
+        """What no fsync had reached may have become other bytes."""
+        self._power_lost.add(nsqd)
+
+    def may_lose_anything(self, nsqd: str) -> bool:
+        """Whether no number bounds what an nsqd may lose."""
+        return nsqd in self.damaged or nsqd in self.unsaved
+
+    def may_invent(self, nsqd: str) -> bool:
+        """Whether bytes of its files may have become others: records have no checksums."""
+        return nsqd in self.damaged or nsqd in self._power_lost
+
+    def may_lose_as_late(self, nsqd: str, acked_s: float) -> bool:
+        """Whether a message of that time may be lost because of the time."""
+        return any(from_s < acked_s <= until_s for from_s, until_s in self._late.get(nsqd, ()))
+
+    def most(self, nsqd: str, topic: str, channel: str) -> int:
+        """How many older messages of a channel an nsqd may have lost."""
+        return self._in_memory[nsqd, topic, ""] + self._in_memory[nsqd, topic, channel]
