@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 __all__ = ["Allowance"]
 
@@ -25,6 +26,7 @@ class Allowance:
         # Messages that were in memory only, by nsqd, topic and channel ("" for the topic).
         self._in_memory: Counter[tuple[str, str, str]] = Counter()
         self._late: dict[str, list[tuple[float, float]]] = {}
+        self._forgetful: dict[str, list[tuple[float, float]]] = {}
         self._power_lost: set[str] = set()
 
     def note_memory(self, nsqd: str, topic: str, channel: str, count: int) -> None:
@@ -34,6 +36,10 @@ class Allowance:
     def note_late(self, nsqd: str, from_s: float, until_s: float) -> None:
         """What it acknowledged in this time may be lost, beside all others."""
         self._late.setdefault(nsqd, []).append((from_s, until_s))
+
+    def note_forgetful(self, nsqd: str, from_s: float, until_s: float) -> None:
+        """Of what it acknowledged in this time it may have forgotten when it is due."""
+        self._forgetful.setdefault(nsqd, []).append((from_s, until_s))
 
     def note_power_lost(self, nsqd: str) -> None:
         """What no fsync had reached may have become other bytes."""
@@ -49,8 +55,16 @@ class Allowance:
 
     def may_lose_as_late(self, nsqd: str, acked_s: float) -> bool:
         """Whether a message of that time may be lost because of the time."""
-        return any(from_s < acked_s <= until_s for from_s, until_s in self._late.get(nsqd, ()))
+        return _is_within(acked_s, self._late.get(nsqd, ()))
+
+    def may_forget_delay(self, nsqd: str, acked_s: float) -> bool:
+        """Whether a deferred message of that time, known to somebody or not, may come at once."""
+        return _is_within(acked_s, self._forgetful.get(nsqd, ()))
 
     def most(self, nsqd: str, topic: str, channel: str) -> int:
         """How many older messages of a channel an nsqd may have lost."""
         return self._in_memory[nsqd, topic, ""] + self._in_memory[nsqd, topic, channel]
+
+
+def _is_within(at_s: float, times: Iterable[tuple[float, float]]) -> bool:
+    return any(from_s < at_s <= until_s for from_s, until_s in times)

@@ -167,6 +167,18 @@ def test_a_deferred_message_that_came_early(
     assert list(all_broken(ledger, allowance)) == []
 
 
+@pytest.mark.parametrize(("from_s", "broken"), [(0.5, []), (1.5, ["early", "early"])])
+def test_a_due_time_that_was_not_written_yet(
+    ledger: Ledger, allowance: Allowance, from_s: float, broken: list[str]
+) -> None:
+    """What was acknowledged just before a kill may come at once; an older message may not."""
+    publish(ledger, b"two", delay_s=3.0)
+    for channel in (WORK, AUDIT):
+        come(ledger, b"two", channel, answer="FIN")
+    allowance.note_forgetful("n0", from_s, 2.0)
+    assert list(all_broken(ledger, allowance)) == broken
+
+
 @pytest.mark.parametrize(("at_s", "broken"), [(6.9, ["early again"]), (7.0, [])])
 def test_a_requeued_message_that_came_early(
     ledger: Ledger, allowance: Allowance, at_s: float, broken: list[str]
