@@ -289,6 +289,7 @@ def test_a_lower_ready_counts_when_it_is_confirmed() -> None:
     window = Window(forget_s=10.0)
     window.set_ready(2)
     window.set_ready(1)
+    window.confirm_ready()
     window.receive(b"1", 0.0)
     assert not window.receive(b"2", 0.0)
     window.answer(b"1")

@@ -10,12 +10,13 @@ class Window:
 
     Attributes:
         ready: the RDY that was sent last.
-        bound: so many may be in flight: a lower RDY counts when it is confirmed.
+        bound: so many may be in flight: a lower RDY counts when the last one is confirmed.
     """
 
     def __init__(self, forget_s: float) -> None:
         """What came ``forget_s`` ago may have timed out at nsqd, and is in flight no more."""
         self.ready = self.bound = 0
+        self._unconfirmed = 0
         self._forget_s = forget_s
         # When each message came, by id.
         self._came_s: dict[bytes, float] = {}
@@ -26,10 +27,13 @@ class Window:
     def set_ready(self, count: int) -> None:
         """RDY was sent."""
         self.ready, self.bound = count, max(count, self.bound)
+        self._unconfirmed += 1
 
     def confirm_ready(self) -> None:
-        """nsqd answered what was sent after the last RDY."""
-        self.bound = self.ready
+        """nsqd answered what was sent after the oldest RDY without an answer."""
+        self._unconfirmed -= 1
+        if not self._unconfirmed:
+            self.bound = self.ready
 
     def receive(self, message_id: bytes, now_s: float) -> bool:
         """A message came; whether that is one too many."""

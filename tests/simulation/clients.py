@@ -205,7 +205,7 @@ class ConsumerNode(ClientNode):
 
     def _received(self, nsqd: str, message_id: bytes, attempts: int, body: bytes) -> Delivery:
         plan = self.plan
-        self.world.note("message", plan.name, message_id.decode(), attempts)
+        self.world.note("message", plan.name, message_id.hex(), attempts)
         delivery = Delivery(self.world.now_s, nsqd, message_id, attempts, plan.name)
         self.ledger.deliver(plan.topic, plan.channel, body, delivery)
         return delivery

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tests.simulation.clients import ClientNode
+from tests.simulation.clients import ClientNode, ProducerNode
 from tests.simulation.daemons import AdminNode, LookupdNode, NsqdNode
 from tests.simulation.losses import Losses
 from tests.simulation.plan import MOODY, FaultPlan
@@ -88,14 +88,15 @@ class Saboteur:
         for node in self._nodes.values():
             self._mend_disk(node)
             if node.machine.process is None:
-                self._boot(node)
+                node.boot()
             elif node.machine.process.is_stopped:
                 node.machine.process.resume()
 
     # Processes
 
     def _boot(self, node: Node) -> None:
-        if node.machine.process is None:
+        """Boot what a fault has ended, unless `mend_all` has done that."""
+        if node.machine.process is None and not (self._is_over and isinstance(node, ProducerNode)):
             node.boot()
 
     def _kill(self, fault: FaultPlan) -> bool:

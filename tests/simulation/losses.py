@@ -28,7 +28,7 @@ class Losses(Allowance):
         if node.broker is None:
             return
         for topic in node.broker.topics.values():
-            self.note_memory(name, topic.name, "", topic.core.store.memory.depth)
+            self.note_memory(name, topic.name, "", topic.core.held)
             for channel in topic.channels.values():
                 self.note_memory(name, topic.name, channel.name, channel.core.held)
 
@@ -37,7 +37,20 @@ class Losses(Allowance):
         self.note_kill(node)
         name, now_s = node.machine.name, node.machine.world.now_s
         self.note_late(name, now_s - _SYNC_S, now_s)
+        self.note_forgetful(name, now_s - _SYNC_S, now_s)
         self.note_power_lost(name)
+        if node.broker is None:
+            return
+        if node.broker.folder.fault is not None or node.disk_delay_s > 0.1:
+            # A disk that refuses to sync, or is slow, has more that is not durable.
+            self.damaged.add(name)
+        for topic in node.broker.topics.values():
+            for channel in topic.channels.values():
+                # What was requeued is at the end of the file again, however old it is.
+                core = channel.core
+                self.note_memory(
+                    name, topic.name, channel.name, core.requeue_count + core.timeout_count
+                )
 
     def note_damage(self, node: NsqdNode) -> None:
         """Its files were damaged: anything in them may be lost."""

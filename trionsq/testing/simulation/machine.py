@@ -32,6 +32,8 @@ __all__ = ["Machine", "Process"]
 
 # What a step of a process costs: all tasks that can run, once.
 _STEP_S: Final = 50e-6
+# A coroutine that is closed may wait again, in a ``finally`` clause, and is closed again.
+_MAX_LAST_WORDS: Final = 100
 
 
 class Machine:
@@ -196,9 +198,20 @@ class Process:
         self._world.bury(self)
 
     def dispose(self) -> None:
-        """Release a dead process."""
+        """Release a dead process: its coroutines are closed, and what they do then is void."""
+        tasks = list(self._runner.tasks)
         with self.entered(), warnings.catch_warnings(action="ignore"):
             self._loop.close()  # trio warns of an abandoned run
+            for task in tasks:
+                for nursery in task.child_nurseries:
+                    nursery._children.clear()
+            for task in tasks:
+                for _ in range(_MAX_LAST_WORDS):
+                    try:
+                        task.coro.close()
+                    except BaseException:
+                        continue
+                    break
             self._runner.tasks.clear()
             self._runner.runq.clear()
 
@@ -332,6 +345,7 @@ def _asyncgen_hooks(runner: Runner) -> Any:
     """Return the hooks of a run; they are set only while it takes a step."""
     outer = sys.get_asyncgen_hooks()
     runner.asyncgens.install_hooks(runner)
-    hooks = sys.get_asyncgen_hooks()
+    # A plain tuple: the collector does not look into what `sys` returns.
+    hooks = tuple(sys.get_asyncgen_hooks())
     sys.set_asyncgen_hooks(*outer)
     return hooks

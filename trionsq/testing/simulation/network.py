@@ -292,6 +292,11 @@ class End:
         """Whether this end is neither broken nor closed."""
         return not (self._is_gone or self._incoming.error or self._incoming.is_abandoned)
 
+    @property
+    def has_vanished(self) -> bool:
+        """Whether this end is gone: broken, or lost with its machine."""
+        return self._is_gone
+
     def is_link(self, source: str, target: str) -> bool:
         """Whether this end sends over that link."""
         return self.machine.name == source and self.peer_end.machine.name == target

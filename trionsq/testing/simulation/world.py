@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import heapq
+import logging
 import sys
 import time
 from collections import Counter
@@ -146,11 +147,10 @@ class World:
             if machine.process is not None:
                 machine.kill()
         self._events.clear()
-        with _unraisable_ignored():
+        with _last_words_ignored():
             for process in self._dead:
                 process.dispose()
             self._dead.clear()
-            gc.collect(1)
 
 
 async def _run_inline(function: Callable[..., Any], *args: Any, **_options: object) -> Any:
@@ -172,11 +172,16 @@ def _without_collector() -> Iterator[None]:
 
 
 @contextmanager
-def _unraisable_ignored() -> Iterator[None]:
-    """A killed process has no last words: errors while its coroutines are closed mean nothing."""
+def _last_words_ignored() -> Iterator[None]:
+    """What a killed process logs or raises while it is taken apart means nothing."""
 
     def ignore(_error: object) -> None:
         """Nothing to say."""
 
-    with mock.patch.object(sys, "unraisablehook", ignore):
-        yield
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with mock.patch.object(sys, "unraisablehook", ignore):
+            yield
+    finally:
+        logging.disable(disabled)
