@@ -94,23 +94,13 @@ class Account:
     ) -> None:
         """nsqd is killed now, and its /stats, asked for at ``asked_s``, had these topics.
 
-        What it took since then may be lost beside them. If the counts are not exact, because it
-        was at work, messages may have been read from files since then: those of the topic, and as
-        many as the consumers' RDY allow. Due times are written by a sync, within ``sync_s``.
+        What it took since then may be lost beside them. The counts are exact if it was not at work.
+        Due times are written by a sync, within ``sync_s``.
         """
         self.allowance.killed.add(NSQD)
         self.allowance.note_forgetful(NSQD, self.clock() - sync_s, self.clock())
         self.allowance.note_late(NSQD, asked_s, self.clock())
-        for topic in topics:
-            on_disk = topic["backend_depth"]
-            in_memory = topic["depth"] - (on_disk if is_exact else 0)
-            self.allowance.note_memory(NSQD, topic["topic_name"], "", in_memory)
-            for channel in topic["channels"]:
-                key = topic["topic_name"], channel["channel_name"]
-                in_flight, on_disk = channel["in_flight_count"], channel["backend_depth"]
-                held = channel["depth"] - on_disk + in_flight + channel["deferred_count"]
-                more = 0 if is_exact else max(0, min(on_disk, ready[key] - in_flight))
-                self.allowance.note_memory(NSQD, *key, held + more)
+        self.allowance.note_stats(NSQD, topics, None if is_exact else ready)
 
     def lacks_any(self) -> bool:
         """Whether more messages are missing than may be lost."""

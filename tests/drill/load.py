@@ -25,7 +25,6 @@ PIPELINED_MESSAGES = 50
 MPUB_MESSAGES_MAX = 60
 PADDING_BYTES_MAX = 300
 DELAYS_SHORT_MS = (1, 150)
-DELAYS_BEYOND_STOP_S = (2.0, 4.0)
 DEFERRED_SHARE = 0.2
 """Of what an HTTP publisher publishes one by one, if no other; a DPUB publisher defers all."""
 
@@ -43,16 +42,18 @@ class Round(NamedTuple):
 class Delays:
     """Draws delays, in milliseconds: short ones, and ones that end after the restart."""
 
-    def __init__(self, rng: Random, stop_at_s: float) -> None:
+    def __init__(self, rng: Random, stop_at_s: float, starts_s: float) -> None:
+        """``starts_s``: what the starts after the stop will take."""
         self._rng = rng
         self._stop_at_s = stop_at_s
+        self._beyond_s = 0.8 * starts_s, 2 * starts_s + 1
 
     def draw_ms(self) -> int:
         """A delay from now on."""
         if self._rng.random() < 0.5:
             return self._rng.randint(*DELAYS_SHORT_MS)
         left_s = max(0.0, self._stop_at_s - trio.current_time())
-        return int((left_s + self._rng.uniform(*DELAYS_BEYOND_STOP_S)) * 1000)
+        return int((left_s + self._rng.uniform(*self._beyond_s)) * 1000)
 
 
 class Gate:

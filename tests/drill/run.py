@@ -125,12 +125,13 @@ class _Run:
                 await load.start(self._consumer(consumer, stop_at_s).run, nsqd)
             for publisher in plan.publishers:
                 rng = Random(f"{plan.seed} {publisher.name}")
-                delays = Delays(rng, stop_at_s)
+                delays = self._delays(rng, stop_at_s)
                 more = {"deferred_share": 1.0} if kind.defers_all else {}
                 made = Publisher(publisher, rng, delays, account, self._gate, **more)
                 load.start_soon(made.run, nsqd)
             await trio.sleep_until(began_s + plan.load_s * LATE_AT)
             if await self._make_late_channel(nsqd):
+                account.counts["late_channels"] += 1
                 await load.start(self._consumer(plan.late, stop_at_s).run, nsqd)
             for _ in range(kind.pauses):
                 await self._pause(nsqd)
@@ -148,9 +149,12 @@ class _Run:
 
     def _consumer(self, plan: ConsumerPlan, stop_at_s: float) -> Consumer:
         rng = Random(f"{self._plan.seed} {plan.name}")
-        delays = Delays(rng, stop_at_s)
+        delays = self._delays(rng, stop_at_s)
         timeout_s = self._kind.msg_timeout_s
         return Consumer(plan, rng, delays, self._account, self._gate, timeout_s)
+
+    def _delays(self, rng: Random, stop_at_s: float) -> Delays:
+        return Delays(rng, stop_at_s, (1 + self._kind.idle_ends) * self._start_s)
 
     async def _stop_amid_load(self, nsqd: NsqdProcess, end: signal.Signals) -> None:
         account = self._account

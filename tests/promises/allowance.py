@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = ["Allowance"]
 
@@ -32,6 +33,28 @@ class Allowance:
     def note_memory(self, nsqd: str, topic: str, channel: str, count: int) -> None:
         """So many messages of a channel, or of the topic (""), were in memory at a kill."""
         self._in_memory[nsqd, topic, channel] += count
+
+    def note_stats(
+        self,
+        nsqd: str,
+        topics: Iterable[dict[str, Any]],
+        ready: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """It is killed now, and its /stats have these topics.
+
+        If it was at work (``ready`` is given: the sum of the RDY of each channel), it may have read
+        messages from files meanwhile: those of the topic, and as many as RDY allows.
+        """
+        for topic in topics:
+            name, on_disk = topic["topic_name"], topic["backend_depth"]
+            self.note_memory(nsqd, name, "", topic["depth"] - (on_disk if ready is None else 0))
+            for channel in topic["channels"]:
+                key = name, channel["channel_name"]
+                in_flight, on_disk = channel["in_flight_count"], channel["backend_depth"]
+                held = channel["depth"] - on_disk + in_flight + channel["deferred_count"]
+                if ready is not None:
+                    held += max(0, min(on_disk, ready.get(key, 0) - in_flight))
+                self.note_memory(nsqd, *key, held)
 
     def note_late(self, nsqd: str, from_s: float, until_s: float) -> None:
         """What it acknowledged in this time may be lost, beside all others."""
