@@ -129,7 +129,7 @@ def judge(account: Account, *, is_clean: bool = True, keeps_delays: bool = True)
     asked = {
         "lost": checks.lost(ledger, memory, account.channels, counts),
         "invented": checks.invented(ledger, memory, counts),
-        "attempts": checks.attempts_broken(ledger, memory, turns_s=account.turns_s),
+        "attempts": checks.attempts_broken(ledger, memory, turns_s=account.turns_s, in_order=True),
         "finished again": checks.finished_again(ledger, confirmed),
         "in flight": iter(ledger.violations),
     }

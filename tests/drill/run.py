@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,29 +13,22 @@ from typing import Any, Final
 
 import trio
 
-from tests.drill.account import Account, Judgement, judge
+from tests.drill.account import NSQD, Account, Judgement, judge
 from tests.drill.connection import (
     ConnectionEndedError,
-    NsqConnection,
     http_request,
     read_stats,
 )
+from tests.drill.drain import finish_all, held_by, places_of, queues_of, until_empty
 from tests.drill.load import Consumer, Delays, Gate, Publisher
 from tests.drill.plan import ConsumerPlan, Plan
 from tests.golden.diskqueue import QUEUE_FILES, queue_of_file, read_meta
 from tests.processes import NsqdProcess, free_address, nsqd_command, running_nsqd
 from tests.promises.checks import ChannelKey
-from tests.promises.ledger import Delivery
-from trionsq.wire import commands
-from trionsq.wire.client import ErrorFrame, MessageFrame
 
 EXIT_LIMIT_S = 30.0
 LAST_WORDS_LIMIT_S = 5.0
 DRAIN_LIMIT_S = 90.0
-POLL_S = 0.1
-EMPTY_POLLS = 3
-EMPTY_POLLS_WITH_MISSING = 20
-READY_COUNT = 2500
 LATE_AT: Final = 0.4
 PAUSE_AT: Final = 0.7
 """The parts of the load's time after which a late channel is made, and a topic is paused."""
@@ -46,10 +39,6 @@ IDLE_S: Final = 0.3
 SYNC_S: Final = 1.0
 """What a sync takes at most, on a busy machine."""
 SIDECARS = "*.diskqueue.deferred.dat"
-
-
-class StrangeMessageError(Exception):
-    """A message was delivered that was never published to its topic, or is damaged."""
 
 
 async def run_drill(plan: Plan, folder: Path, *, keeps_delays: bool = True) -> Judgement:
@@ -94,8 +83,11 @@ class _Run:
                 await self._drain(nsqd)
                 await self._end(nsqd)
         if kind.end is not None:
+            backlogs = _backlogs(self._folder, {topic for topic, _ in self._plan.channels})
             for _ in range(kind.idle_ends):
                 await self._start_in_vain()
+            if kind.idle_end is signal.SIGKILL:
+                self._note_idle_kills(backlogs)
             async with running_nsqd(self._folder, self._plan.flags) as nsqd:
                 account.restarted()
                 if kind.is_clean:
@@ -141,7 +133,7 @@ class _Run:
                 await http_request(nsqd.http_address, "POST", path)
             await trio.sleep_until(stop_at_s)
             if kind.end is None:
-                account.counts += _held_by(await read_stats(nsqd.http_address))
+                account.counts += held_by(await read_stats(nsqd.http_address))
                 load.cancel_scope.cancel()
             else:
                 await self._stop_amid_load(nsqd, kind.end)
@@ -168,7 +160,7 @@ class _Run:
         nsqd.process.send_signal(end)
         account.is_signalled = True
         self._gate.open()
-        account.counts += _held_by(stats)
+        account.counts += held_by(stats)
         if end is signal.SIGKILL:
             ready: Counter[ChannelKey] = Counter()
             for consumer in (*self._plan.consumers, self._plan.late):
@@ -187,7 +179,7 @@ class _Run:
         for _ in range(STILL_POLLS):
             asked_s = self._account.clock()
             stats = await read_stats(nsqd.http_address)
-            now = [_places_of(queue) for queue in _queues_of(stats)]
+            now = [places_of(queue) for queue in queues_of(stats)]
             if now == before:
                 return stats, asked_s, True
             before = now
@@ -233,7 +225,6 @@ class _Run:
             return
         http_address = free_address()
         places = [f"--{name}-address=127.0.0.1:0" for name in ("tcp", "https")]
-        backlogs = _backlogs(self._folder, {topic for topic, _ in self._plan.channels})
         process = await trio.lowlevel.open_process(
             [
                 *nsqd_command(),
@@ -248,24 +239,21 @@ class _Run:
         )
         self._account.restarted()
         await trio.sleep(self._start_s * self._rng.uniform(0.5, 1.3))
-        with trio.move_on_after(0.05):
-            try:
-                await read_stats(http_address)
-                self._account.counts["killed_after_start"] += 1
-            except ConnectionEndedError:
-                self._account.counts["killed_in_start"] += 1
+        answers = False
+        with trio.move_on_after(0.05), suppress(ConnectionEndedError):
+            await read_stats(http_address)
+            answers = True
+        self._account.counts["killed_after_start" if answers else "killed_in_start"] += 1
         process.kill()
         await process.wait()
-        self._note_idle_kill(backlogs)
 
-    def _note_idle_kill(self, backlogs: dict[str, int]) -> None:
+    def _note_idle_kills(self, backlogs: dict[str, int]) -> None:
         """What waited at a topic, in its file, may have come to the memory of channels."""
         account = self._account
-        account.allowance.killed.add("nsqd")
-        memory = int(self._plan.flags[0].partition("=")[2])
+        account.allowance.killed.add(NSQD)
+        memory = self._kind.idle_ends * int(self._plan.flags[0].partition("=")[2])
         for topic, channel in self._plan.channels:
-            count = min(memory, backlogs[topic])
-            account.allowance.note_memory("nsqd", topic, channel, count)
+            account.allowance.note_memory(NSQD, topic, channel, min(memory, backlogs[topic]))
 
     async def _end(self, nsqd: NsqdProcess) -> None:
         nsqd.process.send_signal(signal.SIGTERM)
@@ -286,12 +274,12 @@ class _Run:
         account = self._account
         async with trio.open_nursery() as consumers:
             for channel in (*account.channels, *account.made_s):
-                await consumers.start(partial(_finish_all, nsqd, channel, account))
+                await consumers.start(partial(finish_all, nsqd, channel, account))
             if self._plan.paused_topic:
                 path = f"/topic/unpause?topic={self._plan.paused_topic}"
                 await http_request(nsqd.http_address, "POST", path)
             with trio.move_on_after(DRAIN_LIMIT_S) as limit:
-                await _until_empty(nsqd, account)
+                await until_empty(nsqd, account)
             consumers.cancel_scope.cancel()
         if limit.cancelled_caught:
             self._faults.append(f"not empty after {DRAIN_LIMIT_S} s:\n{nsqd.log_tail()}")
@@ -302,81 +290,10 @@ async def _create_channel(nsqd: NsqdProcess, channel: ChannelKey) -> None:
     await http_request(nsqd.http_address, "POST", path)
 
 
-def _queues_of(topics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*topics, *(channel for topic in topics for channel in topic["channels"])]
-
-
-def _places_of(queue: dict[str, Any]) -> tuple[int, ...]:
-    """How many of its messages are in memory, and how many in files."""
-    held = queue["depth"] + queue.get("in_flight_count", 0) + queue.get("deferred_count", 0)
-    return held, queue["backend_depth"]
-
-
-def _held_by(topics: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Where messages are just before the stop; a message counts at each of its channels."""
-    channels = [channel for topic in topics for channel in topic["channels"]]
-    return Counter(
-        at_topic_at_stop=sum(topic["depth"] for topic in topics),
-        at_channel_at_stop=sum(channel["depth"] for channel in channels),
-        on_disk_at_stop=sum(queue["backend_depth"] for queue in _queues_of(topics)),
-        in_flight_at_stop=sum(channel["in_flight_count"] for channel in channels),
-        deferred_at_stop=sum(channel["deferred_count"] for channel in channels),
-        timed_out=sum(channel["timeout_count"] for channel in channels),
-    )
-
-
 async def _exit_code(nsqd: NsqdProcess) -> int | None:
     with trio.move_on_after(EXIT_LIMIT_S):
         return await nsqd.process.wait()
     return None
-
-
-async def _finish_all(
-    nsqd: NsqdProcess,
-    channel: ChannelKey,
-    account: Account,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    # By id: what was finished last.
-    finished: dict[bytes, Delivery] = {}
-    async with await NsqConnection.open(nsqd.tcp_address) as connection:
-        await connection.subscribe(*channel, READY_COUNT)
-        task_status.started()
-        while True:
-            lines: list[bytes] = []
-            for frame in await connection.frames():
-                if isinstance(frame, MessageFrame):
-                    delivery = account.receive(channel, frame, "drain")
-                    if delivery is None:
-                        # Not even its id may be one, so that it could not be finished.
-                        raise StrangeMessageError(f"{channel} got {frame}")
-                    delivery.answer = "FIN"
-                    finished[frame.message_id] = delivery
-                    lines.append(commands.finish(frame.message_id))
-                elif isinstance(frame, ErrorFrame) and frame.code == "E_FIN_FAILED":
-                    # It timed out, or is in flight twice: a kill may leave it in two queues.
-                    account.counts["fin_refused_in_drain"] += 1
-                    finished[frame.text.split(b" ")[1]].answer = "refused"
-                else:
-                    raise ConnectionEndedError(f"{channel}: {frame}")
-            await connection.send(b"".join(lines))
-
-
-async def _until_empty(nsqd: NsqdProcess, account: Account) -> None:
-    """Until nsqd says several times running that it holds nothing.
-
-    A message on its way from a topic to its channels may be in no count for a moment: if some
-    are missing, it is asked for longer.
-    """
-    held = ("at_topic_at_stop", "at_channel_at_stop", "in_flight_at_stop", "deferred_at_stop")
-    empty_polls = 0
-    while empty_polls < EMPTY_POLLS_WITH_MISSING:
-        counts = _held_by(await read_stats(nsqd.http_address))
-        empty_polls = 0 if any(counts[name] for name in held) else empty_polls + 1
-        if empty_polls >= EMPTY_POLLS and not account.lacks_any():
-            break
-        await trio.sleep(POLL_S)
-    account.counts["timed_out"] += counts["timed_out"]
 
 
 def _backlogs(folder: Path, topics: set[str]) -> dict[str, int]:

@@ -128,12 +128,16 @@ def attempts_broken(
     allowance: Allowance,
     exact: Collection[ChannelKey] = (),
     turns_s: Sequence[float] = (),
+    *,
+    in_order: bool = False,
 ) -> Iterator[str]:
     """Each delivery of a message by an nsqd has another number of attempts, from 1 on.
 
     Args:
         exact: channels whose consumers see every delivery: no number may be left out.
         turns_s: times of restarts; what comes after one has higher numbers than before.
+        in_order: each consumer is one connection, and deliveries are in the order of receipt; so
+            its numbers rise.
     """
     for channel, bodies in ledger.delivered.items():
         for body, deliveries in bodies.items():
@@ -153,12 +157,23 @@ def attempts_broken(
                     yield f"{where}: attempts {numbers} without a fault"
                 elif any(_falls(message, turn_s) for turn_s in turns_s):
                     yield f"{where}: attempts {numbers} fall over a restart"
+                elif in_order and not _rises_for_each(message):
+                    yield f"{where}: attempts {numbers} fall on one connection"
 
 
 def _falls(message: Sequence[Delivery], turn_s: float) -> bool:
     before = [one.attempts for one in message if one.at_s < turn_s]
     after = [one.attempts for one in message if one.at_s >= turn_s]
     return bool(before and after) and max(before) > min(after)
+
+
+def _rises_for_each(message: Sequence[Delivery]) -> bool:
+    newest: dict[str, int] = {}
+    for one in message:
+        if newest.get(one.consumer, 0) >= one.attempts:
+            return False
+        newest[one.consumer] = one.attempts
+    return True
 
 
 def finished_again(ledger: Ledger, allowance: Allowance) -> Iterator[str]:

@@ -237,6 +237,16 @@ def test_attempts_go_on_over_a_restart(
     assert list(all_broken(ledger, allowance)) == broken
 
 
+def test_attempts_rise_on_one_connection(ledger: Ledger, allowance: Allowance) -> None:
+    """A lower number later is a message that waited elsewhere, or it is wrong."""
+    come(ledger, b"one", AUDIT, attempts=4)
+    come(ledger, b"one", AUDIT, attempts=3)
+    assert list(all_broken(ledger, allowance)) == []
+    assert len(list(checks.attempts_broken(ledger, allowance, in_order=True))) == 1
+    ledger.delivered[AUDIT][b"one"][-1].consumer = "another"
+    assert list(checks.attempts_broken(ledger, allowance, in_order=True)) == []
+
+
 def test_a_finished_message_that_came_again(ledger: Ledger, allowance: Allowance) -> None:
     """A FIN that nsqd confirmed is the end of a message, but for a kill."""
     come(ledger, b"one", at_s=3.0, attempts=2, answer="FIN", taken=True)
