@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -217,23 +216,9 @@ class Process:
 
     # Steps
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> _Entered:
         """Inside this context, trio's functions belong to this run."""
-        world, context = self._world, GLOBAL_RUN_CONTEXT.__dict__
-        outer, outer_hooks = world.current, sys.get_asyncgen_hooks()
-        saved = dict(context)
-        context.clear()
-        context["runner"] = self._runner
-        world.current = self.machine
-        sys.set_asyncgen_hooks(*self._hooks)
-        try:
-            yield
-        finally:
-            context.clear()
-            context.update(saved)
-            world.current = outer
-            sys.set_asyncgen_hooks(*outer_hooks)
+        return _Entered(self)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function that may wake tasks of this run, as the kernel does. Dead: do nothing."""
@@ -288,6 +273,31 @@ class Process:
         outcome = self._runner.main_task_outcome
         if isinstance(outcome, Error):
             outcome.unwrap()
+
+
+class _Entered:
+    """Makes a run the current one; nests. A class, because each step needs one."""
+
+    __slots__ = ("_outer", "_outer_hooks", "_process", "_saved")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        process, context = self._process, GLOBAL_RUN_CONTEXT.__dict__
+        self._outer, self._outer_hooks = process._world.current, sys.get_asyncgen_hooks()
+        self._saved = context.copy()
+        context.clear()
+        context["runner"] = process._runner
+        process._world.current = process.machine
+        sys.set_asyncgen_hooks(*process._hooks)
+
+    def __exit__(self, *_error: object) -> None:
+        context = GLOBAL_RUN_CONTEXT.__dict__
+        context.clear()
+        context.update(self._saved)
+        self._process._world.current = self._outer
+        sys.set_asyncgen_hooks(*self._outer_hooks)
 
 
 class _MachineClock(trio.abc.Clock):
