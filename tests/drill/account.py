@@ -6,6 +6,7 @@ leaves unknown counts in nsqd's favour: a command without its answer may have be
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,7 +100,8 @@ class Account:
         """
         self.allowance.killed.add(NSQD)
         self.allowance.note_forgetful(NSQD, self.clock() - sync_s, self.clock())
-        self.allowance.note_late(NSQD, asked_s, self.clock())
+        # Its last words are read after its end, and nobody publishes later.
+        self.allowance.note_late(NSQD, asked_s, math.inf)
         self.allowance.note_stats(NSQD, topics, None if is_exact else ready)
 
     def lacks_any(self) -> bool:

@@ -153,6 +153,8 @@ def test_what_was_acknowledged_after_the_stats_may_be_lost(account: Account, clo
     clock.now_s += 0.1
     publish(account, b"late")
     account.note_kill([], Counter(), asked_s, is_exact=True, sync_s=0.0)
+    clock.now_s += 0.1
+    publish(account, b"last words")
     come(account, b"body", CHANNEL, OTHER, answer="FIN")
     assert kinds(account, is_clean=False) == []
     publish(account, b"again")

@@ -38,6 +38,8 @@ _WAIT_S: Final = 0.02
 _FLOW: Final = 20  # messages of a node that show that it works
 _DRAINED_S: Final = 0.25
 _LOG_CHARS: Final = 1500
+# A killed node is not back sooner; by then its last words are read.
+_ABSENT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Site:
         if self._may_lose:
             allowance.note_stats(node, topics, ready={})
             # Publishers go on meanwhile.
-            allowance.note_late(node, asked_s, self.history.clock() + _WAIT_S)
+            allowance.note_late(node, asked_s, self.history.clock() + _ABSENT_S)
 
     async def hold(self) -> None:
         """Let a fault last."""
