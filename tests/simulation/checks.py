@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation.ledger import Delivery, Sent
+from tests.promises import checks as promises
 from tests.simulation.plan import MOODY
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ __all__ = [
     "state_of",
 ]  # fmt: skip
 
-_TOLERANCE_S: Final = 0.01
 # Faults that let a topic keep messages for a channel that comes later, or lose them.
 _LINKS_ONLY: Final = {"cut", "one-way cut", "reset", "half-open", "slow link"}
 # What a consumer may do without another delivery of the message.
@@ -136,106 +134,43 @@ def _broken_at_rest(day: Day) -> Iterator[str]:
         assert nsqd.broker is not None
         if nsqd.broker.health != "OK":
             yield f"{nsqd.machine.name}: health {nsqd.broker.health}"
-    yield from _lost(day)
-    habits = _habits(day)
-    for (topic, channel), bodies in day.ledger.delivered.items():
-        for body, deliveries in bodies.items():
-            sent = day.ledger.sent.get(body)
-            where = f"{topic}/{channel} {body[:20]!r}"
-            if sent is None and day.losses.may_invent(deliveries[0].nsqd):
-                day.world.counts["damaged with leave"] += 1
-                continue
-            if sent is None or sent.topic != topic:
-                yield f"{where}: nobody published it"
-                continue
-            yield from _early(day, where, sent, deliveries)
-            yield from _attempts(day, where, deliveries, habits[topic, channel])
-            if channel == "late":
-                yield from _older_than_channel(day, where, sent)
-    yield from _repeated(day)
+    ledger, losses, counts = day.ledger, day.losses, day.world.counts
+    steady, habits = _steady(day), _habits(day)
+    yield from promises.lost(ledger, losses, steady, counts)
+    yield from promises.invented(ledger, losses, counts)
+    yield from promises.came_early(ledger, losses)
+    calm = not day.plan.faults
+    exact = {each for each in habits if calm and not habits[each] & _LEAVING}
+    yield from promises.attempts_broken(ledger, losses, exact)
+    if {fault.kind for fault in day.plan.faults} <= _LINKS_ONLY:
+        yield from promises.older_than_channel(ledger, _made_s(day), slack_s=1.0)
+    if calm:
+        punctual = [each for each in steady if habits[each] <= _HARMLESS]
+        yield from promises.repeated(ledger, punctual)
 
 
-def _lost(day: Day) -> Iterator[str]:
-    losses = day.losses
-    for (topic, channel), bodies in _steady(day).items():
-        lost: Counter[str] = Counter()
-        for body, sent in day.ledger.sent.items():
-            if not sent.nsqd or sent.topic != topic or body in bodies:
-                continue
-            if losses.may_lose_anything(sent.nsqd):
-                day.world.counts["lost with leave: damaged"] += 1
-            elif losses.may_lose_as_late(sent.nsqd, sent.acked_s):
-                day.world.counts["lost with leave: not synced"] += 1
-            else:
-                lost[sent.nsqd] += 1
-        for nsqd, count in lost.items():
-            most = losses.most(nsqd, topic, channel)
-            day.world.counts["lost with leave: in memory"] += count
-            if count > most:
-                yield f"{topic}/{channel}: {nsqd} lost {count} messages, {most} allowed"
-
-
-def _steady(day: Day) -> dict[tuple[str, str], dict[bytes, list[Delivery]]]:
-    """Deliveries of the channels that exist from the beginning."""
-    return {
-        (plan.topic, plan.channel): day.ledger.delivered.get((plan.topic, plan.channel), {})
+def _steady(day: Day) -> list[promises.ChannelKey]:
+    """The channels that exist from the beginning, each once."""
+    keys = [
+        (plan.topic, plan.channel)
         for plan in day.plan.consumers
         if not plan.from_s and plan.channel != MOODY
-    }
+    ]
+    return list(dict.fromkeys(keys))
 
 
-def _early(day: Day, where: str, sent: Sent, deliveries: list[Delivery]) -> Iterator[str]:
-    first = min(deliveries, key=lambda delivery: delivery.at_s)
-    due_s = sent.sent_s + sent.delay_s * 0.999 - _TOLERANCE_S
-    # After a jump of the clock, or if the file of due times was lost, nobody knows better.
-    knows = first.nsqd not in day.losses.clocks_jumped | day.losses.damaged
-    knows = knows and not day.losses.may_lose_as_late(first.nsqd, sent.acked_s)
-    if first.at_s < due_s and knows:
-        yield f"{where}: delivered {due_s - first.at_s:.3f} s too early"
+def _made_s(day: Day) -> dict[promises.ChannelKey, float]:
+    """The channels that were made during the day, and when."""
+    return {(plan.topic, plan.channel): plan.from_s for plan in day.plan.consumers if plan.from_s}
 
 
-def _habits(day: Day) -> dict[tuple[str, str], set[str]]:
+def _habits(day: Day) -> dict[promises.ChannelKey, set[str]]:
     """What the consumers of a channel do, besides finishing at once."""
-    habits: dict[tuple[str, str], set[str]] = {}
+    habits: dict[promises.ChannelKey, set[str]] = {}
     for consumer in day.consumers:
         plan = consumer.plan
         habits.setdefault((plan.topic, plan.channel), set()).update(plan.habits)
     return habits
-
-
-def _attempts(day: Day, where: str, deliveries: list[Delivery], habits: set[str]) -> Iterator[str]:
-    can_know = not day.plan.faults and not habits & _LEAVING
-    attempts: dict[tuple[str, bytes], list[int]] = {}
-    for delivery in deliveries:
-        attempts.setdefault((delivery.nsqd, delivery.message_id), []).append(delivery.attempts)
-    for (nsqd, _), numbers in attempts.items():
-        if min(numbers) < 1:
-            yield f"{where}: attempts {numbers}"
-        if nsqd in day.losses.killed or day.losses.may_lose_anything(nsqd):
-            continue
-        if len(set(numbers)) < len(numbers):
-            yield f"{where}: attempts {numbers} repeat"
-        if can_know and sorted(numbers) != list(range(1, len(numbers) + 1)):
-            yield f"{where}: attempts {numbers} without a fault"
-
-
-def _older_than_channel(day: Day, where: str, sent: Sent) -> Iterator[str]:
-    made_s = next(plan.from_s for plan in day.plan.consumers if plan.from_s)
-    links_only = {fault.kind for fault in day.plan.faults} <= _LINKS_ONLY
-    if links_only and sent.nsqd and sent.acked_s + sent.delay_s < made_s - 1.0:
-        yield f"{where}: older than its channel"
-
-
-def _repeated(day: Day) -> Iterator[str]:
-    """Without faults, and if consumers finish at once, each message comes once."""
-    if day.plan.faults:
-        return
-    habits = _habits(day)
-    for (topic, channel), bodies in _steady(day).items():
-        if habits[topic, channel] <= _HARMLESS:
-            for body, deliveries in bodies.items():
-                if len(deliveries) > 1:
-                    yield f"{topic}/{channel} {body[:20]!r}: {len(deliveries)} deliveries"
 
 
 # When everything has stopped

@@ -9,8 +9,9 @@ from typing import Any
 
 import trio
 
+from tests.promises.ledger import Delivery, Ledger, Sent
+from tests.promises.window import Window
 from tests.simulation.daemons import HTTP_PORT, LOOKUPD_HTTP_PORT, TCP_PORT, dial_stream_of
-from tests.simulation.ledger import Delivery, Ledger, Sent
 from tests.simulation.plan import ConsumerPlan, ProducerPlan
 from trionsq import httpget
 from trionsq.client import (
@@ -313,7 +314,8 @@ class ConsumerNode(ClientNode):
                 await trio.sleep(self.world.random.uniform(0, 0.6 * self._msg_timeout_s))
                 self._finish(message, delivery)
             case "ignore":
-                delivery.answer = "ignored"
+                # A message is finished when its handler returns.
+                delivery.answer = "FIN" if self.plan.kind == "handler" else "ignored"
             case "slow":
                 await trio.sleep(self.world.random.uniform(0, 1.5 * self._msg_timeout_s))
                 self._finish(message, delivery)
@@ -349,11 +351,7 @@ class _RawConnection:
         self._world = owner.world
         self._talk = talk
         self._began_s = owner.world.now_s
-        # When each message without an answer came, by id.
-        self._in_flight: dict[bytes, float] = {}
-        self._ready = self._bound = 0
-        # Answers that are still to come, each to a RDY.
-        self._unconfirmed = 0
+        self._window = Window(0.5 * owner._msg_timeout_s)
 
     async def run(self) -> None:
         """Subscribe and consume, until the connection is lost."""
@@ -377,30 +375,22 @@ class _RawConnection:
                 if not await self._answer(frame):
                     return
             elif isinstance(frame, ErrorFrame) and frame.code == "E_TOUCH_FAILED":
-                self._unconfirmed -= 1
-                if not self._unconfirmed:
-                    self._bound = self._ready
+                self._window.confirm_ready()
             elif isinstance(frame, ErrorFrame) and not frame.code.endswith("_FAILED"):
                 self._owner.ledger.violate(f"{plan.name}: unexpected {frame}")
 
     async def _set_ready(self, ready: int) -> None:
-        self._ready, self._bound = ready, max(ready, self._bound)
+        self._window.set_ready(ready)
         # The answer to the second command says that nsqd has read the first.
-        self._unconfirmed += 1
         await self._talk.say(commands.ready(ready), commands.touch(b"0" * 16))
 
     def _check(self, frame: MessageFrame) -> None:
         now_s = self._world.now_s
-        # What may have timed out at nsqd is in flight no more.
-        for message_id, since_s in list(self._in_flight.items()):
-            if now_s - since_s > 0.5 * self._owner._msg_timeout_s:
-                del self._in_flight[message_id]
-        self._in_flight[frame.message_id] = now_s
-        if len(self._in_flight) > self._bound:
+        if self._window.receive(frame.message_id, now_s):
             links = self._plan.name, self._plan.nsqds[0]
             if not self._owner.is_disturbed(self._began_s, now_s, *links):
                 self._owner.ledger.violate(
-                    f"{self._plan.name}: {len(self._in_flight)} in flight, RDY {self._bound}"
+                    f"{self._plan.name}: {len(self._window)} in flight, RDY {self._window.bound}"
                 )
 
     async def _answer(self, frame: MessageFrame) -> bool:
@@ -411,13 +401,13 @@ class _RawConnection:
         match owner._habit():
             case "requeue":
                 delivery.answer, delivery.requeue_s = "REQ", self._world.now_s
-                self._in_flight.pop(message_id)
+                self._window.answer(message_id)
                 await talk.say(commands.requeue(message_id, 0))
             case "requeue later":
                 delay_s = random.choice((0.05, 1.0))
                 delivery.answer, delivery.requeue_s = "REQ", self._world.now_s
                 delivery.delay_s = delay_s
-                self._in_flight.pop(message_id)
+                self._window.answer(message_id)
                 await talk.say(commands.requeue(message_id, round(delay_s * 1000)))
             case "touch":
                 await talk.say(commands.touch(message_id))
@@ -450,5 +440,5 @@ class _RawConnection:
 
     async def _finish(self, delivery: Delivery) -> None:
         delivery.answer = "FIN"
-        self._in_flight.pop(delivery.message_id, None)
+        self._window.answer(delivery.message_id)
         await self._talk.say(commands.finish(delivery.message_id))

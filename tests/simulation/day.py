@@ -12,11 +12,11 @@ from unittest import mock
 
 from prometheus_client import ProcessCollector
 
+from tests.promises.ledger import Ledger
 from tests.simulation import checks
 from tests.simulation.clients import ConsumerNode, ProducerNode
 from tests.simulation.daemons import AdminNode, LookupdNode, NsqdNode
 from tests.simulation.faults import STOP_S, Node, Saboteur
-from tests.simulation.ledger import Ledger
 from tests.simulation.losses import Losses
 from tests.simulation.plan import ConsumerPlan, Plan
 from trionsq.durations import SECOND_NS

@@ -1,10 +1,10 @@
-"""What may be lost: README, "What is safe and what is not"."""
+"""What the faults of a day allow nsqds to lose."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
+from tests.promises.allowance import Allowance
 from tests.simulation.daemons import NsqdNode
 from tests.simulation.plan import FaultPlan
 
@@ -14,24 +14,11 @@ __all__ = ["Losses"]
 _SYNC_S: Final = 2.0 + 1.5
 
 
-class Losses:
-    """For each nsqd, what it was allowed to lose.
-
-    Attributes:
-        killed: nsqds that were killed or lost their power.
-        damaged: nsqds whose files were damaged, or could not be read.
-        clocks_jumped: nsqds whose wall clock jumped.
-        unsaved: nsqds that said at a stop that they could not save everything.
-    """
+class Losses(Allowance):
+    """What nsqds of simulated machines may lose; and whose links were disturbed."""
 
     def __init__(self) -> None:
-        self.killed: set[str] = set()
-        self.damaged: set[str] = set()
-        self.clocks_jumped: set[str] = set()
-        self.unsaved: set[str] = set()
-        # Messages that were in memory only, by nsqd, topic and channel ("" for the topic).
-        self._in_memory: Counter[tuple[str, str, str]] = Counter()
-        self._power_lost_s: dict[str, list[float]] = {}
+        super().__init__()
         self._disturbed: list[tuple[float, float, str, str]] = []
 
     def note_kill(self, node: NsqdNode) -> None:
@@ -41,15 +28,17 @@ class Losses:
         if node.broker is None:
             return
         for topic in node.broker.topics.values():
-            self._in_memory[name, topic.name, ""] += topic.core.held
+            self.note_memory(name, topic.name, "", topic.core.held)
             for channel in topic.channels.values():
-                self._in_memory[name, topic.name, channel.name] += channel.core.held
+                self.note_memory(name, topic.name, channel.name, channel.core.held)
 
     def note_power_loss(self, node: NsqdNode) -> None:
         """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
         self.note_kill(node)
-        now_s, name = node.machine.world.now_s, node.machine.name
-        self._power_lost_s.setdefault(name, []).append(now_s)
+        name, now_s = node.machine.name, node.machine.world.now_s
+        self.note_late(name, now_s - _SYNC_S, now_s)
+        self.note_forgetful(name, now_s - _SYNC_S, now_s)
+        self.note_power_lost(name)
         if node.broker is None:
             return
         if node.broker.folder.fault is not None or node.disk_delay_s > 0.1:
@@ -59,8 +48,9 @@ class Losses:
             for channel in topic.channels.values():
                 # What was requeued is at the end of the file again, however old it is.
                 core = channel.core
-                rewritten = core.requeue_count + core.timeout_count
-                self._in_memory[name, topic.name, channel.name] += rewritten
+                self.note_memory(
+                    name, topic.name, channel.name, core.requeue_count + core.timeout_count
+                )
 
     def note_damage(self, node: NsqdNode) -> None:
         """Its files were damaged: anything in them may be lost."""
@@ -76,21 +66,3 @@ class Losses:
             begin_s < until_s and from_s < end_s and one in names and other in names
             for begin_s, end_s, one, other in self._disturbed
         )
-
-    def may_lose_anything(self, nsqd: str) -> bool:
-        """Whether no number bounds what an nsqd may lose."""
-        return nsqd in self.damaged or nsqd in self.unsaved
-
-    def may_invent(self, nsqd: str) -> bool:
-        """Whether bytes of its files may have become others: records have no checksums."""
-        return nsqd in self.damaged or nsqd in self._power_lost_s
-
-    def may_lose_as_late(self, nsqd: str, acked_s: float) -> bool:
-        """Whether a message of that time may not have been synced when the power went."""
-        return any(
-            lost_s - _SYNC_S < acked_s <= lost_s for lost_s in self._power_lost_s.get(nsqd, ())
-        )
-
-    def most(self, nsqd: str, topic: str, channel: str) -> int:
-        """How many older messages of a channel an nsqd may have lost."""
-        return self._in_memory[nsqd, topic, ""] + self._in_memory[nsqd, topic, channel]

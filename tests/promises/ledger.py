@@ -1,4 +1,4 @@
-"""What the clients of a day know for sure: what was sent, acknowledged, delivered, and when."""
+"""What clients know for sure: what was sent, acknowledged, delivered, answered, and when."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Delivery:
         answer: what the consumer did with it: FIN, REQ, or nothing yet.
         requeue_s: when it was requeued.
         delay_s: for how long.
+        taken_s: when the consumer knew that nsqd had taken its answer; 0: it doesn't know.
     """
 
     at_s: float
@@ -48,14 +49,15 @@ class Delivery:
     answer: str = ""
     requeue_s: float = 0.0
     delay_s: float = 0.0
+    taken_s: float = 0.0
 
 
 @dataclass
 class Ledger:
-    """All messages of a day.
+    """All messages of a run.
 
     Attributes:
-        sent: by body; each body is sent once.
+        sent: by body; each body is one message.
         delivered: by topic and channel, then by body, in order.
         violations: broken promises that were seen at once.
         uncertain: publishes that failed or were not answered.
