@@ -154,14 +154,3 @@ async def test_few_threads_do_many_jobs(background: ThreadBackground) -> None:
     with trio.fail_after(LIMIT_S):
         await background.wait_idle()
     assert told == [None] * 1_000
-
-
-async def test_a_job_that_comes_after_the_end_is_no_defect() -> None:
-    """A broker that is stopped at once may still submit one in the same turn."""
-    background = ThreadBackground()
-    done: list[str] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(background.run)
-        nursery.cancel_scope.cancel()
-    background.submit(lambda: done.append("run"), lambda error: done.append("told"))
-    assert not done
