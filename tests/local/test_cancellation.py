@@ -182,9 +182,8 @@ async def end_a_demo(cancel_at: CancelAt) -> None:
     with nothing_left_behind(), pytest.MonkeyPatch.context() as patch:
         async with nsqd_in_memory() as broker:
             network = Network.of(broker)
-            where = {"dial": network.dial}
-            patch.setattr(demo, "Producer", partial(Producer, **where))
-            patch.setattr(demo, "Consumer", partial(Consumer, **where, get=lookup))
+            patch.setattr(demo, "Producer", partial(Producer, dial=network.dial))
+            patch.setattr(demo, "Consumer", partial(Consumer, dial=network.dial, get=lookup))
             async with trio.open_nursery() as tasks:
                 tasks.start_soon(flow, counters)
                 [cancel_at.root] = tasks.child_tasks
@@ -205,10 +204,10 @@ async def flow(counters: demo.Counters) -> None:
         tasks.start_soon(demo.report, counters)
 
 
-async def lookup(*_: object, **__: object) -> httpget.Answer:
+async def lookup(*_: object, **_more: object) -> httpget.Answer:
     """The answer of an nsqlookupd that knows the nsqd."""
     await trio.lowlevel.checkpoint()
-    host, _, port = ADDRESS.partition(":")
+    host, port = ADDRESS.split(":")
     body = b'{"channels":[],"producers":[{"broadcast_address":"%b","tcp_port":%b}]}'
     return httpget.Answer(200, {}, body % (host.encode(), port.encode()))
 

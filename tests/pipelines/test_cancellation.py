@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -85,7 +86,7 @@ async def answer(stream: MemoryStream) -> None:
 
 
 @contextmanager
-def patched(network: Network, get: object) -> Iterator[None]:
+def patched(network: Network, get: Any) -> Iterator[None]:
     """Consumers, publishers and requests reach this network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
