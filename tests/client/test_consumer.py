@@ -304,48 +304,6 @@ async def test_a_message_after_close_wait_is_given_back() -> None:
     assert said == [b"REQ %016x 0" % 7]
 
 
-@pytest.mark.parametrize("style", ["messages", "batches", "handler"])
-async def test_cancelling_at_any_await_loses_nothing(style: str) -> None:
-    """Afterwards each message was answered or waits at nsqd, and no task is left."""
-    for steps in range(0, 120, 3):
-        async with nsqd_in_memory(seed=steps) as broker:
-            publish(broker, "t", *BODIES)
-            await wait_all_tasks_blocked()
-            finished = 0
-
-            async def handle(message: Message) -> None:
-                nonlocal finished
-                await trio.lowlevel.checkpoint()
-                finished += message.finish()
-
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_cancel_after, steps, scope)
-                    async with consumer_of(Network.of(broker)) as consumer:
-                        if style == "handler":
-                            await consumer.run(handle, concurrency=2)
-                        elif style == "batches":
-                            async for batch in consumer.batches():
-                                await trio.lowlevel.checkpoint()
-                                finished += len(batch) * batch.finish()
-                        else:
-                            async for message in consumer:
-                                await trio.lowlevel.checkpoint()
-                                finished += message.finish()
-            await wait_all_tasks_blocked()
-            if "c" in broker.topic("t").channels:
-                core = broker.topic("t").channel("c").core
-                assert core.held + finished == 20, steps
-                assert core.in_flight_count == 0, steps
-            assert not broker.clients
-
-
-async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
-    for _ in range(steps):
-        await trio.lowlevel.checkpoint()
-    scope.cancel()
-
-
 async def test_a_stalled_nsqd_does_not_hold_the_end(autojump_clock: MockClock) -> None:
     """The end takes drain_timeout_s at most."""
     network = Network().held()

@@ -115,6 +115,8 @@ async def test_a_step_gives_back_one_batch(batches: int) -> None:
         config=Config(max_attempts=0), queue_batch=lambda _: None, note_answer=lambda *_: None
     )
     subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
+    subscribed_connection.send_rdy(2500)
+    sent.clear()
     for number in range(batches):
         subscribed_connection._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
     with counted_steps(lambda: len(sent)) as steps:
@@ -137,6 +139,7 @@ async def test_a_step_gives_up_a_bounded_number_of_messages(autojump_clock: Mock
         async def deliver() -> None:
             peer = await subscribed(network)
             one = [frames.message_frame(1, 9, b"%016x" % number, b"x") for number in range(1000)]
+            assert await peer.line() == b"RDY 1000"
             await peer.say(*one)
             while await peer.line() != b"FIN %016x" % 999:
                 pass
