@@ -149,3 +149,46 @@ async def test_what_is_noted_is_bounded(
         broker.topic("t").unpause()
         await wait_all_tasks_blocked()
         assert COUNT < len(recovered) < 2 * _MAX_IDS
+
+
+async def test_messages_of_after_the_stop_are_no_copies(autojump_clock: MockClock) -> None:
+    """A read that skips the damaged end of an old file and goes on in a new one drops nothing."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(3))
+        await wait_all_tasks_blocked()
+        killed = disk.after_kill()
+    name = "t:c.diskqueue.000000.dat"
+    whole = killed.files()[name]
+    killed.write_file(name, whole + whole[:10])
+    async with nsqd_in_memory(disk=killed, mem_queue_size=0) as broker:
+        new = [b"new%d" % number for number in range(5)]
+        publish(broker, "t", *new)
+        _, messages = await consume(broker, "t", "c", 8)
+        assert sorted(message.body for message in messages) == numbered(3) + new
+
+
+async def test_a_message_without_a_valid_id_is_dropped(autojump_clock: MockClock) -> None:
+    """Zeros that a power failure left in a file are no messages that nobody can finish."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(5))
+        await wait_all_tasks_blocked()
+        killed = disk.after_kill()
+    name = "t:c.diskqueue.000000.dat"
+    data = bytearray(killed.files()[name])
+    size = len(data) // 5
+    data += data[:size]  # written after the last sync
+    for place in (3, 5):
+        data[place * size + 4 : (place + 1) * size] = bytes(size - 4)
+    killed.write_file(name, bytes(data))
+    async with nsqd_in_memory(disk=killed, mem_queue_size=0) as broker:
+        core = broker.topics["t"].channels["c"].core
+        consumer, messages = await consume(broker, "t", "c", 5)
+        assert sorted(message.body for message in messages) == numbered(5)
+        await finish(consumer, *messages)
+        await consumer.silence(100)
+        assert core.dropped["damaged"] == 2
+        assert (core.depth, core.in_flight_count, core.check()) == (0, 0, None)

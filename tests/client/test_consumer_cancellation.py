@@ -173,7 +173,7 @@ async def check_accounts(life: Life, *brokers: Broker, bodies: Sequence[bytes] =
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_a_consumer_cancelled_at_any_await(style: str, when: When) -> None:
     """Each message was finished or waits at nsqd, once, and each connection is closed."""
-    sweep_awaits(lambda cancel_at: consume(cancel_at, style), when, least=50)
+    sweep_awaits(lambda cancel_at: consume(cancel_at, style), when, least=50, one_in=10)
 
 
 async def refuse(cancel_at: CancelAt) -> None:
@@ -291,4 +291,4 @@ async def discover(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("when", BOTH_IN_SOAK)
 def test_a_consumer_with_nsqlookupds_cancelled_at_any_await(when: When) -> None:
     """The same with polls, with nsqds that come and go, and with less than RDY 1 for each."""
-    sweep_awaits(discover, when, least=50)
+    sweep_awaits(discover, when, least=50, one_in=10)

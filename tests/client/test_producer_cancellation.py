@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,11 +11,20 @@ import trio
 
 from tests.cancellation import BOTH_IN_SOAK, CancelAt, Scenario, When, run_counted, sweep_awaits
 from tests.client.accounts import bodies_left, check_closed
-from tests.client.network import ADDRESS, Network
+from tests.client.network import ADDRESS, IDENTIFIED, Network
 from tests.client.upgraded import SECRET, Secured, SecuredNetwork, server_context, trusting
 from tests.soak import more_in_soak
-from trionsq.client import Config, NotConnectedError, Producer, StoppedError
+from trionsq.client import (
+    ClientError,
+    Config,
+    NotConnectedError,
+    Producer,
+    ProtocolError,
+    StoppedError,
+)
 from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import frames
+from trionsq.wire.errors import ProtocolError as WireError
 
 OTHER = "other.test:4150"
 CLOSED = "closed.test:4150"
@@ -118,7 +128,46 @@ async def publish(cancel_at: CancelAt) -> None:
 def test_a_producer_cancelled_at_any_await(when: When, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reported as published is at nsqd, nothing is there twice, and all is closed."""
     monkeypatch.setattr("trionsq.client.connection._ROOM_BYTES", ROOM_BYTES)
-    sweep_awaits(publish, when, least=50)
+    sweep_awaits(publish, when, least=50, one_in=10)
+
+
+async def refuse(network: Network) -> None:
+    """An nsqd that identifies itself and refuses the client, in one piece."""
+    goodbye = frames.error(WireError("E_INVALID", "go away"))
+    while True:
+        peer = await network.peer()
+        with suppress(EOFError, trio.BrokenResourceError):
+            assert await peer.take(4) == b"  V2"
+            assert await peer.line() == b"IDENTIFY"
+            await peer.body()
+            await peer.say(frames.response(IDENTIFIED), goodbye)
+            await peer.gone()
+
+
+async def publish_in_vain(cancel_at: CancelAt) -> None:
+    network = Network().held()
+    refused = 0
+    async with trio.open_nursery() as nsqd:
+        nsqd.start_soon(refuse, network)
+
+        async def run() -> None:
+            nonlocal refused
+            async with Producer(ADDRESS, dial=network.dial) as producer:
+                for _ in range(2):
+                    with pytest.raises((ClientError, ProtocolError)):
+                        await producer.publish("t", b"x")
+                    refused += 1
+
+        await run_counted(cancel_at, run)
+        assert refused == 2 or cancel_at.has_fired
+        assert all(link.is_closed for link in network.links)
+        nsqd.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_connection_that_ends_as_it_begins_cancelled_at_any_await(when: When) -> None:
+    """The end of a connection and a cancellation at the same moment: it is closed."""
+    sweep_awaits(publish_in_vain, when, least=10)
 
 
 @pytest.fixture(scope="module")

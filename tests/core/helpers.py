@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
@@ -91,7 +92,11 @@ class MemoryBackend:
         self.closed = False
         self.behind = False
         self.caught_up: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
         self.segments: list[Segment] = []
+
+    def is_recovering(self) -> bool:
+        return False
 
     @property
     def depth(self) -> int:

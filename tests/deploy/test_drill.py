@@ -27,9 +27,6 @@ async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> N
     counts = outcome.counts
     assert outcome.wrong == ()
     assert counts["lost"] == 0 or drill.may_lose
-    assert counts["unexplained"] == 0
-    assert counts["uncured"] == 0
-    assert counts["strange"] == 0
     assert counts["acknowledged"] > 0
 
 

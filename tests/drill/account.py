@@ -1,109 +1,112 @@
-"""Who owes what: all that was published and consumed in a run, and what is wrong with it.
+"""All that was published and consumed in a run, what nsqd might lose, and what is wrong with it.
 
-The account is kept by publishers and consumers; the judgement looks at nothing else. What a
-connection that is cut leaves unknown counts in nsqd's favour: a command without its answer may
-have been taken or not.
+Publishers and consumers tell it; the judgement looks at nothing else. What a connection that is cut
+leaves unknown counts in nsqd's favour: a command without its answer may have been taken or not.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Final
 
+from tests.promises import checks
+from tests.promises.allowance import Allowance
+from tests.promises.ledger import Delivery, Ledger, Sent
 from trionsq.wire.client import MessageFrame
 
-EARLY_S = 0.02
-"""A message this much before its due time is not called early: clocks and milliseconds."""
+__all__ = ["NSQD", "Account", "Judgement", "judge"]
 
+NSQD: Final = "nsqd"
+"""The name of the only one, in the ledger."""
 
-@dataclass(slots=True)
-class ChannelAccount:
-    """What consumers of one channel know, by message body.
-
-    Attributes:
-        attempts: the most seen before the stop.
-        finish_sent: FIN was sent: the message may come again or not.
-        finished: FIN was surely taken: it must not come again after a clean stop.
-        due_s: when a REQ that was surely taken lets the message come, in the account's clock.
-        back: attempts of the first delivery after the restart.
-        duplicates: deliveries after the restart beyond the first.
-        early: came after the restart, but before the time it was deferred to.
-        waited: came after the restart, was not yet due then, and came in time.
-        early_before_stop: came before its time while nsqd had never been stopped.
-    """
-
-    attempts: dict[bytes, int] = field(default_factory=dict)
-    finish_sent: set[bytes] = field(default_factory=set)
-    finished: set[bytes] = field(default_factory=set)
-    due_s: dict[bytes, float] = field(default_factory=dict)
-    back: dict[bytes, int] = field(default_factory=dict)
-    duplicates: int = 0
-    early: set[bytes] = field(default_factory=set)
-    waited: int = 0
-    early_before_stop: int = 0
+_SHOWN: Final = 5
 
 
 class Account:
-    """One run's account. Times are seconds of ``clock``, one clock for the whole run."""
+    """One run's account. Times are seconds of ``clock``, one clock for the whole run.
+
+    Attributes:
+        channels: those that are there before the first message.
+        ledger: see there.
+        allowance: what a kill may cost.
+        counts: what else happened.
+        made_s: channels that were made amid the load, and when at the latest their topic kept
+            nothing of before.
+        turns_s: the times of starts after the first one.
+        is_signalled: nsqd was told to end.
+        disturbed_until_s: until then messages in nsqd's output may have timed out: more may come
+            than are in flight.
+    """
 
     def __init__(
-        self, channels: Iterable[tuple[str, str]], clock: Callable[[], float] = time.monotonic
+        self,
+        channels: Iterable[checks.ChannelKey],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.channels = {channel: ChannelAccount() for channel in channels}
-        self.topic_of: dict[bytes, str] = {}
-        self.acknowledged: set[bytes] = set()
-        self.strange: list[tuple[str, bytes]] = []
+        self.channels = list(channels)
+        self.ledger = Ledger()
+        self.allowance = Allowance()
         self.counts: Counter[str] = Counter()
+        self.made_s: dict[checks.ChannelKey, float] = {}
+        self.turns_s: list[float] = []
         self.is_signalled = False
-        self.restarted_s: float | None = None
-        self._published_due_s: dict[bytes, float] = {}
+        self.disturbed_until_s = 0.0
 
     def sending(self, topic: str, bodies: Sequence[bytes], delay_s: float = 0.0) -> None:
         """These are about to be published; ``delay_s`` is how long nsqd shall defer them."""
-        self.topic_of.update(dict.fromkeys(bodies, topic))
-        if delay_s:
-            self._published_due_s.update(dict.fromkeys(bodies, self.clock() + delay_s))
+        now_s = self.clock()
+        self.ledger.sent.update((body, Sent(topic, now_s, delay_s)) for body in bodies)
 
     def acknowledge(self, bodies: Sequence[bytes]) -> None:
         """nsqd said OK to these."""
-        self.acknowledged.update(bodies)
+        now_s = self.clock()
+        for body in bodies:
+            sent = self.ledger.sent[body]
+            sent.nsqd, sent.acked_s = NSQD, now_s
         if self.is_signalled:
             self.counts["acked_after_signal"] += len(bodies)
 
-    def receive(self, channel: tuple[str, str], message: MessageFrame) -> bool:
-        """A consumer of the channel got the message; False if it is none of the topic's."""
-        topic, body = channel[0], message.body
-        if self.topic_of.get(body) != topic:
-            self.strange.append((":".join(channel), body))
-            return False
-        account = self.channels[channel]
-        due_s = max(account.due_s.get(body, 0.0), self._published_due_s.get(body, 0.0))
-        is_early = self.clock() < due_s - EARLY_S
-        if self.restarted_s is None:
-            account.attempts[body] = max(message.attempts, account.attempts.get(body, 0))
-            account.early_before_stop += is_early
-        elif body in account.back:
-            account.duplicates += 1
-        else:
-            account.back[body] = message.attempts
-            account.waited += due_s > self.restarted_s and not is_early
-            if is_early:
-                account.early.add(body)
-        return True
+    def receive(
+        self, channel: checks.ChannelKey, message: MessageFrame, consumer: str
+    ) -> Delivery | None:
+        """A consumer of the channel got the message; None if it is none of the topic's."""
+        delivery = Delivery(self.clock(), NSQD, message.message_id, message.attempts, consumer)
+        self.ledger.deliver(*channel, message.body, delivery)
+        sent = self.ledger.sent.get(message.body)
+        return delivery if sent is not None and sent.topic == channel[0] else None
 
     def restarted(self) -> None:
         """From now on deliveries are those of the nsqd that was started again."""
-        self.restarted_s = self.clock()
+        self.turns_s.append(self.clock())
 
-    def missing(self) -> Iterator[tuple[tuple[str, str], bytes]]:
-        """Acknowledged messages that did not come back to a channel and were not finished."""
-        for channel, account in self.channels.items():
-            for body in self.acknowledged - account.finish_sent - account.back.keys():
-                if self.topic_of[body] == channel[0]:
-                    yield channel, body
+    def note_kill(
+        self,
+        topics: Iterable[dict[str, Any]],
+        ready: Counter[checks.ChannelKey],
+        asked_s: float,
+        *,
+        is_exact: bool,
+        sync_s: float,
+    ) -> None:
+        """nsqd is killed now, and its /stats, asked for at ``asked_s``, had these topics.
+
+        What it took since then may be lost beside them. The counts are exact if it was not at work.
+        Due times are written by a sync, within ``sync_s``.
+        """
+        self.allowance.killed.add(NSQD)
+        self.allowance.note_forgetful(NSQD, self.clock() - sync_s, self.clock())
+        # Its last words are read after its end, and nobody publishes later.
+        self.allowance.note_late(NSQD, asked_s, math.inf)
+        self.allowance.note_stats(NSQD, topics, None if is_exact else ready)
+
+    def lacks_any(self) -> bool:
+        """Whether more messages are missing than may be lost."""
+        return any(checks.lost(self.ledger, self.allowance, self.channels, Counter()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,48 +117,64 @@ class Judgement:
     faults: tuple[str, ...]
 
 
-def judge(account: Account, *, is_clean: bool, keeps_delays: bool) -> Judgement:
-    """Compare what came back with what was owed.
+def judge(account: Account, *, is_clean: bool = True, keeps_delays: bool = True) -> Judgement:
+    """Check every promise.
 
-    Of an unclean stop no more is asked than that nothing comes which was never published.
+    Args:
+        account: of the run.
+        is_clean: nsqd was never killed while it had clients: what it confirmed to them holds.
+        keeps_delays: it remembers due times over a restart; the original does not.
     """
-    channels = account.channels.values()
-    wrong: dict[str, Sequence[object]] = {
-        "strange": account.strange,
-        "missing": list(account.missing()),
-        "finished, came again": _each(account, lambda one: one.finished & one.back.keys()),
-        "attempts lost": _each(account, _lost_attempts),
-        "early": _each(account, lambda one: one.early),
+    ledger, counts = account.ledger, account.counts.copy()
+    memory = account.allowance
+    confirmed = Allowance() if is_clean else memory
+    asked = {
+        "lost": checks.lost(ledger, memory, account.channels, counts),
+        "invented": checks.invented(ledger, memory, counts),
+        "attempts": checks.attempts_broken(ledger, memory, turns_s=account.turns_s, in_order=True),
+        "finished again": checks.finished_again(ledger, confirmed),
+        "in flight": iter(ledger.violations),
     }
-    asked = {"strange"} if not is_clean else set(wrong) - ({"early"} if not keeps_delays else set())
-    counts = account.counts + Counter(
-        published=len(account.topic_of),
-        acked=len(account.acknowledged),
-        finished=sum(len(one.finish_sent) for one in channels),
-        finished_surely=sum(len(one.finished) for one in channels),
-        redelivered=sum(len(one.back) for one in channels),
-        duplicates=sum(one.duplicates for one in channels),
-        waited_after_restart=sum(one.waited for one in channels),
-        early_before_stop=sum(one.early_before_stop for one in channels),
-        **{name.replace(", ", "_").replace(" ", "_"): len(found) for name, found in wrong.items()},
+    if keeps_delays:
+        asked["early"] = checks.came_early(ledger, memory)
+        asked["early again"] = checks.came_early_again(ledger, confirmed)
+    if is_clean:
+        # A killed nsqd may give what the topic read from its file to all channels once more.
+        asked["older than its channel"] = checks.older_than_channel(ledger, account.made_s)
+    faults = []
+    for name, found in asked.items():
+        texts = list(found)
+        if texts:
+            faults.append(f"{len(texts)} x {name}, such as {texts[:_SHOWN]}")
+    return Judgement(counts + _figures(account), tuple(faults))
+
+
+def _figures(account: Account) -> Counter[str]:
+    ledger, steady = account.ledger, account.channels
+    deliveries = [one for bodies in ledger.delivered.values() for one in bodies.values()]
+    finished = [one for each in deliveries for one in each if one.answer == "FIN"]
+    restarted_s = account.turns_s[-1] if account.turns_s else None
+    return Counter(
+        published=len(ledger.sent),
+        acked=ledger.acknowledged,
+        delivered=ledger.deliveries,
+        finished=len(finished),
+        finished_surely=sum(bool(one.taken_s) for one in finished),
+        may_lose=sum(account.allowance.most(NSQD, *channel) for channel in steady),
+        again=sum(len(each) - 1 for each in deliveries),
+        waited_after_restart=0 if restarted_s is None else sum(_waited(account, restarted_s)),
     )
-    faults = tuple(
-        f"{len(found)} {name}, such as {found[:5]}"
-        for name, found in wrong.items()
-        if found and name in asked
-    )
-    return Judgement(counts, faults)
 
 
-def _each(
-    account: Account, find: Callable[[ChannelAccount], Iterable[bytes]]
-) -> list[tuple[str, bytes]]:
-    return [
-        (":".join(channel), body) for channel, one in account.channels.items() for body in find(one)
-    ]
-
-
-def _lost_attempts(one: ChannelAccount) -> Iterator[bytes]:
-    for body, attempts in one.back.items():
-        if attempts <= one.attempts.get(body, 0):
-            yield body
+def _waited(account: Account, restarted_s: float) -> Iterator[bool]:
+    """For each message that came after the restart, whether it had to wait for its time."""
+    for bodies in account.ledger.delivered.values():
+        for body, deliveries in bodies.items():
+            sent = account.ledger.sent.get(body)
+            before = [one for one in deliveries if one.at_s < restarted_s]
+            if sent is not None and len(before) < len(deliveries):
+                last = before[-1] if before else None
+                due_s = sent.sent_s + sent.delay_s
+                if last is not None:
+                    due_s = last.requeue_s + last.delay_s if last.taken_s else 0.0
+                yield due_s > restarted_s

@@ -16,6 +16,8 @@ from tests.drill.account import Account
 from tests.drill.connection import ConnectionEndedError, HttpConnection, NsqConnection
 from tests.drill.plan import ConsumerPlan, PublisherPlan
 from tests.processes import NsqdProcess
+from tests.promises.ledger import Delivery
+from tests.promises.window import Window
 from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame, MessageFrame, Response
 
@@ -23,9 +25,8 @@ PIPELINED_MESSAGES = 50
 MPUB_MESSAGES_MAX = 60
 PADDING_BYTES_MAX = 300
 DELAYS_SHORT_MS = (1, 150)
-DELAYS_BEYOND_STOP_S = (2.0, 4.0)
 DEFERRED_SHARE = 0.2
-"""Of what an HTTP publisher publishes one by one; a DPUB publisher defers everything."""
+"""Of what an HTTP publisher publishes one by one, if no other; a DPUB publisher defers all."""
 
 NOBODYS_ID = b"0" * 16
 """FIN of it is refused, in its turn: then all that was sent before it has been taken."""
@@ -41,26 +42,60 @@ class Round(NamedTuple):
 class Delays:
     """Draws delays, in milliseconds: short ones, and ones that end after the restart."""
 
-    def __init__(self, rng: Random, stop_at_s: float) -> None:
+    def __init__(self, rng: Random, stop_at_s: float, starts_s: float) -> None:
+        """``starts_s``: what the starts after the stop will take."""
         self._rng = rng
         self._stop_at_s = stop_at_s
+        self._beyond_s = 0.8 * starts_s, 2 * starts_s + 1
 
     def draw_ms(self) -> int:
         """A delay from now on."""
         if self._rng.random() < 0.5:
             return self._rng.randint(*DELAYS_SHORT_MS)
         left_s = max(0.0, self._stop_at_s - trio.current_time())
-        return int((left_s + self._rng.uniform(*DELAYS_BEYOND_STOP_S)) * 1000)
+        return int((left_s + self._rng.uniform(*self._beyond_s)) * 1000)
+
+
+class Gate:
+    """While it is closed no client sends anything."""
+
+    def __init__(self) -> None:
+        self._opened = trio.Event()
+        self._opened.set()
+
+    def close(self) -> None:
+        """From now on clients keep still; what they sent is answered."""
+        self._opened = trio.Event()
+
+    def open(self) -> None:
+        """They go on."""
+        self._opened.set()
+
+    async def go_through(self) -> None:
+        """Wait until it is open."""
+        await self._opened.wait()
 
 
 class Publisher:
     """One publisher; its bodies are unique in the run and say whose and which they are."""
 
-    def __init__(self, plan: PublisherPlan, rng: Random, delays: Delays, account: Account) -> None:
+    def __init__(
+        self,
+        plan: PublisherPlan,
+        rng: Random,
+        delays: Delays,
+        account: Account,
+        gate: Gate,
+        *,
+        deferred_share: float = DEFERRED_SHARE,
+    ) -> None:
+        """``deferred_share``: of what it publishes one by one by HTTP."""
         self._plan = plan
         self._rng = rng
         self._delays = delays
         self._account = account
+        self._gate = gate
+        self._deferred_share = deferred_share
         self._sequence = 0
 
     async def run(self, nsqd: NsqdProcess) -> None:
@@ -76,6 +111,7 @@ class Publisher:
     async def _run_tcp(self, address: str) -> None:
         async with await NsqConnection.open(address) as connection:
             while True:
+                await self._gate.go_through()
                 data, batches = self._next_round()
                 await connection.send(data)
                 unanswered = deque(batches)
@@ -86,6 +122,7 @@ class Publisher:
     async def _run_http(self, address: str) -> None:
         async with await HttpConnection.open(address) as connection:
             while True:
+                await self._gate.go_through()
                 path, bodies = self._next_request()
                 status, _ = await connection.request("POST", path, b"\n".join(bodies))
                 self._answered(bodies, status == 200)
@@ -117,7 +154,7 @@ class Publisher:
         if self._plan.kind == "http_mpub":
             bodies = self._bodies(self._rng.randint(1, MPUB_MESSAGES_MAX))
             return f"/mpub?topic={self._plan.topic}", bodies
-        delay_ms = self._delays.draw_ms() if self._rng.random() < DEFERRED_SHARE else 0
+        delay_ms = self._delays.draw_ms() if self._rng.random() < self._deferred_share else 0
         defer = f"&defer={delay_ms}" if delay_ms else ""
         return f"/pub?topic={self._plan.topic}{defer}", self._bodies(1, delay_ms)
 
@@ -134,15 +171,26 @@ class Publisher:
 class Consumer:
     """One consumer: finishes most of what it gets, keeps some in flight, requeues some."""
 
-    def __init__(self, plan: ConsumerPlan, rng: Random, delays: Delays, account: Account) -> None:
+    def __init__(
+        self,
+        plan: ConsumerPlan,
+        rng: Random,
+        delays: Delays,
+        account: Account,
+        gate: Gate,
+        msg_timeout_s: float,
+    ) -> None:
         self._plan = plan
         self._rng = rng
         self._delays = delays
         self._account = account
+        self._gate = gate
         self._channel = (plan.topic, plan.channel)
-        self._own = account.channels[self._channel]
-        self._held = 0
-        self._unsure: deque[_Taken] = deque()
+        # This process may be late itself.
+        self._window = Window(forget_s=0.25 * msg_timeout_s)
+        self._sure_s = 0.5 * msg_timeout_s
+        # By id, what was sent in one go, and whose fate is open.
+        self._unsure: deque[dict[bytes, Delivery]] = deque()
 
     async def run(
         self, nsqd: NsqdProcess, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -151,6 +199,7 @@ class Consumer:
         try:
             async with await NsqConnection.open(nsqd.tcp_address) as connection:
                 plan = self._plan
+                self._window.set_ready(plan.ready_count)
                 await connection.subscribe(plan.topic, plan.channel, plan.ready_count)
                 task_status.started()
                 while True:
@@ -159,49 +208,65 @@ class Consumer:
             self._account.counts["consumers_cut_off"] += 1
 
     async def _handle_next(self, connection: NsqConnection) -> None:
-        taken = _Taken({}, {})
+        taken: dict[bytes, Delivery] = {}
         lines: list[bytes] = []
+        deliveries: list[Delivery] = []
         for frame in await connection.frames():
             if isinstance(frame, MessageFrame):
-                self._account.receive(self._channel, frame)
-                lines += self._decide(frame, taken)
+                deliveries += self._receive(frame)
             elif isinstance(frame, ErrorFrame):
                 self._answered(frame)
+        await self._gate.go_through()
+        for delivery in deliveries:
+            lines += self._decide(delivery, taken)
         if lines:
             self._unsure.append(taken)
             await connection.send(b"".join([*lines, commands.finish(NOBODYS_ID)]))
 
-    def _decide(self, message: MessageFrame, taken: _Taken) -> list[bytes]:
-        plan, drawn = self._plan, self._rng.random()
-        if drawn < plan.hold_share and self._held < plan.ready_count // 2:
-            self._held += 1
+    def _receive(self, frame: MessageFrame) -> list[Delivery]:
+        """The delivery; none if it is not worth an answer."""
+        account, plan = self._account, self._plan
+        delivery = account.receive(self._channel, frame, plan.name)
+        if delivery is None:
+            return []
+        if any(frame.message_id in answers for answers in self._unsure):
+            # It timed out before nsqd read the answer, which may be for this delivery now.
+            return [delivery]
+        is_over = self._window.receive(frame.message_id, delivery.at_s)
+        if is_over and delivery.at_s > account.disturbed_until_s:
+            in_flight = len(self._window)
+            account.ledger.violate(f"{plan.name}: {in_flight} in flight, RDY {plan.ready_count}")
+        return [delivery]
+
+    def _decide(self, delivery: Delivery, taken: dict[bytes, Delivery]) -> list[bytes]:
+        plan, drawn, message_id = self._plan, self._rng.random(), delivery.message_id
+        if drawn < plan.hold_share and len(self._window) <= max(1, plan.ready_count // 2):
             self._account.counts["held"] += 1
             return []
+        self._window.answer(message_id)
+        taken[message_id] = delivery
         if drawn > 1 - plan.requeue_share:
             delay_ms = self._delays.draw_ms() if self._rng.random() < 0.8 else 0
-            taken.due_s[message.message_id] = message.body, self._account.clock() + delay_ms / 1000
+            delivery.answer, delivery.delay_s = "REQ", delay_ms / 1000
+            delivery.requeue_s = self._account.clock()
             self._account.counts["requeued"] += 1
-            return [commands.requeue(message.message_id, delay_ms)]
-        taken.finished[message.message_id] = message.body
-        self._own.finish_sent.add(message.body)
-        return [commands.finish(message.message_id)]
+            return [commands.requeue(message_id, delay_ms)]
+        delivery.answer = "FIN"
+        return [commands.finish(message_id)]
 
     def _answered(self, refusal: ErrorFrame) -> None:
         """An answer came to the oldest commands whose fate is open."""
         words = refusal.text.split(b" ")
         message_id = words[1] if len(words) > 1 else b""
-        if message_id != NOBODYS_ID:
-            self._account.counts["refused_fin_or_req"] += 1
-            self._unsure[0].finished.pop(message_id, None)
-            self._unsure[0].due_s.pop(message_id, None)
+        if message_id == NOBODYS_ID:
+            now_s = self._account.clock()
+            for delivery in self._unsure.popleft().values():
+                # Later nsqd may have answered for the next attempt, which is on its way.
+                if now_s - delivery.at_s < self._sure_s:
+                    delivery.taken_s = now_s
             return
-        taken = self._unsure.popleft()
-        self._own.finished.update(taken.finished.values())
-        self._own.due_s.update(taken.due_s.values())
-
-
-class _Taken(NamedTuple):
-    """By id, what was sent in one go: bodies finished, bodies requeued with their due time."""
-
-    finished: dict[bytes, bytes]
-    due_s: dict[bytes, tuple[bytes, float]]
+        self._account.counts["refused_fin_or_req"] += 1
+        # A message that timed out may have come twice in one go: the other answer was taken.
+        refused = self._unsure[0].pop(message_id, None)
+        if refused is not None:
+            refused.answer = "refused"

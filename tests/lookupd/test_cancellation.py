@@ -205,7 +205,7 @@ async def requests(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("when", ["parked", "woken"])
 def test_requests_cancelled_at_any_await(when: When) -> None:
     """A request that is cancelled has its effect or none, and the next one is answered."""
-    sweep_awaits(requests, when, least=50)
+    sweep_awaits(requests, when, least=50, one_in=20)
 
 
 def running(folder: Path) -> Scenario:

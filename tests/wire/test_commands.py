@@ -114,7 +114,7 @@ def test_auth_carries_the_secret() -> None:
         lambda: commands.finish(b"short"),
         lambda: commands.finish(b"0123456789abcde\n"),
         lambda: commands.finish(MESSAGE_ID + b"\n"),
-        lambda: commands.touch(b"0123456789ABCDEF"),
+        lambda: commands.touch(b"0123456789 abcde"),
         lambda: commands.requeue(b"0123456789 bcdef", 0),
         lambda: commands.requeue(MESSAGE_ID, -1),
         lambda: commands.requeue(MESSAGE_ID, commands.MAX_DELAY_MS + 1),
@@ -126,3 +126,9 @@ def test_what_nsqd_would_refuse_is_not_encoded(encode: Callable[[], bytes]) -> N
     """A bad name, id, number or empty body raises ValueError and yields no bytes."""
     with pytest.raises(ValueError, match=r"."):
         encode()
+
+
+def test_an_id_that_nsqd_read_from_a_damaged_file_can_be_answered() -> None:
+    """Any 16 bytes that a command can carry are sent back, so that the message can be finished."""
+    for message_id in (bytes(16), b"0123456789ABCDEF", b"1359\xb50b93a269006"):
+        assert commands.finish(message_id) == b"FIN " + message_id + b"\n"

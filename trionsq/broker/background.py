@@ -33,12 +33,16 @@ class ThreadBackground:
         self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._workers = 0
         self._idle = trio.Event()
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<ThreadBackground workers={self._workers} waiting={len(self._waiting)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before."""
+        """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before.
+
+        Later ones do not begin: a broker that is cancelled at the same time may still submit some.
+        """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -54,8 +58,10 @@ class ThreadBackground:
         After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
         """
         assert self._nursery is not None, "the background is not running"
+        if self._has_ended:
+            return
         self._waiting.append((job, done))
-        if self._workers < _MAX_THREADS and not self._has_ended:
+        if self._workers < _MAX_THREADS:
             self._workers += 1
             self._nursery.start_soon(self._work, name="disk job")
 

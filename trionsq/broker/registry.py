@@ -113,8 +113,6 @@ class TopicRegistry:
             self._delete_topic,
             self._channel_gone,
         )
-        if isinstance(core.store.backend, DiscardingBackend):
-            core.store.backend.dropped = core.dropped
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)
         run = partial(topic.run, self._defects)
@@ -129,11 +127,8 @@ class TopicRegistry:
         self._delete_old_channel(topic.name, name)
         backend = self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
-        if isinstance(backend, DiscardingBackend):
-            backend.dropped = core.dropped
-        if isinstance(backend, DiskQueue) and backend.is_recovering():
-            core.store.is_recovering = backend.is_recovering
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
+        core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS

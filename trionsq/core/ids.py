@@ -12,7 +12,7 @@ from typing import Final
 
 from trionsq.wire.bodies import slice_fields
 
-__all__ = ["SEQUENCES", "IdSource", "RangeIds"]
+__all__ = ["SEQUENCES", "IdSource", "RangeIds", "is_valid_id"]
 
 _TICK_SHIFT: Final = 20
 _TICK_EPOCH: Final = 1288834974288
@@ -22,6 +22,14 @@ _SUFFIXES: Final = [b"%03x" % sequence for sequence in range(SEQUENCES)]
 
 IdRange = tuple[bytes, int, int]
 """Prefix of 13 digits, first sequence, end of the sequences (exclusive)."""
+
+
+_HEX_DIGITS: Final = b"0123456789abcdef"
+
+
+def is_valid_id(message_id: bytes) -> bool:
+    """Return whether these 16 bytes are a message id."""
+    return not message_id.strip(_HEX_DIGITS)
 
 
 class RangeIds:

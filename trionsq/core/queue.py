@@ -48,14 +48,23 @@ class Backend(Protocol):
         behind: whether too much waits to be made durable. Callers look at it before `append`,
             which does not refuse for it.
         caught_up: is called when `behind` has become false.
+        dropped: number of messages that the backend gave up on its own, by reason; the owner may
+            replace the counter by its own.
     """
 
     caught_up: Callable[[], None]
+    dropped: Counter[str]
 
     @property
     def depth(self) -> int: ...
     @property
     def behind(self) -> bool: ...
+
+    def is_recovering(self) -> bool:
+        """Return whether the segment read last was written before an unclean stop.
+
+        Before the first read: whether there are such segments.
+        """
 
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         """Store all messages of ``segment``, or none.
@@ -215,6 +224,7 @@ class Store:
         self.backend_in_count = 0
         self.backend_out_count = 0
         self.dropped: Counter[str] = Counter()
+        backend.dropped = self.dropped
         self.dropped_count = 0
 
     def __repr__(self) -> str:

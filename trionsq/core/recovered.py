@@ -8,7 +8,6 @@ start leaves out the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -74,18 +73,15 @@ class ChannelStore(Store):
     """The queue of a channel, from which segments are popped for delivery.
 
     Attributes:
-        is_recovering: tells whether the backend still reads what an unclean end left; None if
-            there was none.
         recovered: the messages that the topic may have given once more; None if there is no need
             to know them.
         must_read_on: whether the last `pop_segment` gave up although there may be more to read.
     """
 
-    __slots__ = ("_random", "is_recovering", "must_read_on", "recovered")
+    __slots__ = ("_random", "must_read_on", "recovered")
 
     def __init__(self, limit: int, backend: Backend, random: Random) -> None:
         super().__init__(limit, backend)
-        self.is_recovering: Callable[[], bool] | None = None
         self.recovered: Recovered | None = None
         self.must_read_on = False
         self._random = random
@@ -108,23 +104,21 @@ class ChannelStore(Store):
         """Read the next messages of the backend, without copies of what the topic gave again."""
         self.must_read_on = False
         for _ in range(_MAX_COPIES_READS):
-            if self.recovered is None:
-                break
-            if self.is_recovering is None or not self.is_recovering():
-                self.recovered = None
-                break
+            recovered = self.recovered
+            if recovered is None:
+                return self.read_backend(max_count, MAX_DELIVERY_BYTES)
             segment = self.read_backend(_MAX_READ_MESSAGES, MAX_DELIVERY_BYTES)
+            is_recovering = self.backend.is_recovering()
+            if not is_recovering or not self.backend.depth:
+                self.recovered = None
             if segment is None:
                 return None
-            kept = self.recovered.without_copies(segment)
-            count = 0 if kept is None else kept.count
-            self.drop("double", segment.count - count)
+            kept = recovered.without_copies(segment) if is_recovering else segment
+            self.drop("double", segment.count - (0 if kept is None else kept.count))
             if kept is not None:
                 return self._first_of(kept, max_count)
-        else:
-            self.must_read_on = True
-            return None
-        return self.read_backend(max_count, MAX_DELIVERY_BYTES)
+        self.must_read_on = True
+        return None
 
     def _first_of(self, segment: Segment, max_count: int) -> Segment:
         """The first messages; the others go to the head of the memory queue."""

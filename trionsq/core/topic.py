@@ -208,7 +208,7 @@ class TopicState:
         """Add a channel. It gets the messages that are fanned out from now on."""
         self.channels[channel.name] = channel
         self._roster.add(channel)
-        if channel.store.is_recovering is not None:
+        if channel.store.backend.is_recovering():
             recovered = self._recovered() if self._recovered is not None else None
             channel.store.recovered = Recovered() if recovered is None else recovered
             self._recovered = ref(channel.store.recovered)

@@ -25,6 +25,9 @@ class DiscardingBackend:
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
 
+    def is_recovering(self) -> bool:
+        return False
+
     def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         self.dropped["ephemeral overflow"] += segment.count
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.ids import is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
@@ -44,12 +46,14 @@ class DiskQueue:
     Attributes:
         name: ``topic`` or ``topic:channel``.
         caught_up: is called when `behind` or an error has ended.
+        dropped: see `Backend`.
     """
 
     def __init__(self, name: str, folder: DataFolder) -> None:
         """Take over the files of that name, if there are any."""
         self.name = name
         self.caught_up: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
         self._folder = folder
         self._files = files = QueueFiles(name)
         undeleted = folder.undeleted.get(name)
@@ -57,6 +61,7 @@ class DiskQueue:
         self._positions = positions = start.positions
         # Files before this one were written before an unclean stop.
         self._recovered_end = positions.write_file if start.moved else 0
+        self._is_recovering = positions.read_file < self._recovered_end
         self._is_bare = start.is_bare
         self._is_deleted = False
         # Reading failed; `retry` tries again.
@@ -110,8 +115,7 @@ class DiskQueue:
         return self._sync.is_behind
 
     def is_recovering(self) -> bool:
-        """Return whether the next record was written before an unclean stop."""
-        return self._positions.read_file < self._recovered_end
+        return self._is_recovering
 
     # Messages
 
@@ -140,6 +144,15 @@ class DiskQueue:
         sync.count_operations(records.count, began_file)
 
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        while True:
+            segment = self._read_next(max_count, max_bytes)
+            if segment is None or not self._is_recovering:
+                return segment
+            segment = self._without_damaged(segment)
+            if segment is not None:
+                return segment
+
+    def _read_next(self, max_count: int, max_bytes: int) -> Segment | None:
         if self._has_read_error or self._deferrals.is_loading:
             return None
         try:
@@ -158,6 +171,8 @@ class DiskQueue:
         if self._deferrals:
             segment = self._deferrals.limit_segment(segment)
         count = segment.last - segment.first
+        # One read may skip damaged files and end in one of after the stop.
+        self._is_recovering = self._positions.read_file < self._recovered_end
         self._reader.advance(count)
         self._positions.depth -= count
         if self._positions.all_read:
@@ -165,6 +180,24 @@ class DiskQueue:
         self._sync.reads += count
         self._sync.count_operations(count, self._reader.has_moved)
         return segment
+
+    def _without_damaged(self, segment: Segment) -> Segment | None:
+        """Return the messages with valid ids: a power failure may leave zeros inside of a file.
+
+        A client could not finish the others.
+        """
+        ids = segment.ids()
+        kept = [place for place, message_id in enumerate(ids) if is_valid_id(message_id)]
+        if len(kept) == len(ids):
+            return segment
+        count = len(ids) - len(kept)
+        self.dropped["damaged"] += count
+        log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
+        if not kept:
+            return None
+        places = [segment.first + place for place in kept]
+        batch = segment.batch.extract(places, [ids[place] for place in kept])
+        return Segment(batch, 0, len(kept), segment.attempts)
 
     def _note_end(self) -> None:
         """Note that all records were read."""

@@ -9,8 +9,8 @@ Spec: nsqd-internals, section 7 (sync).
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
@@ -106,11 +106,11 @@ class SyncJob:
             close_quietly(file)
 
     def _sync(self, file: DiskFile) -> None:
-        start_s = perf_counter()
+        start_s = time.perf_counter()
         try:
             file.sync()
         finally:
-            self.fsyncs_s.append(perf_counter() - start_s)
+            self.fsyncs_s.append(time.perf_counter() - start_s)
 
     def _rewrite_unsynced(self) -> None:
         while self.unsynced and self._is_valid:

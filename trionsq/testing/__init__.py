@@ -13,6 +13,7 @@ The others need no sockets, threads or real time:
 - `streams`: a connection in memory, bounded and breakable
 - `disk`, `pagecache`: a disk in memory that fails, fills up, crashes and loses power
 - `background`: blocking work without threads
+- `simulation`: machines, clocks, disks and a network in one process, from one seed
 
 Under a `trio.testing.MockClock(autojump_threshold=0)` hours pass in milliseconds::
 

@@ -1,17 +1,20 @@
-"""Blocking disk work without threads: at once, or when a test asks for it.
+"""Blocking disk work without threads: at once, when a test asks for it, or after a delay.
 
-Both classes are a `trionsq.storage.folder.Background`. Exceptions of ``done``, and those of a job
+All classes are a `trionsq.storage.folder.Background`. Exceptions of ``done``, and those of a job
 that are no Exception (such as `trionsq.testing.disk.Crashed`), leave the call that ran the job.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
+
+import trio
 
 from trionsq.storage.folder import Job, JobDefects, JobDone
 
-__all__ = ["HeldBackground", "InlineBackground"]
+__all__ = ["DelayedBackground", "HeldBackground", "InlineBackground"]
 
 _MAX_JOBS: Final = 10_000
 
@@ -104,6 +107,40 @@ class HeldBackground:
 
     async def wait_idle(self) -> None:
         self.run_all()
+
+
+class DelayedBackground:
+    """Runs each job later, as a thread does; the caller says when.
+
+    Attributes:
+        defects: exceptions of jobs other than OSError.
+    """
+
+    def __init__(self, run_later: Callable[[Callable[[], None]], None]) -> None:
+        """``run_later`` calls the given function later, in the run of the broker, or never."""
+        self.defects = JobDefects()
+        self._run_later = run_later
+        self._jobs = 0
+        self._idle = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<DelayedBackground {self._jobs} jobs>"
+
+    def submit(self, job: Job, done: JobDone) -> None:
+        self._jobs += 1
+
+        def run() -> None:
+            done(_error_of(job, self.defects))
+            self._jobs -= 1
+            if not self._jobs:
+                self._idle.set()
+                self._idle = trio.Event()
+
+        self._run_later(run)
+
+    async def wait_idle(self) -> None:
+        while self._jobs:
+            await self._idle.wait()
 
 
 def _error_of(job: Job, defects: JobDefects) -> Exception | None:

@@ -41,7 +41,9 @@ MAX_DELAY_MS = (2**63 - 1) // 1_000_000
 
 _MAX_BODY_BYTES = 2**31 - 1
 _MAX_COUNT = 2**63 - 1
-_MESSAGE_ID = re.compile(rb"[0-9a-f]{16}")
+# An nsqd that read a damaged file may send other bytes than its 16 hex digits. Those that a command
+# can carry are sent back, so that the message can be finished.
+_MESSAGE_ID = re.compile(rb"[^ \r\n]{16}")
 _pack_size = struct.Struct(">i").pack
 
 
@@ -73,7 +75,7 @@ def ready(count: int) -> bytes:
 
 
 def finish(message_id: bytes) -> bytes:
-    """Return FIN; an id that is not 16 hex digits raises ValueError."""
+    """Return FIN; an id that a command cannot carry raises ValueError."""
     return b"FIN %b\n" % _checked_id(message_id)
 
 
@@ -81,14 +83,14 @@ def requeue(message_id: bytes, delay_ms: int) -> bytes:
     """Return REQ, with the delay in milliseconds, 0 for at once.
 
     Raises:
-        ValueError: the id is not 16 hex digits, or the delay is below zero or absurdly long.
+        ValueError: a command cannot carry the id, or the delay is below zero or absurdly long.
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "requeue delay in ms")
     return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
 
 
 def touch(message_id: bytes) -> bytes:
-    """Return TOUCH; an id that is not 16 hex digits raises ValueError."""
+    """Return TOUCH; an id that a command cannot carry raises ValueError."""
     return b"TOUCH %b\n" % _checked_id(message_id)
 
 
@@ -146,7 +148,7 @@ def _bounded(number: int, maximum: int, what: str) -> int:
 
 def _checked_id(message_id: bytes) -> bytes:
     if _MESSAGE_ID.fullmatch(message_id) is None:
-        raise ValueError(f"message id must be 16 hex digits: {message_id!r}")
+        raise ValueError(f"message id must be 16 bytes without spaces: {message_id!r}")
     return message_id
 
 

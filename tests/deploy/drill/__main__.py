@@ -103,10 +103,6 @@ def _print_more(outcome: Outcome, folder: Path) -> None:
     if outcome.failures:
         failures = ", ".join(f"{count} {error}" for error, count in outcome.failures.items())
         print(f"    publishes tried again: {failures}")
-    if outcome.counts["lost"]:
-        unexplained = outcome.counts["unexplained"]
-        held = outcome.counts["lost"] - unexplained
-        print(f"    lost: {held} that the faulty node had told OK before; others: {unexplained}")
     for remark in outcome.remarks:
         print(f"    {remark}")
     for wrong in outcome.wrong:

@@ -1,8 +1,8 @@
-"""Histories of messages: attempted, acknowledged, delivered, finished; and what is wrong with one.
+"""Histories of messages, kept in a ledger; figures of one, and whether all promises were kept.
 
-Messages are numbers from 0, so that a run of 200,000 costs some bytes for each in arrays. Times
-are seconds of one clock. A publish that failed, or broke without an answer, leaves it open whether
-the message is there: it may come or not, and twice if its publisher tried again.
+Messages have numbers from 0. Times are seconds of one clock. A publish that failed, or broke
+without an answer, leaves it open whether the message is there: it may come or not, and twice if its
+publisher tried again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BODY_NBYTES", "Fault", "History", "Judgement", "judge"]
+from tests.promises import checks
+from tests.promises.allowance import Allowance
+from tests.promises.ledger import Delivery, Ledger, Sent
+
+__all__ = ["BODY_NBYTES", "TOPIC", "Fault", "History", "Judgement", "judge"]
 
 BODY_NBYTES: Final = 100
+TOPIC: Final = "drill"
 
-_NONE: Final = 255  # no node
-_COUNT_MAX: Final = 255
 _SHOWN: Final = 5
 
 
@@ -45,20 +47,11 @@ class Fault:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What one channel got: by message how often, and when first; and its longest silence."""
+class _Silence:
+    """When a channel got its last message, and its longest time without one."""
 
-    counts: bytearray = field(default_factory=bytearray)
-    firsts_s: array[float] = field(default_factory=lambda: array("d"))
-    duplicated: int = 0
-    redelivered: int = 0
-    finished: int = 0
     last_s: float = -math.inf
     gap_s: float = 0.0
-
-    def grow(self, count: int) -> None:
-        self.counts.extend(bytes(count))
-        self.firsts_s.frombytes(bytes(8 * count))
 
 
 class History:
@@ -70,7 +63,8 @@ class History:
         uncured: messages that no node took, however often they were tried.
         publish_s: the longest time from a message's first try to its OK.
         acknowledged_by, delivered_by: counts by node; of deliveries all, on every channel.
-        strange: bodies that nobody published, with their channels.
+        ledger: of all messages.
+        allowance: what the faults may cost.
     """
 
     def __init__(
@@ -89,26 +83,31 @@ class History:
         self.uncured = 0
         self.acknowledged_by: Counter[str] = Counter()
         self.delivered_by: Counter[str] = Counter()
-        self.strange: list[tuple[str, bytes]] = []
-        self.strange_count = 0
-        self.attempted = 0
+        self.ledger = Ledger()
+        self.allowance = Allowance()
         self.publish_s = 0.0
         self._name = os.urandom(4).hex().encode() if name is None else name
-        self._acked_nodes = bytearray()
-        self._acked_s = array("d")
-        self._seen = {channel: _Seen() for channel in channels}
+        self._silences = {channel: _Silence() for channel in channels}
         self._watched_from_s: float | None = None
 
     # Publishers
 
+    @property
+    def attempted(self) -> int:
+        """Messages that were published, or tried to be."""
+        return len(self.ledger.sent)
+
+    @property
+    def channels(self) -> list[checks.ChannelKey]:
+        """They are owed each message."""
+        return [(TOPIC, channel) for channel in self._silences]
+
     def begin(self, count: int = 1) -> range:
         """The numbers of messages that are about to be published for the first time."""
         numbers = range(self.attempted, self.attempted + count)
-        self.attempted += count
-        self._acked_nodes.extend(bytes([_NONE]) * count)
-        self._acked_s.frombytes(bytes(8 * count))
-        for seen in self._seen.values():
-            seen.grow(count)
+        now_s = self.clock()
+        for number in numbers:
+            self.ledger.sent[self.body(number)] = Sent(TOPIC, now_s)
         return numbers
 
     def body(self, number: int) -> bytes:
@@ -117,12 +116,12 @@ class History:
 
     def acknowledged(self, numbers: Iterable[int], node: str, began_s: float | None = None) -> None:
         """The node said OK to these, whose first try was at ``began_s``."""
-        at_s, place = self.clock(), self.nodes.index(node)
+        at_s = self.clock()
         if began_s is not None:
             self.publish_s = max(self.publish_s, at_s - began_s)
         for number in numbers:
-            self._acked_nodes[number] = place
-            self._acked_s[number] = at_s
+            sent = self.ledger.sent[self.body(number)]
+            sent.nsqd, sent.acked_s = node, at_s
             self.acknowledged_by[node] += 1
 
     def failed(self, error: Exception) -> None:
@@ -137,47 +136,34 @@ class History:
     # Consumers
 
     def delivered(
-        self, channel: str, node: str, bodies: Sequence[bytes], attempts: Sequence[int]
-    ) -> None:
+        self,
+        channel: str,
+        node: str,
+        ids: Sequence[bytes],
+        bodies: Sequence[bytes],
+        attempts: Sequence[int],
+    ) -> list[Delivery]:
         """A consumer of the channel got these; ``attempts`` are nsqd's counts."""
-        at_s, seen = self.clock(), self._seen[channel]
+        at_s, silence = self.clock(), self._silences[channel]
         self._tell_faults(node, at_s)
-        seen.gap_s = max(seen.gap_s, self._silence_s(seen, at_s))
-        seen.last_s = at_s
+        silence.gap_s = max(silence.gap_s, self._silence_s(silence, at_s))
+        silence.last_s = at_s
         self.delivered_by[node] += len(bodies)
-        for body, attempt in zip(bodies, attempts, strict=True):
-            number = self._number(body)
-            if number < 0:
-                self._take_strange(channel, body)
-                continue
-            seen.redelivered += attempt > 1
-            if not seen.counts[number]:
-                seen.firsts_s[number] = at_s
-            else:
-                seen.duplicated += 1
-            seen.counts[number] = min(seen.counts[number] + 1, _COUNT_MAX)
+        deliveries = []
+        for id_, body, attempt in zip(ids, bodies, attempts, strict=True):
+            delivery = Delivery(at_s, node, id_, attempt, channel)
+            self.ledger.deliver(TOPIC, channel, body, delivery)
+            deliveries.append(delivery)
+        return deliveries
 
-    def finished(self, channel: str, count: int) -> None:
-        """So many were finished, as far as nsqd could be told."""
-        self._seen[channel].finished += count
+    def finished(self, deliveries: Iterable[Delivery]) -> None:
+        """These were finished, as far as nsqd could be told."""
+        for delivery in deliveries:
+            delivery.answer = "FIN"
 
     def delivered_count(self, channel: str) -> int:
         """Of different messages."""
-        counts = self._seen[channel].counts
-        return len(counts) - counts.count(0)
-
-    def _number(self, body: bytes) -> int:
-        name, _, rest = body.partition(b" ")
-        digits = rest.partition(b" ")[0]
-        if name != self._name or not digits.isdigit() or len(digits) > 9:
-            return -1
-        number = int(digits)
-        return number if number < self.attempted and body == self.body(number) else -1
-
-    def _take_strange(self, channel: str, body: bytes) -> None:
-        self.strange_count += 1
-        if len(self.strange) < _SHOWN:
-            self.strange.append((channel, body[:40]))
+        return len(self.ledger.delivered.get((TOPIC, channel), ()))
 
     # Faults, and silence meanwhile
 
@@ -196,8 +182,8 @@ class History:
     def calm(self) -> None:
         """From now on silence is no fault: publishers stop, or consumers are told to pause."""
         at_s = self.clock()
-        for seen in self._seen.values():
-            seen.gap_s = max(seen.gap_s, self._silence_s(seen, at_s))
+        for silence in self._silences.values():
+            silence.gap_s = max(silence.gap_s, self._silence_s(silence, at_s))
         self._watched_from_s = None
 
     def resumed(self) -> None:
@@ -205,11 +191,11 @@ class History:
         if self.faults and self._watched_from_s is None:
             self._watched_from_s = self.clock()
 
-    def _silence_s(self, seen: _Seen, at_s: float) -> float:
+    def _silence_s(self, silence: _Silence, at_s: float) -> float:
         """Up to a delivery, since the one before or since silence counts."""
         if self._watched_from_s is None:
             return 0.0
-        return at_s - max(self._watched_from_s, seen.last_s)
+        return at_s - max(self._watched_from_s, silence.last_s)
 
     def _tell_faults(self, node: str, at_s: float) -> None:
         for fault in reversed(self.faults):
@@ -218,49 +204,34 @@ class History:
             if fault.back_s is None and fault.ended_s is not None and fault.node == node:
                 fault.back_s = at_s
 
-    # What is owed
-
-    def missing(self) -> list[int]:
-        """Acknowledged messages that some channel did not get."""
-        return [
-            number
-            for number in range(self.attempted)
-            if self._acked_nodes[number] != _NONE
-            and not all(seen.counts[number] for seen in self._seen.values())
-        ]
-
-    def is_complete(self) -> bool:
-        """Whether every channel got everything that was acknowledged."""
-        return not self.missing()
+    # Figures
 
     def counts(self) -> Counter[str]:
         """All figures but those that depend on what was promised."""
-        seen = self._seen.values()
-        got_by_all = self._got_by_all()
-        acked = self.attempted - self._acked_nodes.count(_NONE)
-        unknown = sum(
-            node == _NONE and got for node, got in zip(self._acked_nodes, got_by_all, strict=True)
-        )
+        sent = self.ledger.sent
+        acked = {body for body, one in sent.items() if one.nsqd}
+        got = [self.ledger.delivered.get(channel, {}) for channel in self.channels]
+        settled = [checks.settled_bodies(self.ledger, channel) for channel in self.channels]
+        got_by_all = {body for body in sent if all(body in bodies for bodies in got)}
+        published = [each for bodies in got for body, each in bodies.items() if body in sent]
+        deliveries = [delivery for each in published for delivery in each]
+        strange = [each for bodies in got for body, each in bodies.items() if body not in sent]
         return Counter(
-            attempted=self.attempted,
-            acknowledged=acked,
-            delivered=sum(got_by_all),
-            lost=len(self.missing()),
-            duplicated=sum(one.duplicated for one in seen),
-            redelivered=sum(one.redelivered for one in seen),
-            finished=sum(one.finished for one in seen),
-            recovered=sum(map(self._is_recovered, range(self.attempted))),
-            unknown=unknown,
+            attempted=len(sent),
+            acknowledged=len(acked),
+            delivered=len(got_by_all),
+            lost=sum(any(body not in one for one in settled) for body in acked),
+            duplicated=len(deliveries) - len(published),
+            redelivered=sum(delivery.attempts > 1 for delivery in deliveries),
+            finished=sum(delivery.answer == "FIN" for delivery in deliveries),
+            recovered=sum(map(self._is_recovered, acked)),
+            unknown=len(got_by_all - acked),
             failed=self.failures.total(),
             uncured=self.uncured,
-            strange=self.strange_count,
-            gap_ms=round(1000 * max(one.gap_s for one in seen)),
+            strange=sum(map(len, strange)),
+            gap_ms=round(1000 * max(one.gap_s for one in self._silences.values())),
             **self._times_ms(),
         )
-
-    def _got_by_all(self) -> list[bool]:
-        columns = [seen.counts for seen in self._seen.values()]
-        return [all(row) for row in zip(*columns, strict=True)]
 
     def _times_ms(self) -> dict[str, int]:
         """The longest publish, and of all faults times until anything came, and
@@ -278,39 +249,21 @@ class History:
             "back_ms": round(1000 * max(backs, default=0.0)),
         }
 
-    def _acked_by_faulty(self, number: int) -> Iterable[Fault]:
-        """The faults of the node that acknowledged it, of those that ended later than that."""
-        place = self._acked_nodes[number]
-        if place == _NONE:
-            return
-        for fault in self.faults:
-            if fault.node == self.nodes[place] and (
-                fault.ended_s is None or self._acked_s[number] <= fault.ended_s
-            ):
-                yield fault
-
-    def _is_recovered(self, number: int) -> bool:
+    def _is_recovered(self, body: bytes) -> bool:
         """Acknowledged before a fault of its node ended, and first delivered after that."""
+        sent = self.ledger.sent[body]
+        firsts_s = [
+            self.ledger.delivered[channel][body][0].at_s
+            for channel in self.channels
+            if body in self.ledger.delivered.get(channel, ())
+        ]
         return any(
-            fault.ended_s is not None
-            and any(
-                seen.counts[number] and seen.firsts_s[number] >= fault.ended_s
-                for seen in self._seen.values()
-            )
-            for fault in self._acked_by_faulty(number)
+            fault.node == sent.nsqd
+            and fault.ended_s is not None
+            and sent.acked_s <= fault.ended_s <= first_s
+            for fault in self.faults
+            for first_s in firsts_s
         )
-
-    def is_explained(self, number: int) -> bool:
-        """Whether a node that was broken held it: acknowledged there before the fault was over."""
-        return any(True for _ in self._acked_by_faulty(number))
-
-    def describe(self, number: int) -> str:
-        """Where and when a message was acknowledged, and which channels got it."""
-        place = self._acked_nodes[number]
-        where = "nobody" if place == _NONE else self.nodes[place]
-        ago = [f"{self._acked_s[number] - fault.began_s:+.3f} s" for fault in self.faults[:3]]
-        got = [channel for channel, seen in self._seen.items() if seen.counts[number]]
-        return f"{number} (OK of {where} at {', '.join(ago)} of the faults, came to {got})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,21 +274,18 @@ class Judgement:
     wrong: tuple[str, ...]
 
 
-def judge(history: History, *, may_lose: bool = False) -> Judgement:
-    """What the run shows, after everything was drained.
-
-    Args:
-        may_lose: what a broken node held may be lost (its memory is gone); nothing else.
-    """
-    counts, missing = history.counts(), history.missing()
-    unexplained = [number for number in missing if not history.is_explained(number)]
-    counts["unexplained"] = len(unexplained)
+def judge(history: History) -> Judgement:
+    """What the run shows, after everything was drained."""
+    counts, ledger, allowance = history.counts(), history.ledger, history.allowance
+    promises: dict[str, Iterator[str]] = {
+        "lost": checks.lost(ledger, allowance, history.channels, Counter()),
+        "invented": checks.invented(ledger, allowance, Counter()),
+        "attempts": checks.attempts_broken(ledger, allowance),
+    }
     wrong = []
-    if blamed := (unexplained if may_lose else missing):
-        shown = "; ".join(map(history.describe, blamed[:_SHOWN]))
-        wrong.append(f"{len(blamed)} acknowledged messages are lost: {shown}")
-    if history.strange_count:
-        wrong.append(f"{history.strange_count} deliveries of nothing published: {history.strange}")
+    for name, found in promises.items():
+        if texts := list(found):
+            wrong.append(f"{len(texts)} x {name}: {'; '.join(texts[:_SHOWN])}")
     if history.uncured:
         failures = dict(history.failures)
         wrong.append(f"{history.uncured} messages were taken by no node at all: {failures}")

@@ -44,7 +44,7 @@ async def killed(site: Site) -> None:
     await _refused(site, node)
     SmallDisk(site.cluster.mounted(node)).fill()
     async with site.fault(node):
-        site.cluster.kill(node)
+        await site.kill(node)
         site.load.resume()
         await site.cluster.start(node)
     await site.flow()

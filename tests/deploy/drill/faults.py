@@ -15,7 +15,7 @@ async def killed(site: Site) -> None:
     node = site.nsqds[0]
     await site.backlog(node)
     async with site.fault(node):
-        site.cluster.kill(node)
+        await site.kill(node)
         site.load.resume()
         await site.progress()
         await site.hold()

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -38,6 +38,8 @@ _WAIT_S: Final = 0.02
 _FLOW: Final = 20  # messages of a node that show that it works
 _DRAINED_S: Final = 0.25
 _LOG_CHARS: Final = 1500
+# A killed node is not back sooner; by then its last words are read.
+_ABSENT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,15 @@ class Site:
     """
 
     def __init__(
-        self, made: Cluster, history: History, setting: Setting, tasks: trio.Nursery
+        self,
+        made: Cluster,
+        history: History,
+        setting: Setting,
+        tasks: trio.Nursery,
+        *,
+        may_lose: bool = False,
     ) -> None:
+        """``may_lose``: see `Drill`."""
         self.random = random.Random(setting.seed)
         self.cluster = made
         self.history = history
@@ -81,6 +90,7 @@ class Site:
         self.tasks = tasks
         self.remarks: list[str] = []
         self.wrong: list[str] = []
+        self._may_lose = may_lose
 
     @property
     def nsqds(self) -> list[str]:
@@ -93,6 +103,17 @@ class Site:
         fault = self.history.fault_began(node)
         yield fault
         self.history.fault_ended(fault)
+
+    async def kill(self, node: str) -> None:
+        """SIGKILL an nsqd whose consumers are paused."""
+        allowance, asked_s = self.history.allowance, self.history.clock()
+        topics = await _stats(self.cluster, node)
+        self.cluster.kill(node)
+        allowance.killed.add(node)
+        if self._may_lose:
+            allowance.note_stats(node, topics, ready={})
+            # Publishers go on meanwhile.
+            allowance.note_late(node, asked_s, self.history.clock() + _ABSENT_S)
 
     async def hold(self) -> None:
         """Let a fault last."""
@@ -171,7 +192,7 @@ class Drill:
         name: on the command line.
         run: breaks it, and makes it whole again; see the module.
         about: a line for users.
-        may_lose: acknowledged messages that the faulty node held may be lost.
+        may_lose: what /stats says a killed node has in memory may be lost.
         is_long: not for `make test`.
         flags: further words of the nsqds' command lines.
         prepared: entered before the start, left after everything has ended.
@@ -226,12 +247,12 @@ async def run_drill(drill: Drill, folder: Path, setting: Setting | None = None) 
             with trio.fail_after(setting.limit_s):
                 await made.start(*made.nsqlookupds, *made.nsqds)
                 async with trio.open_nursery() as tasks:
-                    site = Site(made, history, setting, tasks)
+                    site = Site(made, history, setting, tasks, may_lose=drill.may_lose)
                     await _run(site, drill, stage)
                     tasks.cancel_scope.cancel()
         except Exception as error:
             raise DrillError(_told(drill, error, stage[-1], history, made)) from error
-    judged = judge(history, may_lose=drill.may_lose)
+    judged = judge(history)
     return Outcome(
         judged.counts,
         history.failures,
@@ -281,14 +302,20 @@ async def _drained(made: Cluster) -> None:
 
 async def _left(made: Cluster, node: str) -> int:
     """Messages of the topic on a node: waiting, in flight, deferred."""
-    answer = await made.get(node, 4151, f"/stats?format=json&topic={TOPIC}")
-    assert answer.status == 200, answer
     left = 0
-    for topic in json.loads(answer.body)["topics"]:
+    for topic in await _stats(made, node):
         left += topic["depth"]
         for channel in topic["channels"]:
             left += channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
     return left
+
+
+async def _stats(made: Cluster, node: str) -> list[dict[str, Any]]:
+    """Of the topic on a node."""
+    answer = await made.get(node, 4151, f"/stats?format=json&topic={TOPIC}")
+    assert answer.status == 200, answer
+    topics: list[dict[str, Any]] = json.loads(answer.body)["topics"]
+    return topics
 
 
 def _told(drill: Drill, error: Exception, stage: str, history: History, made: Cluster) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from tests.deploy.cluster import Cluster
-from tests.deploy.drill.account import History
+from tests.deploy.drill.account import TOPIC, History
 from trionsq.client import (
     Config,
     ConnectError,
@@ -26,7 +26,6 @@ from trionsq.client import (
 
 __all__ = ["CHANNELS", "CONSUMERS", "TOPIC", "Load", "wait_until"]
 
-TOPIC: Final = "drill"
 CHANNELS: Final = ("work", "audit")
 CONSUMERS: Final = ("work", "work", "audit")
 """The channel of each."""
@@ -140,9 +139,11 @@ class Load:
             try:
                 async for batch in consumer.batches():
                     node = self._names[batch.nsqd_address]
-                    self._history.delivered(channel, node, batch.bodies, batch.attempts)
+                    deliveries = self._history.delivered(
+                        channel, node, batch.ids, batch.bodies, batch.attempts
+                    )
                     if batch.finish():
-                        self._history.finished(channel, len(batch))
+                        self._history.finished(deliveries)
             finally:
                 self.consumers.remove(consumer)
 

@@ -1,0 +1,1 @@
+"""What nsqd promises, and whether it was kept: for simulated days and for real processes."""

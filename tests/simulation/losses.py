@@ -1,0 +1,68 @@
+"""What the faults of a day allow nsqds to lose."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.promises.allowance import Allowance
+from tests.simulation.daemons import NsqdNode
+from tests.simulation.plan import FaultPlan
+
+__all__ = ["Losses"]
+
+# --sync-timeout, and the time that a sync takes.
+_SYNC_S: Final = 2.0 + 1.5
+
+
+class Losses(Allowance):
+    """What nsqds of simulated machines may lose; and whose links were disturbed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._disturbed: list[tuple[float, float, str, str]] = []
+
+    def note_kill(self, node: NsqdNode) -> None:
+        """Count what is in memory. README: that is lost, and nothing else."""
+        name = node.machine.name
+        self.killed.add(name)
+        if node.broker is None:
+            return
+        for topic in node.broker.topics.values():
+            self.note_memory(name, topic.name, "", topic.core.held)
+            for channel in topic.channels.values():
+                self.note_memory(name, topic.name, channel.name, channel.core.held)
+
+    def note_power_loss(self, node: NsqdNode) -> None:
+        """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
+        self.note_kill(node)
+        name, now_s = node.machine.name, node.machine.world.now_s
+        self.note_late(name, now_s - _SYNC_S, now_s)
+        self.note_forgetful(name, now_s - _SYNC_S, now_s)
+        self.note_power_lost(name)
+        if node.broker is None:
+            return
+        if node.broker.folder.fault is not None or node.disk_delay_s > 0.1:
+            # A disk that refuses to sync, or is slow, has more that is not durable.
+            self.damaged.add(name)
+        for topic in node.broker.topics.values():
+            for channel in topic.channels.values():
+                # What was requeued is at the end of the file again, however old it is.
+                core = channel.core
+                self.note_memory(
+                    name, topic.name, channel.name, core.requeue_count + core.timeout_count
+                )
+
+    def note_damage(self, node: NsqdNode) -> None:
+        """Its files were damaged: anything in them may be lost."""
+        self.damaged.add(node.machine.name)
+
+    def disturb(self, now_s: float, fault: FaultPlan) -> None:
+        """A link was cut or slow: what its clients see of nsqd is late."""
+        self._disturbed.append((now_s, now_s + fault.lasts_s + 1.0, fault.target, fault.other))
+
+    def is_disturbed(self, from_s: float, until_s: float, *names: str) -> bool:
+        """Whether a link between two of the machines was cut or slow in that time."""
+        return any(
+            begin_s < until_s and from_s < end_s and one in names and other in names
+            for begin_s, end_s, one, other in self._disturbed
+        )
