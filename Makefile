@@ -1,6 +1,6 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
-# | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | drill | drill-cluster | drill-spark
-# | fuzz | hostile | interop ORIGINAL=dir
+# | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | mutants | drill | drill-cluster
+# | drill-spark | fuzz | hostile | interop ORIGINAL=dir
 # | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
@@ -16,7 +16,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants drill drill-cluster drill-spark fuzz hostile interop lock compiler network machine clean
+.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants drill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -108,6 +108,11 @@ fuzz: $(INSTALLED)
 # Takes a good half hour; ARGS="--mib 64 --short" less.
 hostile: $(INSTALLED)
 	$(PY) -m tests.hostile $(ARGS)
+
+# 500 small changes to the code, each of which a test has to notice; about an hour.
+# ARGS="--count 100 --seed 3", "--only trionsq/wire", "--resume FILE".
+mutants: $(INSTALLED)
+	$(PY) -m tests.mutants $(ARGS)
 
 # A mixed cluster with the original's programs, whose folder is given.
 interop: $(INSTALLED)

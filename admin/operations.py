@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from quart import request
 
@@ -22,6 +23,8 @@ from trionsq.hostport import format_address
 __all__ = ["Operations", "Reached", "Verb"]
 
 Verb = Literal["pause", "unpause", "empty"]
+
+_INTERRUPTED: Final = "interrupted: the request ended before all nodes had answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,10 @@ class Operations:
 
         Without nsqlookupds nothing happens.
         """
-        warnings = await self._create(topic, channel)
-        self._notify_observers("create_topic", warnings, topic=topic)
-        if channel:
-            self._notify_observers("create_channel", warnings, topic=topic, channel=channel)
+        warnings = list[str]()
+        actions = ["create_topic", "create_channel"] if channel else ["create_topic"]
+        with self._observed(actions, warnings, topic=topic, channel=channel):
+            await self._create(topic, channel, warnings)
         return warnings
 
     async def delete(self, topic: str, channel: str = "", known: Collection[str] = ()) -> list[str]:
@@ -71,11 +74,11 @@ class Operations:
         """
         path, names = _target(topic, channel, "delete")
         registered, others, warnings = await self._nodes_of(topic, known)
-        warnings += await self._post(self._cluster.lookupd_addresses, path, names)
-        warnings += await self._post(registered, path, names)
-        warnings += await self._post(others, path, names, if_there=True)
         action = "delete_channel" if channel else "delete_topic"
-        self._notify_observers(action, warnings, topic=topic, channel=channel)
+        with self._observed([action], warnings, topic=topic, channel=channel):
+            await self._post(self._cluster.lookupd_addresses, path, names, warnings)
+            await self._post(registered, path, names, warnings)
+            await self._post(others, path, names, warnings, if_there=True)
         return warnings
 
     async def apply(
@@ -92,9 +95,9 @@ class Operations:
         except AllFailed as failure:
             self._notify_observers(action, (), topic=topic, channel=channel, error=str(failure))
             raise
-        warnings += await self._post(registered, path, names)
-        warnings += await self._post(others, path, names, if_there=True)
-        self._notify_observers(action, warnings, topic=topic, channel=channel)
+        with self._observed([action], warnings, topic=topic, channel=channel):
+            await self._post(registered, path, names, warnings)
+            await self._post(others, path, names, warnings, if_there=True)
         return Reached(len(registered) + len(others), warnings)
 
     async def tombstone(self, node: str, topic: str) -> list[str]:
@@ -103,32 +106,35 @@ class Operations:
         Raises:
             AllFailed: the node does not answer.
         """
-        warnings = await self._post(
-            self._cluster.lookupd_addresses, "/topic/tombstone", {"topic": topic, "node": node}
-        )
-        try:
-            await self._cluster.info(node)
-        except UpstreamError as error:
-            raise AllFailed("nsqd", [error]) from error
-        warnings += await self._post([node], "/topic/delete", {"topic": topic})
-        self._notify_observers("tombstone_topic_producer", warnings, topic=topic, node=node)
+        warnings = list[str]()
+        names = {"topic": topic, "node": node}
+        with self._observed(["tombstone_topic_producer"], warnings, topic=topic, node=node):
+            lookupds = self._cluster.lookupd_addresses
+            await self._post(lookupds, "/topic/tombstone", names, warnings)
+            try:
+                await self._cluster.info(node)
+            except UpstreamError as error:
+                raise AllFailed("nsqd", [error]) from error
+            await self._post([node], "/topic/delete", {"topic": topic}, warnings)
         return warnings
 
-    async def _create(self, topic: str, channel: str) -> list[str]:
+    async def _create(self, topic: str, channel: str, warnings: list[str]) -> None:
         if self._cluster.is_direct:
-            return []
+            return
         lookupds = self._cluster.lookupd_addresses
-        warnings = await self._post(lookupds, "/topic/create", {"topic": topic})
+        await self._post(lookupds, "/topic/create", {"topic": topic}, warnings)
         if not channel:
-            return warnings
+            return
         names = {"topic": topic, "channel": channel}
-        warnings += await self._post(lookupds, "/channel/create", names)
+        await self._post(lookupds, "/channel/create", names, warnings)
         try:
             result = await self._cluster.producers(topic, late_s=math.inf)
         except AllFailed as failure:
-            return [*warnings, *map(str, failure.errors)]
+            warnings += map(str, failure.errors)
+            return
+        warnings += result.warnings
         nodes = [producer.node for producer in result.value]
-        return [*warnings, *result.warnings, *await self._post(nodes, "/channel/create", names)]
+        await self._post(nodes, "/channel/create", names, warnings)
 
     async def _nodes_of(
         self, topic: str, known: Collection[str]
@@ -149,18 +155,46 @@ class Operations:
         addresses: Iterable[str],
         path: str,
         query: Mapping[str, str],
+        warnings: list[str],
         *,
         if_there: bool = False,
-    ) -> list[str]:
-        """POST to each address; the errors. With ``if_there``, 404 is no error."""
-        warnings = []
+    ) -> None:
+        """POST to each address; add errors to ``warnings``. With ``if_there``, 404 is no error."""
         for address in addresses:
             try:
                 await self._cluster.upstream.post(url_of(address, path, **query))
             except UpstreamError as error:
                 if not (if_there and error.status == 404):
                     warnings.append(str(error))
-        return warnings
+
+    @contextmanager
+    def _observed(
+        self,
+        actions: Iterable[str],
+        warnings: list[str],
+        *,
+        topic: str,
+        channel: str = "",
+        node: str = "",
+    ) -> Iterator[None]:
+        """Tell the observers of what the block did. If it is cancelled, some nodes did it."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:  # trio.Cancelled, alone or in a group
+            warnings.append(_INTERRUPTED)
+            self._notify_all(actions, warnings, topic, channel, node)
+            raise
+        self._notify_all(actions, warnings, topic, channel, node)
+
+    def _notify_all(
+        self, actions: Iterable[str], warnings: Sequence[str], topic: str, channel: str, node: str
+    ) -> None:
+        for action in actions:
+            # A topic that is created with a channel is told of by itself.
+            named = "" if action == "create_topic" else channel
+            self._notify_observers(action, warnings, topic=topic, channel=named, node=node)
 
     def _notify_observers(
         self,

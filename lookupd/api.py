@@ -5,7 +5,8 @@ Spec: nsqlookupd, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from quart import Response
@@ -13,7 +14,7 @@ from quart_trio import QuartTrio
 
 from lookupd.metrics import metrics_page
 from lookupd.options import NsqlookupdOptions
-from lookupd.registry import Entry, Producer, Registry
+from lookupd.registry import Entry, Producer, Registry, RegistryFullError
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
@@ -150,7 +151,8 @@ class _Directory:
 
     async def create_topic(self) -> Response:
         """POST /topic/create."""
-        self._registry.create_topic(valid_argument(query(), b"topic"))
+        with _room_for_names():
+            self._registry.create_topic(valid_argument(query(), b"topic"))
         return empty()
 
     async def delete_topic(self) -> Response:
@@ -163,7 +165,9 @@ class _Directory:
         """POST /channel/create, and its topic."""
         values = query()
         topic = valid_argument(values, b"topic")
-        self._registry.create_channel(topic, valid_argument(values, b"channel"))
+        channel = valid_argument(values, b"channel")
+        with _room_for_names():
+            self._registry.create_channel(topic, channel)
         return empty()
 
     async def delete_channel(self) -> Response:
@@ -182,6 +186,14 @@ class _Directory:
         for _ in self._registry.tombstone(topic, node, self._now_ns()):
             await turns.touch()
         return empty()
+
+
+@contextmanager
+def _room_for_names() -> Iterator[None]:
+    try:
+        yield
+    except RegistryFullError:
+        raise HttpError(507, "TOO_MANY_NAMES") from None
 
 
 def _given(values: Query, name: bytes) -> str:

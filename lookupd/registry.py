@@ -24,15 +24,8 @@ from typing import Final
 from trionsq.wire import gojson
 from trionsq.wire.names import is_ephemeral
 
-__all__ = [
-    "ALL",
-    "Announced",
-    "Entry",
-    "MissingFieldsError",
-    "Producer",
-    "Registry",
-    "read_announced",
-]
+__all__ = ["ALL", "MAX_NAMES", "Announced", "Entry", "MissingFieldsError", "Producer", "Registry"]
+__all__ += ["RegistryFullError", "read_announced"]
 
 ALL: Final = "*"
 """In place of a topic: every topic there is."""
@@ -116,6 +109,13 @@ class Entry:
 
 _Entries = dict[Producer, Entry]
 
+MAX_NAMES: Final = 1_000_000
+"""Topics and channels together. They stay when their producers go; each takes some 500 bytes."""
+
+
+class RegistryFullError(Exception):
+    """There are `MAX_NAMES` topics and channels: delete some."""
+
 
 class Registry:
     """All registrations. Lists are in no particular order."""
@@ -129,6 +129,8 @@ class Registry:
         self._topics: dict[str, _Entries] = {}
         self._channels: dict[str, dict[str, _Entries]] = {}
         self._sweeps: deque[Iterator[None]] = deque()
+        # Topics, and channels of each topic.
+        self.names = 0
 
     def __repr__(self) -> str:
         channels = sum(map(len, self._channels.values()))
@@ -150,8 +152,9 @@ class Registry:
             self._sweeps.append(self._sweep_places(places))
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> None:
-        """Register a topic, or a channel and its topic. A tombstone stays."""
-        entries = self._topics.setdefault(topic, {})
+        """Register a topic, or a channel and its topic; may raise RegistryFullError. A tombstone
+        stays."""
+        entries = self._topic(topic)
         entry = entries.get(producer)
         if entry is None:
             entry = entries[producer] = self._producers[producer][topic] = Entry(producer)
@@ -183,15 +186,16 @@ class Registry:
                 self._sweeps.append(self._sweep_channels(topic, entry))
         if is_ephemeral(topic) and not self._any(topic, entries):
             del self._topics[topic]
+            self.names -= 1
 
     # For operators
 
     def create_topic(self, topic: str) -> None:
-        """Create the topic, if it does not exist."""
-        self._topics.setdefault(topic, {})
+        """Create the topic, if it does not exist. Raises RegistryFullError."""
+        self._topic(topic)
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Create the channel and its topic, if they do not exist."""
+        """Create the channel and its topic, if they do not exist. Raises RegistryFullError."""
         self._channel(topic, channel)
         self.create_topic(topic)
 
@@ -199,7 +203,9 @@ class Registry:
         """Delete the topic (or `ALL`) and its channels, if they exist."""
         if topic == ALL:
             topics, self._topics, self._channels = self._topics, {}, {}
+            self.names = 0
         else:
+            self.names -= (topic in self._topics) + self.channel_count(topic)
             topics = {topic: self._topics.pop(topic, {})}
             self._channels.pop(topic, None)
         self._sweeps.append(self._sweep_topics(topics))
@@ -210,6 +216,7 @@ class Registry:
         entries = channels.pop(channel, None)
         if entries is None:
             return False
+        self.names -= 1
         if not channels:
             del self._channels[topic]
         if entries:
@@ -350,8 +357,18 @@ class Registry:
                     else:
                         yield None
 
+    def _topic(self, topic: str) -> _Entries:
+        self._count_name(is_new=topic not in self._topics)
+        return self._topics.setdefault(topic, {})
+
     def _channel(self, topic: str, channel: str) -> _Entries:
+        self._count_name(is_new=channel not in self._channels.get(topic, {}))
         return self._channels.setdefault(topic, {}).setdefault(channel, {})
+
+    def _count_name(self, *, is_new: bool) -> None:
+        if is_new and self.names >= MAX_NAMES:
+            raise RegistryFullError("too many topics and channels")
+        self.names += is_new
 
     @staticmethod
     def _topics_meant(topic: str, among: Collection[str]) -> list[str]:

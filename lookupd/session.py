@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
-from lookupd.registry import MissingFieldsError, Producer, Registry, read_announced
+from lookupd.registry import (
+    MissingFieldsError,
+    Producer,
+    Registry,
+    RegistryFullError,
+    read_announced,
+)
 from trionsq.logtext import printable
 from trionsq.wire.names import is_valid_name
 
@@ -195,7 +201,6 @@ class Session:
                 self._awaited = _Awaited.SIZE
             case b"REGISTER":
                 self._register(*self._place(name, parameters))
-                self._answer(_OK)
             case b"UNREGISTER":
                 self._unregister(*self._place(name, parameters))
                 self._answer(_OK)
@@ -237,7 +242,15 @@ class Session:
         return self._producer, topic.decode("ascii"), channel.decode("ascii")
 
     def _register(self, producer: Producer, topic: str, channel: str) -> None:
-        self.registry.register(producer, topic, channel or None)
+        try:
+            self.registry.register(producer, topic, channel or None)
+        except RegistryFullError as error:
+            log.error(
+                "client(%s) - REGISTER %s %s: %s", self._remote_address, topic, channel, error
+            )
+            self._answer(f"E_REGISTER_FAILED REGISTER {error}".encode())
+            return
+        self._answer(_OK)
         log.info("DB: client(%s) REGISTER %s %s", self._remote_address, topic, channel)
 
     def _unregister(self, producer: Producer, topic: str, channel: str) -> None:

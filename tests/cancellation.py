@@ -1,13 +1,11 @@
 """Each await of some tasks is cancelled once: the sweep, and the runs that it repeats.
 
 A test writes one scenario, an async function that gets a `CancelAt`, tells it which task to count
-and what "cancel" means, and checks what must hold whichever step it was::
+and what "cancel" means (`run_counted` does both for a task of its own), and checks what must hold
+whichever step it was::
 
     async def scenario(cancel_at: CancelAt) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
-            [cancel_at.root] = nursery.child_tasks
-            cancel_at.cancel = nursery.cancel_scope.cancel
+        await run_counted(cancel_at, work)
         assert nothing_is_left()
 
     @pytest.mark.parametrize("when", ["parked", "woken"])
@@ -17,10 +15,12 @@ and what "cancel" means, and checks what must hold whichever step it was::
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import AsyncGeneratorType
 from typing import Any, Final, Literal, TypeVar
 
 import pytest
@@ -28,16 +28,35 @@ import trio
 from trio.testing import MockClock
 
 import trionsq
-from tests.soak import swept
+from tests.soak import in_short_soak, more_in_soak, swept
 
-__all__ = ["CancelAt", "Scenario", "When", "run_repeatable", "sweep_awaits"]
+__all__ = [
+    "BOTH_IN_SOAK",
+    "CancelAt",
+    "Scenario",
+    "When",
+    "run_counted",
+    "run_repeatable",
+    "sweep_awaits",
+]
 
 T = TypeVar("T")
 ROOT: Final = Path(trionsq.__file__).parents[1]
 LINES_FILE: Final = os.environ.get("TRIONSQ_AWAITS", "")
 """File that gets the source lines at which counted tasks waited, for `tests/awaits.py`."""
+# A task that waits for ever fails after this time.
+_PATIENCE_S: Final = 300.0
 
 When = Literal["parked", "woken"]
+
+BOTH_IN_SOAK: Final = [
+    pytest.param("parked", marks=more_in_soak),
+    pytest.param("woken", marks=in_short_soak),
+]
+"""For the sweeps that take longest: `make test` does one of the two."""
+
+ASYNC_GENERATOR_STEPS: Final = ("async_generator_asend", "async_generator_athrow")
+"""Types of what a coroutine awaits that resumes an async generator; they do not name it."""
 
 
 class CancelAt(trio.abc.Instrument):
@@ -94,7 +113,12 @@ def _waiting_lines(coroutine: Any, lines: set[tuple[str, int]]) -> None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
         if frame is not None:
             lines.add((frame.f_code.co_filename, frame.f_lineno))
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+        waits_for = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+        if type(coroutine).__name__ in ASYNC_GENERATOR_STEPS:
+            [waits_for] = [
+                part for part in gc.get_referents(coroutine) if isinstance(part, AsyncGeneratorType)
+            ]
+        coroutine = waits_for
 
 
 def _record_lines(lines: set[tuple[str, int]]) -> None:
@@ -108,11 +132,42 @@ def _record_lines(lines: set[tuple[str, int]]) -> None:
 Scenario = Callable[[CancelAt], Awaitable[object]]
 
 
+async def run_counted(cancel_at: CancelAt, work: Callable[[], Awaitable[object]]) -> None:
+    """Run ``work`` in a task that is counted, and that is cancelled at the chosen step."""
+    with trio.fail_after(_PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            [cancel_at.root] = nursery.child_tasks
+            cancel_at.cancel = nursery.cancel_scope.cancel
+    cancel_at.root = None
+
+
+async def _run_inline(
+    function: Callable[..., T],
+    *arguments: Any,
+    abandon_on_cancel: bool = False,
+    limiter: object = None,
+) -> T:
+    """`trio.to_thread.run_sync` without a thread, during whose work the clock would leap."""
+    await trio.lowlevel.checkpoint_if_cancelled()
+    try:
+        return function(*arguments)
+    finally:
+        if abandon_on_cancel:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+
+
 def run_repeatable(
     function: Callable[[CancelAt], Awaitable[T]], cancel_at: CancelAt, seed: int = 1
 ) -> T:
-    """Run with leaping time and a seeded order of tasks, so that the k-th step is the same one."""
+    """Run with leaping time and a seeded order of tasks, so that the k-th step is the same one.
+
+    What a worker thread would do is done at once.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trio.to_thread, "run_sync", _run_inline)
         patch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
         patch.setattr("trio._core._run._r", random.Random(seed))
         clock = MockClock(autojump_threshold=0)
@@ -120,7 +175,7 @@ def run_repeatable(
 
 
 def sweep_awaits(
-    scenario: Scenario, when: When, *, seed: int = 1, least: int = 10, all_of_them: bool = False
+    scenario: Scenario, when: When, *, seed: int = 1, least: int = 10, one_in: int = 5
 ) -> int:
     """Run the scenario undisturbed, then once for each step that it counted; return their number.
 
@@ -129,14 +184,14 @@ def sweep_awaits(
         when: see `CancelAt`.
         seed: of the order of tasks.
         least: steps that the undisturbed run must have.
-        all_of_them: try every step in `make test`, too; by default each fifth (see `swept`).
+        one_in: `make test` tries one step in so many (see `swept`).
     """
     whole = CancelAt(0, when)
     run_repeatable(scenario, whole, seed)
     assert whole.steps >= least, whole.steps
     if LINES_FILE:
         _record_lines(whole.lines)
-    for at in range(1, whole.steps + 1) if all_of_them else swept(whole.steps):
+    for at in swept(whole.steps, one_in):
         cancel_at = CancelAt(at, when)
         try:
             run_repeatable(scenario, cancel_at, seed)

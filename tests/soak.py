@@ -56,10 +56,10 @@ def by_level(*, test: T, short: T, full: T) -> T:
     return {"test": test, "short": short, "full": full}[LEVEL]
 
 
-def swept(count: int) -> range:
-    """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: each fifth
-    of them in `make test`, every one in the soaks."""
-    return range(1, count + 1, by_level(test=5, short=1, full=1))
+def swept(count: int, one_in: int = 5) -> range:
+    """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: one in so
+    many in `make test`, every one in the soaks."""
+    return range(1, count + 1, by_level(test=one_in, short=1, full=1))
 
 
 def belongs(item: pytest.Item) -> bool:

@@ -123,7 +123,8 @@ class Passwords:
         right = False
         try:
             right = await self._is_right(account, password)
-        except Busy:
+        except (Busy, trio.Cancelled):
+            # Nothing was compared.
             self._attempts.return_token(address, self._now_s())
             raise
         if not right:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import admin
 from admin.api.responses import encode_json
 from admin.cluster.shapes import NodeStats
-from admin.cluster.turns import node_stats
+from admin.cluster.turns import PIECE_BYTES, PIECE_TOPICS, node_stats
 from admin.upstream import UpstreamError
 from admin.watch.health import problems
 from admin.watch.history import History
@@ -107,3 +108,24 @@ async def test_statistics_are_decoded_topic_by_topic() -> None:
     for body in (b"{", b"[]", b'{"topics":[{}]}', b'{"topics":[{"topic_name":1}]}'):
         with pytest.raises(UpstreamError, match="one:4151 answered no statistics"):
             await node_stats("one:4151", body)
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(10 * PIECE_TOPICS, 1), (20, PIECE_BYTES // 2)])
+async def test_an_answer_is_decoded_in_turns(count: int, nbytes: int) -> None:
+    """Many small topics as well as few large ones."""
+    topics = [topic(f"t{number}" + "x" * nbytes) for number in range(count)]
+    body = json.dumps({"version": "1", "health": "OK", "start_time": 1, "topics": topics}).encode()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        found = await node_stats("n", body)
+        nursery.cancel_scope.cancel()
+    assert len(found.topics or ()) == count
+    assert turns >= 9

@@ -5,7 +5,6 @@ Spec: tcp-protocol, section 9.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import re
@@ -20,7 +19,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.auth_stub import EVERYTHING, GRANTED, AuthStub, authorized, granting, http
 from tests.broker.statistics import document_of
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
-from tests.cancellation import CancelAt, When, run_repeatable
+from tests.cancellation import CancelAt, When, sweep_awaits
+from tests.soak import more_in_soak
 from trionsq.broker import auth as auth_module
 from trionsq.broker.broker import Broker
 from trionsq.debug.tasks import task_tree, text_pieces
@@ -548,8 +548,8 @@ async def test_a_secret_is_nowhere_to_be_seen(
 # Cancellation
 
 
-async def _live(cancel_at: CancelAt) -> bool:
-    """AUTH, commands, a renewal, commands; closed at one await. Whether it came to the end."""
+async def _live(cancel_at: CancelAt) -> None:
+    """AUTH, commands, a renewal, commands; closed at one await."""
     async with nsqd_in_memory(**TWO) as broker:
         AuthStub(broker, http(500, b""), granting(ttl=1), http(500, b""), granting())
         assert broker._connections is not None
@@ -565,6 +565,7 @@ async def _live(cancel_at: CancelAt) -> bool:
             for _ in COMMANDS:
                 await talk.response()
             came_through = True
+        assert came_through or cancel_at.has_fired
         talk.close()
         await trio.sleep(2)
         check_nobody_left(broker)
@@ -573,17 +574,11 @@ async def _live(cancel_at: CancelAt) -> bool:
         assert servers is not None
         assert (servers.active_requests, servers.waiting_requests) == (0, 0)
         assert broker.client_failures == 0
-        return came_through
 
 
+@more_in_soak
 @pytest.mark.parametrize("when", ["parked", "woken"])
-def test_every_await_of_auth_can_be_cancelled(when: When) -> None:
+def test_every_await_of_auth_can_be_cancelled(when: When, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever step the client is closed at, its turn is given back and nothing is left."""
-    outcomes = set()
-    for step in itertools.count(1):
-        cancel_at = CancelAt(step, when)
-        outcomes.add(run_repeatable(_live, cancel_at))
-        if not cancel_at.has_fired:
-            break
-    assert step > 20
-    assert outcomes == {False, True}
+    monkeypatch.setattr("trionsq.broker.auth._MAX_INLINE_BYTES", 10)
+    sweep_awaits(_live, when, least=20, one_in=2)

@@ -60,8 +60,19 @@ async def test_idle_means_that_what_followed_is_done_too(background: ThreadBackg
 
 
 async def test_idle_without_jobs(background: ThreadBackground) -> None:
-    """Nothing was submitted: there is nothing to wait for."""
+    """Before the first job and after the last one there is nothing to wait for; while a job runs
+    there is."""
+    release = threading.Event()
+    ended: list[Exception | None] = []
     with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+        background.submit(lambda: (release.wait(LIMIT_S), None)[1], ended.append)
+        with trio.move_on_after(0.01) as waiting:
+            await background.wait_idle()
+        assert waiting.cancelled_caught
+        release.set()
+        await background.wait_idle()
+        assert ended == [None]
         await background.wait_idle()
 
 
@@ -90,6 +101,17 @@ async def test_a_job_that_hangs_does_not_hold_up_the_end(jobs: int) -> None:
                 nursery.cancel_scope.cancel()
     finally:
         release.set()
+    assert told == []
+
+
+async def test_a_job_that_comes_after_the_end_does_not_begin() -> None:
+    """A broker that is cancelled together with its background gets no error from it."""
+    told: list[Exception | None] = []
+    background = ThreadBackground()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(background.run)
+        nursery.cancel_scope.cancel()
+    background.submit(lambda: told.append(None), told.append)
     assert told == []
 
 

@@ -382,3 +382,21 @@ async def test_a_message_belongs_to_its_client(autojump_clock: MockClock) -> Non
             assert "client does not own message" in await thief.error()
         await finish(owner, message)
         assert broker.topics["t"].channels["c"].core.finish_count == 1
+
+
+async def test_a_deleted_channel_leaves_no_task(autojump_clock: MockClock) -> None:
+    """Neither does a deleted topic, of itself and of its channels."""
+    async with nsqd_in_memory() as broker:
+        assert broker._tasks is not None
+        await wait_all_tasks_blocked()
+        before = {task.name for task in broker._tasks.child_tasks}
+        broker.topic("t").channel("c")
+        broker.topic("t").channel("d")
+        await wait_all_tasks_blocked()
+        assert len(broker._tasks.child_tasks) == len(before) + 3
+        broker.topics["t"].delete_channel("c")
+        await wait_all_tasks_blocked()
+        assert len(broker._tasks.child_tasks) == len(before) + 2
+        broker.delete_topic("t")
+        await wait_all_tasks_blocked()
+        assert {task.name for task in broker._tasks.child_tasks} == before

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.broker.support import connect, finish, numbered, publish
+from trionsq.broker.checks import _MAX_CHECKS
 from trionsq.core.queue import Store
 from trionsq.testing.memory import nsqd_in_memory
 
@@ -74,6 +76,26 @@ async def test_a_check_that_fails_itself_costs_that_check(
         monkeypatch.setattr(type(broker.topics["t"]), "check", lambda self: 1 / 0)
         await trio.sleep(35)
         assert broker.defects.counts["check"] == 3
+
+
+@pytest.mark.parametrize("what", ["topics", "channels", "clients"])
+async def test_checks_are_made_in_turns(what: str, autojump_clock: MockClock) -> None:
+    """A turn ends after some checks, whatever is checked."""
+    async with nsqd_in_memory() as broker:
+        for number in range(150):
+            if what == "topics":
+                broker.topic(f"t{number}")
+            elif what == "channels":
+                broker.topic("t").channel(f"c{number}")
+            else:
+                connect(broker)
+        checks, counts = broker.checks, [broker.checks.checks_count]
+        counts.extend(checks.checks_count for _ in checks._steps())
+        counts.append(checks.checks_count)
+        assert counts[-1] - counts[0] >= 150
+        assert max(after - before for before, after in pairwise(counts)) <= 2 * _MAX_CHECKS
+        for client in list(broker.clients):
+            client.close()
 
 
 async def test_what_a_client_is_sent_is_checked(autojump_clock: MockClock) -> None:

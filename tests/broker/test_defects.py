@@ -14,6 +14,8 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.broker.defects import PARTS, Defects
 from trionsq.broker.metadata import MetadataKeeper
+from trionsq.broker.registry import TopicRegistry
+from trionsq.broker.topic import Topic
 from trionsq.core import dispatch
 from trionsq.core.channel import ChannelState
 from trionsq.core.queue import Store
@@ -369,6 +371,33 @@ async def test_an_error_that_ends_the_broker_comes_after_the_save(
     async with nsqd_in_memory(disk=disk) as broker:
         core = broker.topics["t"].channels["c"].core
         assert core.depth + core.deferred_count == 6
+
+
+async def test_a_defect_while_topics_are_loaded_forgets_none(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata keep the topics that were not loaded yet; the next start has all of them."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk) as broker:
+        for name in "tuv":
+            broker.topic(name).channel("c")
+            publish(broker, name, b"x")
+    plain = TopicRegistry.topic
+
+    def topic(self: TopicRegistry, name: str) -> Topic:
+        if name == "u":
+            raise TypeError("injected")
+        return plain(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TopicRegistry, "topic", topic)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with nsqd_in_memory(disk=disk):
+                raise AssertionError
+    assert caught.group_contains(TypeError, match="injected")
+    async with nsqd_in_memory(disk=disk) as broker:
+        assert sorted(broker.topics) == ["t", "u", "v"]
+        assert [topic.channels["c"].core.depth for topic in broker.topics.values()] == [1, 1, 1]
 
 
 async def test_a_defect_in_the_saving_of_one_queue_costs_no_other(

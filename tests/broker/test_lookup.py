@@ -132,6 +132,7 @@ async def test_a_stop_unregisters_nothing(autojump_clock: MockClock) -> None:
         broker.stop()
         broker.topics["t"].delete_channel("c")
         assert await seen_after(lookupd) == ["(eof)"]
+    assert broker.lookups.peers == {}, "what comes later is kept for nobody"
 
 
 async def test_addresses_are_used_once(autojump_clock: MockClock) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trionsq.broker import statistics
 from trionsq.broker.statistics import memory_metrics
 from trionsq.broker.stats_types import ChannelStats, Latency, TopicStats
 from trionsq.broker.statsd import (
@@ -158,6 +162,20 @@ def test_figures_of_the_process() -> None:
         "p.mem.gc_runs|c",
     ]
     assert text[-1] == "p.mem.gc_runs:0|c\n"
+
+
+def test_memory_that_is_mapped_and_not_resident_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of /proc/self/statm: the data less what of it is resident, never below 0."""
+    statm = tmp_path / "statm"
+    monkeypatch.setattr(statistics, "_STATM", statm)
+    page = resource.getpagesize()
+    for data, idle in ((900, 800), (50, 0)):
+        statm.write_text(f"5000 130 30 7 0 {data} 0\n")
+        memory = memory_metrics()
+        assert memory["heap_in_use_bytes"] == memory["next_gc_bytes"] == 130 * page
+        assert memory["heap_idle_bytes"] == memory["heap_released_bytes"] == idle * page
 
 
 def test_the_prefix_names_the_host() -> None:

@@ -213,3 +213,23 @@ async def test_a_stop_while_a_publisher_waits_for_the_disk(autojump_clock: MockC
     assert broker.unsaved == []
     async with nsqd_in_memory(disk=disk) as broker:
         assert broker.topics["t"].core.depth == before
+
+
+async def test_a_sync_that_fails_for_a_while_is_tried_until_it_works(
+    autojump_clock: MockClock,
+) -> None:
+    """Also if the files have taken all messages: a fault alone is a reason to try again."""
+    disk = SimulatedDisk()
+    async with trio.open_nursery() as nursery, nsqd_in_memory(disk=disk) as broker:
+        publish(broker, "u", *numbered(7))
+        disk.fail(errno.EIO, forever=True, only=["sync"], name="u.*")
+
+        async def heal() -> None:
+            await trio.sleep(2)
+            disk.heal()
+
+        nursery.start_soon(heal)
+    assert disk.faults["sync"] > 1
+    assert broker.unsaved == []
+    async with nsqd_in_memory(disk=disk) as broker:
+        assert broker.topics["u"].core.depth == 7

@@ -14,18 +14,21 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, connect, numbered, publish
 from trionsq.broker.channel import Channel
-from trionsq.broker.client import Client
+from trionsq.broker.client import _READ_BYTES, Client
 from trionsq.broker.runtime import Clock
-from trionsq.broker.topic import PublishRefused
+from trionsq.broker.topic import _MAX_SEGMENTS, PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
 from trionsq.core.queue import Store
 from trionsq.core.subscription import Delivery
+from trionsq.core.topic import TopicState
 from trionsq.durations import SECOND_NS
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
+from trionsq.testing.streams import MemoryTransport
+from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL
 from trionsq.wire import commands
 
 
@@ -415,3 +418,49 @@ async def test_few_of_many_waiting_publishers_look_for_room(
             assert 0 < len(looks) <= 12 * 16
             waiting = False
         assert done == 200
+
+
+async def test_single_messages_fan_out_in_turns(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A backlog of many publishes goes to the first channel some at a time."""
+    async with nsqd_in_memory() as broker:
+        for number in range(2000):
+            publish(broker, "t", b"%d" % number)
+        steps.watch(monkeypatch, TopicState, "pump")
+        channel = broker.topic("t").channel("c")
+        await wait_all_tasks_blocked()
+        assert channel.core.depth == 2000
+        assert steps.total >= 2000
+        assert steps.most <= _MAX_SEGMENTS + 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "reads_max"), [(4, READS_PER_TRIAL), (_READ_BYTES, MAX_FULL_READS)]
+)
+async def test_a_client_that_always_has_input_leaves_others_their_turn(
+    nbytes: int,
+    reads_max: int,
+    steps: Steps,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+) -> None:
+    """However small or large what it sends: a step has a bounded number of reads."""
+    original, left = MemoryTransport.receive_nowait, 200
+
+    def receive_nowait(self: MemoryTransport, max_bytes: int) -> bytes | None:
+        nonlocal left
+        steps.work()
+        left -= 1
+        return b"NOP\n" * (nbytes // 4) if left > 0 else original(self, max_bytes)
+
+    async with nsqd_in_memory() as broker:
+        client = Conversation.begin(broker)
+        await client.subscribe("t", "c")
+        await wait_all_tasks_blocked()
+        monkeypatch.setattr(MemoryTransport, "receive_nowait", receive_nowait)
+        steps.begin()
+        await client.say(b"NOP\n")
+        await wait_all_tasks_blocked()
+        assert left <= 0
+        assert steps.most <= reads_max + 1

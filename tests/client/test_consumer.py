@@ -234,7 +234,7 @@ async def test_more_than_max_attempts_is_given_up() -> None:
     seen = []
 
     async def give_up(message: Message) -> None:
-        seen.append(message.body)
+        seen.append((message.timestamp_ns, message.attempts, message.id, message.body))
 
     async with trio.open_nursery() as nursery:
         peers: list[Peer] = []
@@ -248,17 +248,19 @@ async def test_more_than_max_attempts_is_given_up() -> None:
             peer = peers[0]
             await peer.line()
             await peer.say(
-                frames.message_frame(1, 4, b"%016x" % 1, b"bad"),
-                frames.message_frame(1, 3, b"%016x" % 2, b"good"),
+                frames.message_frame(1001, 4, b"%016x" % 1, b"bad"),
+                frames.message_frame(1002, 3, b"%016x" % 2, b"good"),
             )
             batch = await consumer.next_batch()
-            assert batch.bodies == [b"good"]
+            assert (batch.timestamps_ns, batch.attempts) == ([1002], [3])
+            assert (batch.ids, batch.bodies) == ([b"%016x" % 2], [b"good"])
             assert await peer.line() == b"FIN %016x" % 1
-            assert consumer.stats().given_up == 1
+            stats = consumer.stats()
+            assert (stats.received, stats.given_up, stats.finished) == (2, 1, 1)
             batch.finish()
             assert await peer.line() == b"FIN %016x" % 2
             nursery.start_soon(_say_goodbye, peer)
-    assert seen == [b"bad"]
+    assert seen == [(1001, 4, b"%016x" % 1, b"bad")]
 
 
 # The end
@@ -300,48 +302,6 @@ async def test_a_message_after_close_wait_is_given_back() -> None:
         async with consumer_of(network):
             pass
     assert said == [b"REQ %016x 0" % 7]
-
-
-@pytest.mark.parametrize("style", ["messages", "batches", "handler"])
-async def test_cancelling_at_any_await_loses_nothing(style: str) -> None:
-    """Afterwards each message was answered or waits at nsqd, and no task is left."""
-    for steps in range(0, 120, 3):
-        async with nsqd_in_memory(seed=steps) as broker:
-            publish(broker, "t", *BODIES)
-            await wait_all_tasks_blocked()
-            finished = 0
-
-            async def handle(message: Message) -> None:
-                nonlocal finished
-                await trio.lowlevel.checkpoint()
-                finished += message.finish()
-
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_cancel_after, steps, scope)
-                    async with consumer_of(Network.of(broker)) as consumer:
-                        if style == "handler":
-                            await consumer.run(handle, concurrency=2)
-                        elif style == "batches":
-                            async for batch in consumer.batches():
-                                await trio.lowlevel.checkpoint()
-                                finished += len(batch) * batch.finish()
-                        else:
-                            async for message in consumer:
-                                await trio.lowlevel.checkpoint()
-                                finished += message.finish()
-            await wait_all_tasks_blocked()
-            if "c" in broker.topic("t").channels:
-                core = broker.topic("t").channel("c").core
-                assert core.held + finished == 20, steps
-                assert core.in_flight_count == 0, steps
-            assert not broker.clients
-
-
-async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
-    for _ in range(steps):
-        await trio.lowlevel.checkpoint()
-    scope.cancel()
 
 
 async def test_a_stalled_nsqd_does_not_hold_the_end(autojump_clock: MockClock) -> None:
@@ -798,3 +758,19 @@ async def test_nsqlookupds_can_be_added(autojump_clock: MockClock) -> None:
             assert consumer.stats().connections == 2
             with pytest.raises(ClientError):
                 consumer.remove_lookupd("l:1")
+
+
+async def test_a_consumer_that_does_not_run_takes_no_nsqlookupd() -> None:
+    """Before its start and after its end."""
+    network = Network().held()
+    consumer = consumer_of(network, lookupd_http_addresses=("a:1",), get=no_lookupd)
+    with pytest.raises(StoppedError):
+        consumer.add_lookupd("b:1")
+    async with consumer:
+        consumer.add_lookupd("c:1")
+    with pytest.raises(StoppedError):
+        consumer.add_lookupd("d:1")
+
+
+async def no_lookupd(*args: Any, **kwargs: Any) -> httpget.Answer:
+    raise httpget.GetConnectError("refused")

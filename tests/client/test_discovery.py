@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from tests.client.upgraded import authority
 from trionsq import httpget
@@ -114,6 +118,12 @@ def test_nonsense_and_errors_are_discovery_errors(given: httpget.Answer) -> None
         addresses_of(given)
 
 
+def test_a_large_answer_is_read() -> None:
+    """Up to the limit of 10,000 nsqds."""
+    producers = [{"broadcast_address": "a", "tcp_port": port} for port in range(10_000)]
+    assert len(addresses_of(answer({"producers": producers}))) == 10_000
+
+
 @pytest.mark.parametrize(
     ("given", "topics"),
     [
@@ -168,6 +178,18 @@ async def test_three_are_tried() -> None:
     assert await discovery.poll() == ["a:4150"]
 
 
+async def test_a_failed_poll_says_what_each_of_them_said() -> None:
+    """Its URL with the error, whether it was not reached or answered nonsense."""
+    lookupds = Lookupds({lookup_url("b:1", "t"): answer({"message": "X"}, status=500)})
+    discovery = Discovery("t", Config(), lookupds.get)
+    for host in "ab":
+        discovery.add(f"{host}:1")
+    with pytest.raises(DiscoveryError) as caught:
+        await discovery.poll()
+    text = "http://a:1/lookup?topic=t: refused; http://b:1/lookup?topic=t: answered 500 X"
+    assert str(caught.value) == text
+
+
 async def test_the_secret_goes_only_where_it_is_wanted() -> None:
     """auth_secret is sent as a bearer token unless that is switched off."""
     lookupds = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
@@ -209,3 +231,30 @@ def test_the_last_one_stays() -> None:
         discovery.remove("b:1")
     with pytest.raises(KeyError):
         discovery.remove("c:1")
+
+
+@pytest.mark.parametrize(("interval_s", "gap_s"), [(60, 1.0), (0.5, 0.5)])
+async def test_polls_keep_their_distance(
+    interval_s: float, gap_s: float, autojump_clock: MockClock
+) -> None:
+    """However often a poll is requested: the next is a second after the last one, or as long
+    after it as the interval is, if that is shorter."""
+    polled_s = []
+
+    async def note(addresses: list[str]) -> None:
+        polled_s.append(trio.current_time())
+
+    lookupds = Lookupds({lookup_url("a:1", "t"): answer(ANSWER)})
+    config = Config(lookupd_poll_interval_s=interval_s, lookupd_poll_jitter=0)
+    discovery = Discovery("t", config, lookupds.get)
+    discovery.add("a:1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(discovery.run, note, lambda error: None, Random(1))
+        for _ in range(100):
+            await trio.sleep(0.1)
+            discovery.request_poll()
+        nursery.cancel_scope.cancel()
+    assert [after - before for before, after in pairwise(polled_s)] == pytest.approx(
+        [gap_s] * (len(polled_s) - 1)
+    )
+    assert len(polled_s) >= 10

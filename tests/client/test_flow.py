@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
+import trio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from trio.testing import MockClock
 
-from trionsq.client.flow import Share, even_share, plan, plan_test, redistribute
+from trionsq.client.config import Config
+from trionsq.client.flow import (
+    SETTLE_S,
+    FlowControl,
+    Share,
+    even_share,
+    plan,
+    plan_test,
+    redistribute,
+)
 
 
 @pytest.mark.parametrize(
@@ -258,3 +270,41 @@ class Sharing(RuleBasedStateMachine):
 
 TestSharing = Sharing.TestCase
 TestSharing.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+class Receiver:
+    """A connection of which only the RDY matters; no message ever comes."""
+
+    def __init__(self) -> None:
+        self.share = Share(100)
+        self.lowered_s = 0.0
+        self.sent: list[int] = []
+
+    def send_rdy(self, rdy: int) -> None:
+        if rdy == self.share.rdy:
+            return
+        if rdy < self.share.rdy:
+            self.lowered_s = trio.current_time()
+        self.share.set_rdy(rdy, trio.current_time())
+        self.sent.append(rdy)
+
+
+async def test_a_later_connection_gets_its_part_of_an_idle_one(autojump_clock: MockClock) -> None:
+    """The room that a lowered RDY leaves is given on when it has settled, without any message."""
+    flow = FlowControl(Config(max_in_flight=12), Random(1))
+    receivers = [Receiver() for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        flow.start(nursery)
+        for count, receiver in enumerate(receivers, 1):
+            flow.add_connection(receiver)
+            await trio.sleep(SETTLE_S / 2)
+            assert not receiver.share.rdy or count == 1, "the others may still use theirs"
+            await trio.sleep(SETTLE_S)
+            assert [each.share.rdy for each in receivers[:count]] == [12 // count] * count
+        await trio.sleep(3600)
+        assert [each.sent for each in receivers] == [[12, 6, 4], [6, 4], [4]]
+        flow.retire_connection(receivers[0])
+        flow.remove_connection(receivers[0])
+        await trio.sleep(2 * SETTLE_S)
+        assert [each.share.rdy for each in receivers[1:]] == [6, 6]
+        nursery.cancel_scope.cancel()

@@ -19,11 +19,12 @@ from tests.client.test_consumer import consumer_of, subscribed
 from tests.steps import counted_steps
 from trionsq import httpget
 from trionsq.client import Config, Consumer, flow
+from trionsq.client import message as message_module
 from trionsq.client.backoff import Outcome
 from trionsq.client.connection import Connection
 from trionsq.client.flow import FlowControl
 from trionsq.client.handshake import Handshake
-from trionsq.client.message import Message
+from trionsq.client.message import Batch, BatchOrigin, BatchSource, Message, MessageIterator
 from trionsq.client.subscribed_connection import SubscribedConnection
 from trionsq.wire import frames
 from trionsq.wire.client import ColumnDecoder, Columns
@@ -114,6 +115,8 @@ async def test_a_step_gives_back_one_batch(batches: int) -> None:
         config=Config(max_attempts=0), queue_batch=lambda _: None, note_answer=lambda *_: None
     )
     subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
+    subscribed_connection.send_rdy(2500)
+    sent.clear()
     for number in range(batches):
         subscribed_connection._receive(Columns([1], [1], [b"%016x" % number], [b"x"]))
     with counted_steps(lambda: len(sent)) as steps:
@@ -136,6 +139,7 @@ async def test_a_step_gives_up_a_bounded_number_of_messages(autojump_clock: Mock
         async def deliver() -> None:
             peer = await subscribed(network)
             one = [frames.message_frame(1, 9, b"%016x" % number, b"x") for number in range(1000)]
+            assert await peer.line() == b"RDY 1000"
             await peer.say(*one)
             while await peer.line() != b"FIN %016x" % 999:
                 pass
@@ -248,3 +252,60 @@ async def test_a_write_is_bounded_whatever_waits(commands: int) -> None:
     assert sum(socket.taken) == 100_000 * commands + 5_000_001
     assert max(nbytes for nbytes in socket.taken if nbytes < 5_000_000) <= 1 << 20
     assert connection._pending_bytes == 0
+
+
+async def test_iterating_over_messages_leaves_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every 10 ms, though the messages of one batch need no waiting."""
+    now_s = 100.0
+
+    def perf_counter() -> float:
+        nonlocal now_s
+        now_s += 0.001
+        return now_s
+
+    monkeypatch.setattr(message_module, "time", SimpleNamespace(perf_counter=perf_counter))
+    count = 200
+    columns = Columns(
+        [1] * count, [1] * count, [b"%016x" % n for n in range(count)], [b"x"] * count
+    )
+    origin = cast(BatchOrigin, SimpleNamespace(is_open=True))
+
+    class Source:
+        async def next_batch(self) -> Batch:
+            await trio.lowlevel.checkpoint()
+            return Batch(origin, columns)
+
+    turns = 0
+    messages = MessageIterator(cast(BatchSource, Source()))
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(count):
+            await anext(messages)
+        nursery.cancel_scope.cancel()
+    assert turns >= count // 12
+
+
+async def test_the_time_of_a_lowered_rdy_is_that_of_its_lowering(
+    autojump_clock: MockClock,
+) -> None:
+    """A raised one does not count, for it needs no time to settle; the same is not sent again."""
+    sent: list[bytes] = []
+    connection = SimpleNamespace(address=ADDRESS, max_rdy_count=2500, is_open=True, put=sent.append)
+    owner = SimpleNamespace(config=Config())
+    subscribed_connection = SubscribedConnection(cast(Any, owner), cast(Any, connection))
+    times = []
+    for rdy in (5, 3, 3, 4):
+        await trio.sleep(1)
+        subscribed_connection.send_rdy(rdy)
+        times.append(subscribed_connection.lowered_s)
+    assert times == [0.0, 2.0, 2.0, 2.0]
+    assert sent == [b"RDY 5\n", b"RDY 3\n", b"RDY 4\n"]

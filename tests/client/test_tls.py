@@ -100,6 +100,14 @@ def test_a_key_with_a_passphrase(tmp_path: Path) -> None:
         Config(tls_v1=True, tls_cert=str(path)).check_files()
 
 
-def test_files_do_not_matter_to_who_does_not_use_them() -> None:
-    """Without TLS options no file is read."""
+def test_files_do_not_matter_to_who_does_not_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TLS options no context is made, which would read the system's authorities; with
+    any of them it is."""
+    made: list[Config] = []
+    monkeypatch.setattr(Config, "ssl_context", lambda self: made.append(self))
     Config().check_files()
+    Config(tls_min_version="tls1.3").check_files()
+    assert made == []
+    with_tls = Config(tls_v1=True)
+    with_tls.check_files()
+    assert made == [with_tls]

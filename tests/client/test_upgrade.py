@@ -256,33 +256,6 @@ async def test_no_step_waits_for_ever(step: str, secure: Config, autojump_clock:
     assert trio.current_time() == pytest.approx(40 if step == "auth" else 2)
 
 
-async def test_a_cancellation_in_any_step_closes(secure: Config) -> None:
-    """Cancelled at each await once, from the first byte to AUTH: the socket is closed."""
-    config = replace(secure, snappy=True, auth_secret=SECRET)
-    cancelled = 0
-    opened = False
-    for steps in range(200):
-        async with trio.open_nursery() as nursery:
-            network = SecuredNetwork(nursery, Secured(server_context(), wants_secret=True))
-            with trio.CancelScope() as scope:
-                nursery.start_soon(_cancel_after, steps, scope)
-                connection = await Connection.open(ADDRESS, config, network.dial)
-                opened = True
-                connection.discard()
-            cancelled += scope.cancelled_caught
-            assert all(link.is_closed for link in network.links)
-        if opened:
-            break
-    assert opened
-    assert cancelled > 5
-
-
-async def _cancel_after(steps: int, scope: trio.CancelScope) -> None:
-    for _ in range(steps):
-        await trio.lowlevel.checkpoint()
-    scope.cancel()
-
-
 # AUTH
 
 

@@ -209,6 +209,23 @@ def test_a_timeout_gives_credit_back() -> None:
     assert client.finish(message_ids(0, 1)) == message_ids(0, 1)
 
 
+def test_a_timeout_comes_in_time_amid_a_stream_of_later_messages() -> None:
+    """Each delivery sets a check only if it is earlier than the one that is set."""
+    channel = new_channel()
+    client = Client(channel, rdy=2)
+    put(channel, 0, 1)
+    [held] = client.ids
+    for number in range(1, 200):
+        now_s = number / 10
+        if now_s >= channel.wake_at_s:
+            channel.scan(now_s, wall_ns(now_s))
+        if channel.timeout_count:
+            break
+        channel.put(segment(number, 1), now_s, wall_ns(now_s))
+        client.finish([id_ for id_ in client.ids if id_ != held], now_s)
+    assert now_s == 10.0
+
+
 def test_alarms_never_come_late() -> None:
     """`wake_at` gets the earliest deadline, or the time to copy out old messages."""
     times: list[float] = []
@@ -227,6 +244,22 @@ def test_alarms_never_come_late() -> None:
     channel.scan(1.0, wall_ns(1.0))
     channel.scan(COMPACT_AFTER_S, wall_ns(COMPACT_AFTER_S))
     assert channel.wake_at_s == float("inf")
+
+
+def test_a_deleted_channel_asks_for_no_scan() -> None:
+    """The alarm that was set is called off, and none is set by what the clients still send."""
+    times: list[float] = []
+    channel = new_channel()
+    channel.wake_at = times.append
+    client = Client(channel, rdy=2)
+    put(channel, 0, 2)
+    channel.close()
+    assert times[-1] == float("inf")
+    called_off = len(times)
+    channel.requeue(client.consumer, client.ids[0], 100, 1.0, wall_ns(1.0))
+    assert len(times) == called_off
+    put(channel, 2, 1)
+    assert (len(client.ids), len(times)) == (2, called_off), "nothing is delivered any more"
 
 
 def test_the_alarm_comes_in_time_to_copy_out_what_is_old() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.helpers import batch, body_of, contents, message_ids
-from trionsq.core.batch import Segment
+from tests.core.helpers import WALL_NS, batch, body_of, contents, message_ids, segment
+from trionsq.core.batch import Segment, join_segments
 from trionsq.core.subscription import Delivery
 from trionsq.wire.frames import message_frame
 
@@ -81,3 +81,21 @@ def test_what_is_kept_lets_go_of_the_batch(body_sizes: list[int]) -> None:
     assert delivery.frames() == expected
     assert delivery.batch is not whole
     assert delivery.batch.count == 2
+
+
+def test_each_message_keeps_its_own_time_of_publishing() -> None:
+    """A batch of messages with different times, as a disk queue has them, stays so in parts."""
+    times_ns = [WALL_NS + number for number in (70, 10, 50, 30)]
+    parts = [segment(number, 1) for number in range(4)]
+    for part, time_ns in zip(parts, times_ns, strict=True):
+        part.batch.timestamp_ns = time_ns
+    whole = join_segments(parts)
+    delivery = Delivery(Segment(whole, 1, 4, 0), 1.0, 2.0)
+    taken = delivery.extract([delivery.ids[2], delivery.ids[1]])
+    assert [int.from_bytes(taken.batch.stamp(at)) for at in (0, 1)] == [times_ns[3], times_ns[2]]
+    assert (taken.first_ns, taken.batch.timestamp_ns) == (times_ns[3], times_ns[3])
+    delivery.keep_only([delivery.ids[0], delivery.ids[2]])
+    assert delivery.frames() == b"".join(
+        message_frame(times_ns[at], 1, whole.ids.slice(at, at + 1)[0], body_of(b"%016x" % at))
+        for at in (1, 3)
+    )

@@ -163,13 +163,21 @@ def stuck_topic(
     return topic, channels, backends
 
 
+def stuck_at(topic: TopicState) -> ChannelState | None:
+    """The channel that holds it up now."""
+    return topic.stuck_at
+
+
 def test_a_channel_without_room_holds_up_the_topic() -> None:
     """The message stays with the channels that lack it; the others don't get it twice."""
     topic, channels, backends = stuck_topic("a", "full")
     topic.publish(bodies(b"b"), wall_ns(1))
     assert (pump_all(topic), topic.depth, channels["a"].depth) == (0, 2, 1)
+    assert stuck_at(topic) is channels["full"]
     assert topic.retry()
+    assert stuck_at(topic) is None, "unknown until it is tried again"
     assert (pump_all(topic), topic.depth, backends["full"].refusals) == (0, 2, 2)
+    assert stuck_at(topic) is channels["full"]
     backends["full"].refuses = False
     assert topic.retry()
     assert (pump_all(topic), topic.depth) == (2, 0)

@@ -22,10 +22,15 @@ def test_as_many_files_as_allowed_may_be_open() -> None:
 
 
 def test_a_system_that_refuses_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon starts with the limit that it has."""
+    """The daemon tries, and starts with the limit that it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tried: list[object] = []
 
-    def refuse(*_: object) -> None:
+    def refuse(*limit: object) -> None:
+        tried.append(limit)
         raise ValueError("not allowed to raise maximum limit")
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     raise_open_files_limit()
+    assert tried == [(resource.RLIMIT_NOFILE, (before[1], before[1]))]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

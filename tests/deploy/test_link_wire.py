@@ -16,6 +16,7 @@ IPV4 = struct.Struct("!BBHHHBBH4s4s")
 TCP = struct.Struct("!HHIIBBHHH")
 NEAR, FAR = b"\x0a\xcf\x00\x0a", b"\x0a\xcf\x00\x0b"
 NEAR_MAC, FAR_MAC = b"near--", b"far---"
+HEAD_BYTES = ETHERNET.size + IPV4.size + TCP.size
 NUMBERS = st.integers(0, 2**32 - 1)
 
 
@@ -67,10 +68,22 @@ def test_what_is_no_segment_of_a_connection_gets_no_reset(frame: bytes) -> None:
     assert resets(frame) is None
 
 
-@given(st.binary(max_size=200))
-def test_no_frame_troubles_the_wire(data: bytes) -> None:
-    """The wire handles any frame of a kernel."""
-    resets(ETHERNET.pack(FAR_MAC, NEAR_MAC, 0x0800) + data)
+WHOLE = segment(1, 2, 0x10, b"data")
+
+
+@given(st.integers(0, len(WHOLE)), st.integers(14, len(WHOLE) - 1), st.integers(0, 255))
+def test_no_frame_troubles_the_wire(size: int, at: int, byte: int) -> None:
+    """Also a frame that is cut short or has a wrong byte gets two resets with right checksums, or
+    none."""
+    frame = bytearray(WHOLE)
+    frame[at] = byte
+    pair = resets(bytes(frame[:size]))
+    if size < HEAD_BYTES:
+        assert pair is None
+    elif size == len(WHOLE) and at >= HEAD_BYTES:
+        assert pair is not None
+    for reset in pair or ():
+        told(reset)
 
 
 def test_a_frame_waits_as_long_as_it_should_and_none_overtakes() -> None:

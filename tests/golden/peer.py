@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+import trio
+
 from tests.golden.interfaces import Connection
 from tests.golden.layers import PushedBackConnection, upgraded
 
@@ -16,12 +18,20 @@ class TranscriptMismatchError(AssertionError):
 
 
 class Peer:
-    """One named connection, with what was received and not yet looked at."""
+    """One named connection, with what was received and not yet looked at.
+
+    Attributes:
+        opened_at: by trio's clock.
+        ended: whether the server closed.
+        close_was_expected: whether the transcript says so.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.opened_at = trio.current_time()
         self.received = bytearray()
         self.ended = False
+        self.close_was_expected = False
 
     async def upgrade(self, layer: str) -> None:
         """Lay TLS or compression over the connection; what was read beyond belongs to it."""

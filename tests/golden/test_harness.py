@@ -16,7 +16,7 @@ from tests.golden.cutting import CUTTINGS, Cutter, Cutting
 from tests.golden.interfaces import Connection, HttpAnswer
 from tests.golden.peer import TranscriptMismatchError
 from tests.golden.replay_http import compare_answer, compare_json
-from tests.golden.replay_tcp import replay_tcp_case
+from tests.golden.replay_tcp import HEARTBEAT, LAST_ANSWERS, LAST_COMMAND, replay_tcp_case
 from tests.golden.transcripts import (
     HTTP_FILE,
     HTTP_INSTEAD_FILE,
@@ -29,7 +29,9 @@ from tests.golden.transcripts import (
     Request,
     Response,
     Send,
+    SendFill,
     Server,
+    Sleep,
     TcpCase,
     TcpStep,
     load_http_cases,
@@ -41,17 +43,27 @@ KNOWN_NEEDS = {"tls", "compression", "auth", "disk", "e2e", "stats_text", "confi
 
 
 class ScriptedConnection:
-    """Plays what it was given, then ends or, with ``stays_open``, stays silent."""
+    """Plays what it was given, then ends or, with ``stays_open``, stays silent.
 
-    def __init__(self, says: bytes, *, stays_open: bool) -> None:
+    It answers the last command, and closes. Input breaks after ``hears`` bytes.
+    """
+
+    def __init__(self, says: bytes, *, stays_open: bool, hears: int, answer: bytes) -> None:
         self.says = says
         self.stays_open = stays_open
         self.heard = b""
         self.closed = False
+        self._hears = hears
+        self._answer = answer
 
     async def send_all(self, data: bytes) -> None:
         """See Connection."""
+        if len(self.heard) >= self._hears:
+            raise trio.BrokenResourceError
         self.heard += data
+        if self.heard.endswith(LAST_COMMAND) and self.stays_open:
+            self.says += self._answer
+            self.stays_open = not self._answer
 
     async def receive_some(self) -> bytes:
         """See Connection; one byte at a time."""
@@ -74,8 +86,17 @@ class ScriptedServer:
 
     addresses: Mapping[str, str] = {}
 
-    def __init__(self, says: bytes, *, stays_open: bool = True) -> None:
-        self.connection = ScriptedConnection(says, stays_open=stays_open)
+    def __init__(
+        self,
+        says: bytes,
+        *,
+        stays_open: bool = True,
+        hears: int = 1 << 30,
+        answer: bytes = LAST_ANSWERS[0],
+    ) -> None:
+        self.connection = ScriptedConnection(
+            says, stays_open=stays_open, hears=hears, answer=answer
+        )
 
     async def open_tcp(self) -> Connection:
         """See ServerUnderTest."""
@@ -120,7 +141,7 @@ async def test_captured_bytes_are_sent_back(autojump_clock: trio.abc.Clock) -> N
         Send("a", "FIN {{m1}}\n"),
         Expect("a", "0000000600000000{{m1}}", ""),
     )
-    assert server.connection.heard == b"FIN OK\n"
+    assert server.connection.heard == b"FIN OK\n" + LAST_COMMAND
 
 
 @pytest.mark.parametrize(
@@ -143,6 +164,85 @@ async def test_every_departure_is_noticed(
     """A server that does otherwise than recorded fails the case; the text carries its log."""
     with pytest.raises(TranscriptMismatchError, match="the log"):
         await replay(ScriptedServer(says, stays_open=stays_open), step)
+
+
+FATAL_FRAME = b"\x00\x00\x00\x0d\x00\x00\x00\x01E_INVALID"
+EXPECT_FATAL = Expect("a", FATAL_FRAME.hex(), "error E_INVALID")
+IDENTIFY = Send("a", 'IDENTIFY\n{"heartbeat_interval": 1000}')
+
+
+@pytest.mark.parametrize(
+    ("server", "steps"),
+    [
+        pytest.param(ScriptedServer(OK_FRAME * 2), [EXPECT_OK], id="a frame more"),
+        pytest.param(ScriptedServer(OK_FRAME + b"\x00"), [EXPECT_OK], id="a byte more"),
+        pytest.param(ScriptedServer(OK_FRAME, stays_open=False), [EXPECT_OK], id="closed"),
+        pytest.param(ScriptedServer(OK_FRAME, hears=0), [EXPECT_OK], id="closed for input"),
+        pytest.param(ScriptedServer(OK_FRAME, answer=b""), [EXPECT_OK], id="no last answer"),
+        pytest.param(
+            ScriptedServer(OK_FRAME, answer=LAST_ANSWERS[0] + b"x"),
+            [EXPECT_OK],
+            id="a byte after the last answer",
+        ),
+        pytest.param(ScriptedServer(FATAL_FRAME), [EXPECT_FATAL], id="open after a fatal error"),
+        pytest.param(
+            ScriptedServer(FATAL_FRAME + OK_FRAME, stays_open=False),
+            [EXPECT_FATAL],
+            id="a frame after a fatal error",
+        ),
+        pytest.param(
+            ScriptedServer(OK_FRAME + HEARTBEAT), [EXPECT_OK, Sleep(29_000)], id="early heartbeat"
+        ),
+        pytest.param(
+            ScriptedServer(HEARTBEAT * 3), [IDENTIFY, Sleep(2_500)], id="too many heartbeats"
+        ),
+        pytest.param(
+            ScriptedServer(OK_FRAME * 2), [EXPECT_OK, Send("a", "FIN\n")], id="after a last send"
+        ),
+        pytest.param(
+            ScriptedServer(OK_FRAME, hears=1), [Send("a", "FIN\n"), EXPECT_OK], id="broken send"
+        ),
+        pytest.param(
+            ScriptedServer(OK_FRAME, hears=0),
+            [SendFill("a", b"x", 9), EXPECT_OK],
+            id="broken fill",
+        ),
+    ],
+)
+async def test_the_end_of_each_connection_is_checked(
+    server: ScriptedServer, steps: list[TcpStep], autojump_clock: trio.abc.Clock
+) -> None:
+    """A case fails if its server sends anything after the last step, or closes where no close is
+    recorded, or stays open after a fatal error."""
+    with pytest.raises(TranscriptMismatchError, match="after the last step"):
+        await replay(server, *steps, cutting="bytewise")
+
+
+@pytest.mark.parametrize(
+    ("server", "steps"),
+    [
+        pytest.param(ScriptedServer(OK_FRAME), [EXPECT_OK], id="nsqd"),
+        pytest.param(ScriptedServer(OK_FRAME, answer=LAST_ANSWERS[1]), [EXPECT_OK], id="lookupd"),
+        pytest.param(
+            ScriptedServer(HEARTBEAT * 2), [IDENTIFY, Sleep(2_500)], id="heartbeats that are due"
+        ),
+        pytest.param(
+            ScriptedServer(FATAL_FRAME, stays_open=False), [EXPECT_FATAL], id="fatal error"
+        ),
+        pytest.param(
+            ScriptedServer(b"", stays_open=False, hears=1),
+            [Send("a", "FIN\n"), ExpectClose("a", False)],
+            id="broken send and close",
+        ),
+    ],
+)
+async def test_a_case_may_end_silent_or_closed(
+    server: ScriptedServer, steps: list[TcpStep], autojump_clock: trio.abc.Clock
+) -> None:
+    """A connection that is open and silent after the last step passes, as does a recorded close,
+    also one that came while the rest of a command was sent."""
+    await replay(server, *steps, cutting="bytewise")
+    assert server.connection.closed
 
 
 @given(st.binary(max_size=300), st.sampled_from(CUTTINGS), st.text())

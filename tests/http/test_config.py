@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quart import Response
@@ -32,12 +34,42 @@ def refused(status: int, code: str) -> tuple[int, str]:
     return status, f'{{"message":"{code}"}}'
 
 
+CHOICES = {
+    "log_level": ("error", "4"),
+    "tls_required": ("tcp-https", "1"),
+    "tls_min_version": ("tls1.2", str(0x0303)),
+}
+"""Of options with names for numbers: a choice, and its number."""
+
+
+def other_value(name: str) -> tuple[object, str]:
+    """A value that no option has by default, and how it is shown."""
+    if name in CHOICES:
+        return CHOICES[name]
+    if name == "statsd_prefix":
+        return "another", "another."
+    match getattr(NsqdOptions(), name):
+        case bool() as value:
+            return not value, str(not value).lower()
+        case int():
+            return 7_654_321, "7654321"
+        case str():
+            return "another value", "another value"
+        case tuple():
+            return ("one", "two"), '["one","two"]'
+    raise AssertionError(name)
+
+
 @pytest.mark.parametrize(("name", "key"), KEYS)
 async def test_each_option_is_shown_by_its_key(broker: Broker, name: str, key: str) -> None:
-    """Whatever a config file may set can be asked for; names of other kinds are unknown."""
+    """Whatever a config file may set can be asked for, and its present value is the answer; names
+    of other kinds are unknown."""
     app = create_app(broker)
-    status, _ = await send(app, "GET", key)
-    assert status == 200
+    value, shown = other_value(name)
+    live = broker.live_options
+    changed: Any = {name: value}
+    live.current = dataclasses.replace(live.current, **changed)
+    assert await send(app, "GET", key) == (200, shown)
     if name != key:
         assert await send(app, "GET", name) == refused(400, "INVALID_OPTION")
 

@@ -141,3 +141,20 @@ async def test_the_pages_of_the_process_may_be_closed(
     stranger: dict[str, Any] = {"scope_base": {"client": ("192.0.2.1", 1)}}
     assert (await send(app, "GET", "/debug/pprof", **stranger)).status_code == status
     assert (await send(app, "GET", "/debug", **stranger)).status_code == 200
+
+
+async def test_what_an_operator_makes_and_deletes(app: QuartTrio, registry: Registry) -> None:
+    """Each request is answered 200 and done, or says what there is not."""
+    steps: list[tuple[str, int, list[str], list[str]]] = [
+        ("/topic/create?topic=t", 200, ["t"], []),
+        ("/channel/create?topic=t&channel=c", 200, ["t"], ["c"]),
+        ("/channel/delete?topic=t&channel=d", 404, ["t"], ["c"]),
+        ("/channel/delete?topic=t&channel=c", 200, ["t"], []),
+        ("/topic/tombstone?topic=t&node=n:1", 200, ["t"], []),
+        ("/topic/delete?topic=t", 200, [], []),
+    ]
+    for target, status, topics, channels in steps:
+        response = await send(app, "POST", target)
+        assert response.status_code == status, target
+        assert registry.topics() == topics
+        assert list(registry.channels("t")) == channels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -204,6 +205,47 @@ def test_what_was_never_identified_can_go() -> None:
     registry = Registry(INACTIVE_NS, LIFETIME_NS)
     registry.remove_producer(producer())
     assert repr(registry) == "<Registry 0 producers, 0 topics, 0 channels>"
+
+
+@pytest.mark.parametrize(
+    "how", ["disconnect", "topic", "channel", "delete topic", "delete channel"]
+)
+def test_nothing_of_a_registration_is_kept(how: str) -> None:
+    """Whichever way a producer leaves, the sweep removes it from the topic and its channels."""
+    registry = Registry(INACTIVE_NS, LIFETIME_NS)
+    who, other = producer(1), producer(2)
+    for each in (who, other):
+        registry.add_producer(each)
+        for channel in ("c1", "c2"):
+            registry.register(each, "t", channel)
+    match how:
+        case "disconnect":
+            registry.remove_producer(who)
+        case "topic":
+            registry.unregister_topic(who, "t")
+        case "channel":
+            registry.unregister_channel(who, "t", "c1")
+        case "delete topic":
+            registry.delete_topic("t")
+        case "delete channel":
+            registry.delete_channel("t", "c1")
+    while registry.sweep(1):
+        pass
+    kept = list(registry.everything())
+    assert None not in kept, "a void entry"
+    ours = [(key, entry) for key, entry in filter(None, kept) if entry.producer is who]
+    held = Counter(key for key, _ in ours)
+    expected = {
+        "disconnect": [],
+        "topic": ["client::"],
+        "channel": ["client::", "topic:t:", "channel:t:c2"],
+        "delete topic": ["client::"],
+        "delete channel": ["client::", "topic:t:", "channel:t:c2"],
+    }
+    assert sorted(held.elements()) == sorted(expected[how])
+    for key, entry in ours:
+        if key == "topic:t:":
+            assert entry.channels == {"c2"}
 
 
 def test_limits_of_time_are_inclusive_and_exclusive() -> None:

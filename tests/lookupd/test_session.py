@@ -44,6 +44,22 @@ def test_a_producer_is_known_until_its_connection_ends() -> None:
     assert (registry.topics(), list(registry.channels("t"))) == (["t"], ["c"])
 
 
+def test_what_is_unregistered_is_gone_and_nothing_else() -> None:
+    """A channel alone, then the topic with its channels."""
+    session, registry = begin()
+    session.receive(MAGIC + identify() + b"REGISTER t c\nREGISTER t d\nREGISTER u c\n", 0)
+
+    def keys() -> list[str]:
+        while registry.sweep(1):
+            pass
+        return sorted(key for key, _ in filter(None, registry.everything()))
+
+    assert frames(session.receive(b"UNREGISTER t c\n", 0)) == [b"OK"]
+    assert keys() == ["channel:t:d", "channel:u:c", "client::", "topic:t:", "topic:u:"]
+    assert frames(session.receive(b"UNREGISTER t\n", 0)) == [b"OK"]
+    assert keys() == ["channel:u:c", "client::", "topic:u:"]
+
+
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [
@@ -96,6 +112,13 @@ def test_members_may_be_spelled_in_any_case() -> None:
     """As Go reads JSON; the last of a name counts."""
     body = identify(Tcp_Port=1, VERSION="2", tcp_port=None)
     assert answers(body) == [IDENTITY]
+
+
+def test_an_empty_body_is_no_json() -> None:
+    """Its size is valid, its content is not."""
+    assert answers(b"IDENTIFY\n\x00\x00\x00\x00") == [
+        b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+    ]
 
 
 def test_the_largest_body_is_taken() -> None:

@@ -89,8 +89,14 @@ def test_what_workers_lack_is_told_in_one_line(
 
 
 def test_workers_that_fit_pass(spark: SparkSession) -> None:
-    """The test task finds the same versions on the workers."""
+    """The test task runs on each worker, which finds the versions of the driver."""
+    tasks = spark.sparkContext.statusTracker()
+    before = set(tasks.getJobIdsForGroup(None))
     check_workers(spark)
+    [job] = set(tasks.getJobIdsForGroup(None)) - before
+    info = tasks.getJobInfo(job)
+    assert info is not None
+    assert info.status == "SUCCEEDED"
 
 
 def test_workers_with_another_python_are_told(

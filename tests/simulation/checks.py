@@ -196,8 +196,8 @@ def _broken_afterwards(day: Day) -> Iterator[str]:
         files = [name for name in disk.files() if not name.endswith(".bad")]
         if len(files) > 3 + 2 * queues:
             yield f"{name}: {len(files)} files for {queues} queues: {files}"
-    for machine in day.world.machines.values():
+    for name in day.world.machines:
         # A kernel waits for the FIN of a vanished peer for some time.
-        ends = [end for end in machine.ends if not end.peer_end.has_vanished]
-        if machine.process is None and ends:
-            yield f"{machine.name}: {len(ends)} connections are open after its end"
+        ends = [end for end in day.network.ends_at(name) if not end.peer_end.has_vanished]
+        if ends:
+            yield f"{name}: {len(ends)} connections are open after its end"

@@ -224,7 +224,7 @@ class Saboteur:
             return False
         node.refuses_until_s = self._world.now_s + fault.lasts_s
         # Otherwise nobody would come.
-        for end in list(node.machine.ends):
+        for end in self._network.ends_at(node.machine.name):
             end.reset()
         return True
 

@@ -17,6 +17,7 @@ from tests.storage.queues import (
 )
 from trionsq.core.queue import BackendError
 from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import DataPathError
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 
@@ -156,7 +157,10 @@ class Scenario:
 
     def start(self) -> None:
         first = self.disk.operations + 1
-        self.queue = DiskQueue(QUEUE, self.folder)
+        try:
+            self.queue = DiskQueue(QUEUE, self.folder)
+        except DataPathError:  # nsqd does not start, and is started again
+            self.queue = DiskQueue(QUEUE, self.folder)
         self.starts += range(first, self.disk.operations + 1)
 
     @property

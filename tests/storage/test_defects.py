@@ -141,6 +141,8 @@ def spoil(queue: DiskQueue, how: str) -> None:
         queue._reader.finished.add(10**6)
     elif how == "sealed":
         queue._writer.sealed.append((10**6, None))
+    elif how == "which is sealed":
+        queue._writer.sealed.append((queue._positions.write_file, None))
     elif how == "due times":
         queue.empty()
         queue._deferrals.add([b"x"], [1])
@@ -152,7 +154,8 @@ def spoil(queue: DiskQueue, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["behind", "later files", "sealed", "due times", "no file", "continues at"]
+    "text",
+    ["behind", "later files", "sealed", "which is sealed", "due times", "no file", "continues at"],
 )
 def test_what_contradicts_itself_is_told(text: str) -> None:
     """`check` names what is wrong; of a sound queue nothing, in any state."""

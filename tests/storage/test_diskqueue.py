@@ -239,6 +239,16 @@ def test_a_missing_file_is_passed_by() -> None:
     assert read_anew(disk_with(b"5\n1,0\n2,40\n", files)) == messages(2, 2)
 
 
+def test_a_missing_file_is_not_written_on() -> None:
+    """What is written goes to the next file: at its old offset it would lie behind a hole."""
+    disk = disk_with(b"2\n0,0\n0,80\n", {})
+    queue = queue_on(disk)
+    put(queue, messages(0, 1))
+    assert set(disk.files()) - {META} == {records_name(1)}
+    assert drain(queue) == messages(0, 1)
+    queue.close()
+
+
 @pytest.mark.parametrize("length", [-1, 0, 25, 26 + 1_001, 2**31 - 1])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_corrupt_length_costs_the_rest_of_its_file(length: int, number: int) -> None:

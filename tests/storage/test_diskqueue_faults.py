@@ -10,10 +10,14 @@ import pytest
 
 from tests.storage.queue_scenario import Over, Scenario, plain, told
 from tests.storage.queues import (
+    NS_PER_MS,
     QUEUE,
+    STAMP_NS,
     contents,
+    disk_with,
     drain,
     folder_on,
+    join,
     messages,
     put,
     queue_on,
@@ -21,7 +25,7 @@ from tests.storage.queues import (
 )
 from trionsq.core.queue import BackendError
 from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import DataFolder
+from trionsq.storage.folder import DataFolder, DataPathError
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
@@ -58,6 +62,45 @@ def test_nothing_accepted_is_lost_to_a_fault(error: int, forever: bool, held: bo
             fired += bool(scenario.disk.faults)
             check_it_recovers(scenario, may_repeat=at in counted.starts)
     assert fired > counted.disk.operations / 2
+
+
+UNCLEAN = {0: messages(0, 2), 1: messages(2, 2), 2: messages(4, 2)}
+"""After a kill: the positions name only the first of three files."""
+
+
+def unclean_disk() -> SimulatedDisk:
+    return disk_with(b"2\n0,0\n0,80\n", {n: join(some) for n, some in UNCLEAN.items()})
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_without_a_list_of_files_nothing_starts(error: int) -> None:
+    """A data path that cannot be listed is an error of the start: otherwise writing would begin in
+    a file that has messages. The files are left as they are, and the next start finds them."""
+    disk = unclean_disk()
+    before = disk.files()
+    disk.fail(error, only=["names"])
+    with pytest.raises(DataPathError, match=r"^failed to list data-path: open /simulated: "):
+        queue_on(disk)
+    assert disk.files() == before
+    assert drain(queue_on(disk)) == messages(0, 6)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("number", UNCLEAN)
+def test_a_file_that_cannot_be_opened_at_the_start_is_kept(number: int, error: int) -> None:
+    """After an unclean stop writing goes on behind all files, also behind one that cannot be opened
+    just then: its messages come later."""
+    disk = unclean_disk()
+    disk.fail(error, only=["open"], name=records_name(number))
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    assert disk.faults["open"] == 1
+    put(queue, messages(6, 2))
+    got = drain(queue)
+    folder.retry()
+    assert got + drain(queue) == messages(0, 8)
+    assert not [name for name in disk.files() if name.endswith(".bad")]
+    queue.close()
 
 
 def check_it_recovers(scenario: Scenario, *, may_repeat: bool = False) -> None:
@@ -387,3 +430,29 @@ def test_closing_tells_that_it_is_not_durable() -> None:
             queue.close()
         assert disk.faults[operation] == 1
         assert disk.open_files == 0
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+@pytest.mark.parametrize("name", ["*.deferred.*", "*.dat"])
+def test_due_times_outlive_a_sync_that_failed(operation: str, name: str) -> None:
+    """They are planned again: after the retry and a power failure each message has its own."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    due_ns = STAMP_NS + 90_000 * NS_PER_MS
+    put(queue, messages(0, 1, due_ns=due_ns))
+    disk.fail(errno.EIO, only=[operation], name=name)
+    with suppress(BackendError):
+        put(queue, messages(1, 1, due_ns=due_ns))
+    queue.sync()
+    accepted = queue.depth
+    assert sum(disk.faults.values()) == 1
+    for _ in range(2):
+        folder.retry()
+        queue.sync()
+    put(queue, messages(2, 2, due_ns=due_ns))
+    queue.sync()
+    assert not folder.faults
+    found = drain(queue_on(disk.after_power_loss()))
+    assert len(found) == accepted + 2
+    assert all(0 <= (message.due_ns or 0) - due_ns < NS_PER_MS for message in found)

@@ -3,6 +3,7 @@
 import errno
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -171,14 +172,52 @@ def test_a_file_of_the_wrong_shape_is_fatal(text: str, reason: str) -> None:
     assert disk.files() == {METADATA_FILE: text.encode()}
 
 
-@given(st.binary())
-def test_any_content_is_loaded_or_refused(data: bytes) -> None:
-    """No bytes cause any other error than MetadataError."""
-    try:
-        load_metadata(with_file(data))
-    except MetadataError:
-        return
-    json.loads(data.decode("utf-8", "replace"))
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=3,
+)
+NAMES = st.sampled_from(["a", "b", "c#ephemeral", "a b", ""])
+FLAGS = st.booleans() | st.none()
+
+
+def often(likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """The likely values, and sometimes anything."""
+    return st.sampled_from([likely] * 9 + [ANY_JSON]).flatmap(lambda values: values)
+
+
+CHANNELS = st.fixed_dictionaries({}, optional={"name": often(NAMES), "paused": often(FLAGS)})
+TOPICS = st.fixed_dictionaries(
+    {"name": often(NAMES)},
+    optional={
+        "paused": often(FLAGS),
+        "channels": often(st.none() | st.lists(often(CHANNELS), max_size=3)),
+    },
+)
+DOCUMENTS = st.fixed_dictionaries({"topics": often(st.lists(often(TOPICS), max_size=3))})
+
+
+def test_any_content_is_loaded_or_refused() -> None:
+    """No bytes cause any other error than MetadataError, and what is loaded has the topics with
+    valid names, in their order."""
+    outcomes: Counter[str] = Counter()
+
+    @given(st.binary() | DOCUMENTS.map(lambda value: json.dumps(value).encode()))
+    def load_or_refuse(data: bytes) -> None:
+        try:
+            topics = load_metadata(with_file(data))
+        except MetadataError:
+            outcomes["refused"] += 1
+            return
+        outcomes["loaded" if topics else "empty"] += 1
+        entries = (json.loads(data) or {}).get("topics") or []
+        names = [entry.get("name") for entry in entries if entry]
+        assert [topic.name for topic in topics] == [
+            name for name in dict.fromkeys(names) if name in ("a", "b", "c#ephemeral")
+        ]
+
+    load_or_refuse()
+    assert min(outcomes[kind] for kind in ("refused", "empty", "loaded")) > 5, outcomes
 
 
 def test_a_file_that_cannot_be_read_is_fatal(tmp_path: Path) -> None:

@@ -158,3 +158,16 @@ def test_records_without_bodies_are_read(count: int) -> None:
     assert block.batch is not None
     assert block.count == count
     assert isinstance(block.batch.bodies, PackedBodies), "a stride needs bodies"
+
+
+@pytest.mark.parametrize("sizes", [[5] * 4, [5, 6, 5, 9]])
+def test_as_many_records_as_fit_go_into_a_file(sizes: list[int]) -> None:
+    """The most whose bytes are not above the room; none into a file that is full or overfull."""
+    messages = [Message(NS, 1, b"%016x" % size, b"x" * size) for size in sizes]
+    records = encode(Segment(batch_of(messages, stamped=False), 0, len(sizes), 1))
+    ends = [records.end(count) for count in range(len(sizes) + 1)]
+    assert ends == sorted(set(ends))
+    for room in range(-2, records.size + 2):
+        assert records.count_within(room) == max(
+            (count for count, end in enumerate(ends) if end <= room), default=0
+        )

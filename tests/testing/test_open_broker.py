@@ -14,6 +14,8 @@ from trionsq.client import Consumer, Producer
 from trionsq.storage.folder import DataPathError
 from trionsq.testing import OpenBroker, broker_in_thread, open_broker
 
+LIMIT_S = 60.0
+
 pytest_plugins = ["pytester"]
 
 TEST_OF_A_USER = """
@@ -60,10 +62,11 @@ async def test_it_listens_on_free_ports() -> None:
             Consumer("t", "c", nsqd_tcp_addresses=[one.tcp_address]) as consumer,
         ):
             await producer.publish("t", b"x")
-            async for message in consumer:
-                assert message.body == b"x"
-                message.finish()
-                break
+            with trio.fail_after(LIMIT_S):
+                async for message in consumer:
+                    assert message.body == b"x"
+                    message.finish()
+                    break
 
 
 async def test_the_folder_goes_unless_it_was_given(tmp_path: Path) -> None:

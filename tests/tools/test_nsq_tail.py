@@ -157,10 +157,11 @@ async def test_a_message_is_not_given_up() -> None:
         await _publish(nsqd, "t", [b"one"])
         where = [nsqd.tcp_address]
         async with Consumer("t", "c", nsqd_tcp_addresses=where) as consumer:
-            async for message in consumer:
-                message.requeue(0, backoff=False)
-                if message.attempts == 5:
-                    break
+            with trio.fail_after(LIMIT_S):
+                async for message in consumer:
+                    message.requeue(0, backoff=False)
+                    if message.attempts == 5:
+                        break
         address = f"--nsqd-tcp-address={nsqd.tcp_address}"
         ended = await run("nsq_tail", "--topic=t", "--channel=c", address, "-n", "1")
         assert ended.out == b"one\n"

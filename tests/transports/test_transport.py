@@ -10,6 +10,8 @@ import trio
 
 from trionsq.transports.transport import SocketTransport
 
+LIMIT_S = 60.0
+
 
 @pytest.fixture
 def pair() -> Iterator[tuple[SocketTransport, socket.socket]]:
@@ -122,10 +124,18 @@ async def test_end_sending_is_seen_and_reading_goes_on(
 
 async def test_a_closed_descriptor_can_be_used_again_at_once() -> None:
     """Closing leaves no trace in trio, so the next connection with that number works."""
+    numbers = set()
     for _ in range(3):
         near, far = socket.socketpair()
+        numbers.add(near.fileno())
         transport = SocketTransport(near)
-        with trio.move_on_after(0.001):
+        with trio.move_on_after(0.001) as waiting:
             await transport.wait_readable()
+        assert waiting.cancelled_caught
+        far.send(b"x")
+        with trio.fail_after(LIMIT_S):
+            await transport.wait_readable()
+        assert transport.receive_nowait(10) == b"x"
         transport.close()
         far.close()
+    assert len(numbers) == 1

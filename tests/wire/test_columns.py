@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.wire.test_client_decoder import FRAMES, MESSAGE_IDS, NONSENSE, cut, encode
 from trionsq.wire.client import ColumnDecoder, Frame, FrameError, MessageFrame
+from trionsq.wire.frames import message_frame
 
 # Bodies of few sizes, so that runs of equal frames begin and end everywhere.
 MESSAGES = st.builds(
@@ -60,3 +61,21 @@ def test_nonsense_is_refused_after_the_good_messages(
     assert list(map(MessageFrame, *decoder.pop_columns())) == frames
     with pytest.raises(FrameError, match=reason):
         next(decoder)
+
+
+def test_small_reads_of_a_large_frame_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that is not whole is decoded when its size is known, and when it is whole."""
+    tries, plain = 0, ColumnDecoder._decode
+
+    def decode(self: ColumnDecoder, data: bytes) -> None:
+        nonlocal tries
+        tries += 1
+        plain(self, data)
+
+    monkeypatch.setattr(ColumnDecoder, "_decode", decode)
+    decoder = ColumnDecoder()
+    frame = message_frame(1, 1, b"a" * 16, bytes(10_000))
+    for at in range(0, len(frame), 10):
+        decoder.feed(frame[at : at + 10])
+    assert decoder.pop_columns().bodies == [bytes(10_000)]
+    assert tries <= 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trionsq.wire import commands
+from trionsq.wire import commands, lines
 from trionsq.wire.events import PublishMany
 from trionsq.wire.lines import CommandLimits
 from trionsq.wire.server import ServerParser
@@ -67,3 +67,17 @@ def test_what_is_let_go_is_parsed_no_other_way() -> None:
         assert bodies is not None
         assert list(bodies) == [b"one", b"two"]
         assert parser.buffered == 0
+
+
+@pytest.mark.parametrize("command", ["PUB", "MPUB"])
+def test_lines_that_are_kept_are_short(command: str) -> None:
+    """A client can't fill memory by long lines; a short one is split once."""
+    cache = {"PUB": lines._pub_topic_cached, "MPUB": lines._split_cached}[command]
+    read = {"PUB": lines.pub_topic, "MPUB": lines.split_line}[command]
+    name = f"t{command}"
+    before = cache.cache_info()
+    for number in range(1, 4):
+        read(f"{command} {name}".encode())
+        read(f"{command} {name} ".encode() + b"x" * 1000 * number)
+    after = cache.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 2, before.misses + 1)

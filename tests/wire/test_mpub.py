@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trionsq.wire import mpub
 from trionsq.wire.bodies import Bodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.mpub import MpubScan, parse_counted, same_size_prefix
@@ -124,3 +125,27 @@ def test_a_step_walks_few_messages(run: list[bytes], step: int) -> None:
         steps += 1
     assert listed(bodies) == run
     assert steps <= -(-len(run) // step) + 1
+
+
+@pytest.mark.parametrize("stated", [2254, 5])
+@pytest.mark.parametrize("step", [7, 100])
+def test_small_reads_look_at_each_message_a_few_times(
+    step: int, stated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever size is stated: the work of all reads grows with the body, not with its square."""
+    looked = 0
+
+    def counted_prefix(buffer: bytes | bytearray, start: int, count: int) -> bool:
+        nonlocal looked
+        looked += count
+        return same_size_prefix(buffer, start, count)
+
+    monkeypatch.setattr(mpub, "same_size_prefix", counted_prefix)
+    run = [b"equal"] * 250
+    whole = pack(">i", stated) + counted(run)
+    scan = MpubScan(MSG_MAX, len(whole))
+    for there in range(step, len(whole) + step, step):
+        bodies = scan.scan(whole[:there], 0) if there >= scan.need else None
+    assert bodies is not None
+    assert listed(bodies) == run
+    assert looked <= 2 * len(run)

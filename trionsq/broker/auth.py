@@ -20,6 +20,7 @@ import trio
 from trionsq import httpget
 from trionsq.broker.options import NsqdOptions
 from trionsq.durations import SECOND_NS
+from trionsq.transports.tls import client_context
 from trionsq.wire.auth import (
     MAX_ANSWER_BYTES,
     Grant,
@@ -194,5 +195,5 @@ class AuthServers:
     def _context(self) -> ssl.SSLContext:
         """Trust --tls-root-ca-file if it is set, else the system's certificates."""
         if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context(cafile=self._root_ca_file or None)
+            self._ssl_context = client_context(self._root_ca_file)
         return self._ssl_context

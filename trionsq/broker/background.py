@@ -27,25 +27,39 @@ class ThreadBackground:
     def __init__(self) -> None:
         self.defects = JobDefects()
         self._nursery: trio.Nursery | None = None
+        self._has_ended = False
         self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         # At most one job of each disk queue, and of each other file.
         self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._workers = 0
         self._idle = trio.Event()
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<ThreadBackground workers={self._workers} waiting={len(self._waiting)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before."""
+        """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before.
+
+        Later ones do not begin: a broker that is cancelled at the same time may still submit some.
+        """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                # From now on the nursery may close at any time.
+                self._has_ended = True
 
     def submit(self, job: Job, done: JobDone) -> None:
-        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order."""
+        """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.
+
+        After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
+        """
         assert self._nursery is not None, "the background is not running"
+        if self._has_ended:
+            return
         self._waiting.append((job, done))
         if self._workers < _MAX_THREADS:
             self._workers += 1

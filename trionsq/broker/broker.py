@@ -172,6 +172,7 @@ class Broker:
         broker at once; messages that are only in memory are lost.
 
         Raises:
+            DataPathError: the data path can't be listed.
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
@@ -250,7 +251,9 @@ class Broker:
         self.registry.finish_deletions()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._save_metadata_at_last, name="last save of the metadata")
-            self.unsaved += await save_all(self.topics.values(), self.folder)
+            self.unsaved += await save_all(
+                self.topics.values(), self.folder, self.clock.set_back_ns()
+            )
         with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 

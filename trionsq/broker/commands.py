@@ -132,10 +132,9 @@ class Commands:
 
     def _requeue(self, client: Client, event: events.Requeue) -> Reply:
         assert client.channel is not None
-        clock = self._clock
-        done = client.channel.core.requeue(
-            client.consumer, event.id, event.delay_ms, clock.now_s(), clock.now_ns()
-        )
+        now_s = self._clock.now_s()
+        now_ns = self._clock.deferral_ns(now_s)
+        done = client.channel.core.requeue(client.consumer, event.id, event.delay_ms, now_s, now_ns)
         return None if done else self._refuse(client, "REQ", _missed(client, event.id))
 
     def _touch(self, client: Client, event: events.Touch) -> Reply:

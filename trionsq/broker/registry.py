@@ -128,6 +128,7 @@ class TopicRegistry:
         backend = self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
+        core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -12,16 +13,23 @@ from trionsq.broker.options import NsqdOptions
 
 __all__ = ["Clock", "ListeningPorts", "LiveOptions"]
 
+# Two clocks cannot be read at once.
+_JITTER_NS: Final = 10_000_000
+
 
 class Clock:
     """Times as the broker sees them; inside a trio run.
+
+    Deferred messages have a time of their own: the wall clock, which goes on by the monotonic clock
+    where the wall clock is set back. So a delay never becomes longer; as in the original, it ends
+    early if the wall clock is set forward, which is what a suspended machine looks like.
 
     Attributes:
         now_s: monotonic time in seconds (trio's clock, so a `trio.testing.MockClock` rules it).
         now_ns: wall clock time in nanoseconds since the epoch.
     """
 
-    __slots__ = ("now_ns", "now_s")
+    __slots__ = ("_lead_ns", "now_ns", "now_s")
 
     def __init__(
         self,
@@ -30,12 +38,49 @@ class Clock:
     ) -> None:
         self.now_s = now_s
         self.now_ns = now_ns
+        # The most by which the wall clock was ahead of the monotonic one.
+        self._lead_ns: int | None = None
 
     @classmethod
     def from_trio(cls, start_ns: int = 1_700_000_000_000_000_000) -> Clock:
         """Wall clock time that follows trio's clock from ``start_ns`` on, for tests."""
         start_s = trio.current_time()
         return cls(now_ns=lambda: start_ns + int((trio.current_time() - start_s) * 1e9))
+
+    def follow_wall(self) -> int:
+        """Let the time of deferred messages follow the wall clock, if that was set forward.
+
+        Returns by how many nanoseconds.
+        """
+        # In this order: a pause between the two makes the lead smaller, which does no harm.
+        now_ns = self.now_ns()
+        lead_ns = now_ns - int(self.now_s() * 1e9)
+        if self._lead_ns is None:
+            self._lead_ns = lead_ns
+        jump_ns = max(0, lead_ns - self._lead_ns)
+        self._lead_ns += jump_ns
+        return jump_ns
+
+    def deferral_ns(self, now_s: float) -> int:
+        """The time of deferred messages at the monotonic time ``now_s``, in nanoseconds."""
+        if (lead_ns := self._lead_ns) is None:
+            self.follow_wall()
+            return self.deferral_ns(now_s)
+        return int(now_s * 1e9) + lead_ns
+
+    def due_ns(self, max_delay_ns: int, wall_due_ns: int) -> int:
+        """The time of deferred messages at a wall clock time, at most ``max_delay_ns`` from now.
+
+        A clock that was set back while nsqd did not run would let messages wait as much longer.
+        """
+        latest_ns = self.deferral_ns(self.now_s()) + max_delay_ns
+        return min(wall_due_ns + self.set_back_ns(), latest_ns)
+
+    def set_back_ns(self) -> int:
+        """How far the wall clock is behind the time of deferred messages; 0 unless it was set
+        back."""
+        behind_ns = self.deferral_ns(self.now_s()) - self.now_ns()
+        return behind_ns if behind_ns > _JITTER_NS else 0
 
 
 class LiveOptions:

@@ -89,14 +89,14 @@ async def retry_until_saved(save: Callable[[], Awaitable[bool]]) -> bool:
     return False
 
 
-async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
+async def save_all(topics: Iterable[Topic], folder: DataFolder, set_back_ns: int = 0) -> list[str]:
     """Write the messages of all topics and channels to disk, and close the queues.
 
     Call it after the tasks of topics and channels have ended. Saves as much as possible; returns a
-    line for each queue that is not completely saved.
+    line for each queue that is not completely saved. ``set_back_ns``: see `ChannelState.save`.
     """
     folder.stopping = True
-    queues = [queue for topic in topics for queue in _queues(topic)]
+    queues = [queue for topic in topics for queue in _queues(topic, set_back_ns)]
     with trio.move_on_after(_MAX_SAVE_S):
         deadline_s = trio.current_time() + _RETRY_FOR_S
         unsaved = await _save_once(queues, folder)
@@ -111,25 +111,25 @@ async def save_all(topics: Iterable[Topic], folder: DataFolder) -> list[str]:
     return [line for queue in queues if (line := queue.loss_text())]
 
 
-def _queues(topic: Topic) -> list[_UnsavedQueue]:
+def _queues(topic: Topic, set_back_ns: int) -> list[_UnsavedQueue]:
     """Return the queues of a topic and its channels, without ephemeral ones."""
     try:
         topic.mark_exiting()
     except Exception:
         # Messages that have reached the queues are saved all the same.
         log.exception("NSQ: ending TOPIC(%s) failed by a defect of nsqd", topic.name)
-    cores: list[tuple[str, TopicState | ChannelState]] = []
+    queues = []
     if not topic.is_ephemeral:
-        cores.append((topic.name, topic.core))
-    cores += [
-        (f"{topic.name}:{channel.name}", channel.core)
-        for channel in topic.channels.values()
-        if not channel.is_ephemeral
-    ]
-    return [
-        _UnsavedQueue(name, core.save, partial(_held, core), core.store.backend)
-        for name, core in cores
-    ]
+        queues.append(_queue(topic.name, topic.core, topic.core.save))
+    for channel in topic.channels.values():
+        if not channel.is_ephemeral:
+            save = partial(channel.core.save, set_back_ns)
+            queues.append(_queue(f"{topic.name}:{channel.name}", channel.core, save))
+    return queues
+
+
+def _queue(name: str, core: TopicState | ChannelState, save: Callable[[], None]) -> _UnsavedQueue:
+    return _UnsavedQueue(name, save, partial(_held, core), core.store.backend)
 
 
 def _held(core: TopicState | ChannelState) -> int:

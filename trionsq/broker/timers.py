@@ -29,6 +29,8 @@ _Looked = TypeVar("_Looked", bound="Looked")
 _SCAN_INTERVAL_S: Final = 0.1
 # A channel whose scan failed is scanned again after this time.
 _SCAN_RETRY_S: Final = 1.0
+# Smaller jumps of the wall clock make no deferred message late that was not.
+_JUMP_NS: Final = 100_000_000
 # Clients looked at before other tasks get their turn. If a heartbeat is due for each, that takes
 # about a millisecond, nearly all of it in system calls.
 _MAX_LOOKS: Final = 64
@@ -53,6 +55,10 @@ class ScanQueue:
         else:
             self._times.set(channel, at_s)
 
+    def hurry(self, now_s: float) -> None:
+        """Scan all channels in the queue now: the time of deferred messages has jumped."""
+        self._times.set_all(now_s)
+
     def pop_due_channel(self, now_s: float) -> ChannelState | None:
         """Remove and return the next channel if its time has come, else return None."""
         return self._times.pop_due(now_s)
@@ -70,8 +76,11 @@ async def run_queue_scan(
     selection = max(1, options.queue_scan_selection_count)
     while True:
         await trio.sleep(_SCAN_INTERVAL_S)
+        if clock.follow_wall() > _JUMP_NS:
+            queue.hurry(clock.now_s())
         while True:
-            now_s, now_ns = clock.now_s(), clock.now_ns()
+            now_s = clock.now_s()
+            now_ns = clock.deferral_ns(now_s)
             channels = looks = 0
             while channels < selection and looks < MAX_SCAN:
                 channel = queue.pop_due_channel(now_s)

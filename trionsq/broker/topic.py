@@ -127,7 +127,7 @@ class Topic:
         while True:
             wake_up.clear()
             segments = cost = 0
-            while done := core.pump(clock.now_s(), clock.now_ns()):
+            while done := core.pump(now_s := clock.now_s(), clock.deferral_ns(now_s)):
                 segments += 1
                 cost += done
                 if segments == _MAX_SEGMENTS or cost >= _MAX_COST:

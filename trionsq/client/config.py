@@ -357,9 +357,10 @@ def _ssl_context(
     insecure_skip_verify: bool,
 ) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=root_ca_file[0] or None)
+        context = tls.client_context(root_ca_file[0])
     except OSError as error:
-        raise ConfigError(f"tls_root_ca_file: {root_ca_file[0]}: {reason_of(error)}") from error
+        path = root_ca_file[0] or error.filename
+        raise ConfigError(f"tls_root_ca_file: {path}: {reason_of(error)}") from error
     # Older versions are never spoken, whatever tls_min_version says.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if min_version == "tls1.3":

@@ -45,6 +45,8 @@ _READ_BYTES: Final = 128 * 1024
 # the connection is given up.
 _ROOM_BYTES: Final = 1024 * 1024
 _MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
+# Requests without an answer; an nsqd that gives none must not fill the memory.
+_MAX_REPLIES: Final = 65_536
 # In one turn of the event loop: bytes that are joined (and encrypted) for the socket, beyond the
 # first command; frames that are handled one by one (an error frame is a line of the log).
 _MAX_WRITE_BYTES: Final = 1024 * 1024
@@ -211,12 +213,13 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether the connection is open and at most 1 MiB is unsent."""
-        return self.is_open and self._pending_bytes <= _ROOM_BYTES
+        """Whether the connection is open and takes another request: see `room`."""
+        is_full = self._pending_bytes > _ROOM_BYTES or len(self._replies) >= _MAX_REPLIES
+        return self.is_open and not is_full
 
     async def room(self) -> None:
-        """Wait until at most 1 MiB is unsent. Not a checkpoint if that is the case already."""
-        while self.is_open and self._pending_bytes > _ROOM_BYTES:
+        """Wait for room: at most 1 MiB unsent and 65,536 answers missing. No wait if so."""
+        while self.is_open and not self.has_room:
             if self._room is None:
                 self._room = trio.Event()
             await self._room.wait()
@@ -362,6 +365,7 @@ class Connection:
                 self.put(commands.nop())
             elif self._replies:
                 self._replies.popleft().set_value(frame.data)
+                self._release_room()
             else:
                 raise FrameError(f"an answer without a request: {frame.data[:64]!r}")
 

@@ -31,6 +31,7 @@ from trionsq.client.message import (
     Handler,
     Message,
     MessageIterator,
+    drop_lost,
     handle_messages,
 )
 from trionsq.client.nursery import ShieldedNursery
@@ -120,8 +121,7 @@ class Consumer:
         self._nursery = ShieldedNursery()
         self._tasks: trio.Nursery | None = None
         self._loops: dict[str, ReconnectLoop] = {}
-        # Batches for the program, bounded by max_in_flight; True: more than max_attempts. Closed
-        # once the consumer is stopped and its last reconnect loop has ended.
+        # Batches for the program; True: more than max_attempts. Closed once all loops have ended.
         self._arrivals, self._batches = trio.open_memory_channel[tuple[Batch, bool]](math.inf)
         self._is_stopping = False
         self._messages = MessageIterator(self)
@@ -168,8 +168,7 @@ class Consumer:
     async def _leave(self) -> None:
         """Return unanswered messages to nsqd, close the connections, end the tasks."""
         self._begin_stop()
-        while self._batches.statistics().current_buffer_used:
-            self._batches.receive_nowait()
+        drop_lost(None, self._batches)
         with trio.move_on_after(self._drain_timeout_s, shield=True):
             async with trio.open_nursery() as nursery:
                 await self._start_for_each_loop(
@@ -285,6 +284,7 @@ class Consumer:
 
     def connection_lost(self, connection: SubscribedConnection) -> None:
         self.flow.remove_connection(connection)
+        drop_lost(self._arrivals, self._batches)
         self._counts["refused"] += connection.refused
         self._discovery.request_poll()
 

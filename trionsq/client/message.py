@@ -23,7 +23,8 @@ from trionsq.client.errors import StoppedError
 from trionsq.wire.client import Columns
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
-__all__ += ["Handler", "Message", "MessageIterator", "handle_messages"]
+__all__ += ["Handler", "Message", "MessageIterator", "drop_lost"]
+__all__ += ["handle_messages"]
 
 log = logging.getLogger("trionsq.client")
 
@@ -262,6 +263,17 @@ class BatchSource(Protocol):
 
     async def next_batch(self) -> Batch:
         """The next one; raises StoppedError after the last."""
+
+
+def drop_lost(
+    arrivals: trio.MemorySendChannel[tuple[Batch, bool]] | None,
+    batches: trio.MemoryReceiveChannel[tuple[Batch, bool]],
+) -> None:
+    """Drop batches of ended connections, which nsqd delivers again; all without ``arrivals``."""
+    for _ in range(batches.statistics().current_buffer_used):
+        entry = batches.receive_nowait()
+        if arrivals is not None and entry[0].is_answerable:
+            arrivals.send_nowait(entry)
 
 
 class BatchIterator:

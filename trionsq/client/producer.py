@@ -127,8 +127,9 @@ class Producer:
         """Send a message without waiting for nsqd's answer: ``await reply.wait()`` later returns
         or raises.
 
-        For one task with many unconfirmed messages. Waits only for a connection, and while 1 MiB is
-        unsent. Raises as `publish`, except ProtocolError.
+        For one task with many unconfirmed messages. Waits only for a connection, while 1 MiB is
+        unsent, and while 65,536 messages are unconfirmed. Raises as `publish`, but no
+        ProtocolError.
         """
         command = commands.publish(topic, body)
         return (self._ready_connection() or await self._connected()).request(command)

@@ -24,7 +24,7 @@ from trionsq.client.flow import FlowControl, Share
 from trionsq.client.handshake import Dial
 from trionsq.client.message import Batch
 from trionsq.wire import commands
-from trionsq.wire.client import Columns, ErrorFrame
+from trionsq.wire.client import Columns, ErrorFrame, FrameError
 
 __all__ = ["DEFAULT_MSG_TIMEOUT_S", "ConnectionOwner", "ReconnectLoop", "SubscribedConnection"]
 __all__ += ["wait_until_connected"]
@@ -40,6 +40,10 @@ _FIRST_PAUSE_S: Final = 1.0
 _CLOSE_S: Final = 1.0
 # nsqd may have had a message in hand when it wrote CLOSE_WAIT.
 _LATE_MESSAGE_S: Final = 0.02
+# A peer that sends more messages than this is no nsqd, or the program is so slow that nsqd has sent
+# each message several times: the connection is given up.
+_MAX_TIMES_RDY: Final = 4
+_SPARE_MESSAGES: Final = 256
 
 
 class ConnectionOwner(Protocol):
@@ -85,6 +89,7 @@ class SubscribedConnection:
         self.refused = 0
         self.is_returning = False
         self._owner = owner
+        self._highest_rdy = 0
         self._emptied = trio.Event()
         self._is_closing = False
         connection.on_messages = self._receive
@@ -99,6 +104,11 @@ class SubscribedConnection:
     def _receive(self, columns: Columns) -> None:
         share = self.share
         share.in_flight += len(columns.ids)
+        if share.in_flight > _MAX_TIMES_RDY * self._highest_rdy + _SPARE_MESSAGES:
+            raise FrameError(
+                f"{self.address}: {share.in_flight} messages without an answer, and RDY was"
+                f" {self._highest_rdy} at most"
+            )
         share.message_s = trio.current_time()
         max_attempts = self._owner.config.max_attempts
         if max_attempts and max(columns.attempts) > max_attempts:
@@ -145,6 +155,7 @@ class SubscribedConnection:
         now_s = trio.current_time()
         if rdy < share.rdy:
             self.lowered_s = now_s
+        self._highest_rdy = max(self._highest_rdy, rdy)
         share.set_rdy(rdy, now_s)
         self.connection.put(commands.ready(rdy))
 

@@ -64,8 +64,8 @@ def _raise(error: Exception) -> None:
 class ChannelState(ChannelDispatch):
     """One channel of a topic.
 
-    Times are monotonic seconds (``now_s``); due times of deferred messages are wall clock
-    nanoseconds (``now_ns``).
+    Times are monotonic seconds (``now_s``); due times of deferred messages are nanoseconds of a
+    clock that does not go back (``now_ns``), in general the wall clock.
 
     Attributes:
         failed: gets an exception that nobody expected from a delivery in the topic's turn. The
@@ -327,8 +327,10 @@ class ChannelState(ChannelDispatch):
         self.store.overflow(segment)
         self.message_count += count
 
-    def save(self) -> None:
+    def save(self, set_back_ns: int = 0) -> None:
         """Move all messages to the backend: waiting, in flight, deferred, in this order.
+
+        ``set_back_ns``: how far the wall clock is behind the clock of deferred messages.
 
         Spec: nsqd-internals, section 6.
 
@@ -338,7 +340,7 @@ class ChannelState(ChannelDispatch):
         self.store.save_memory()
         self.in_flight.save()
         self.store.save_memory()
-        self.deferred.save(self.store.append_to_backend)
+        self.deferred.save(self.store.append_to_backend, set_back_ns)
 
     def close(self) -> None:
         """The channel is deleted: it asks for no scan any more."""

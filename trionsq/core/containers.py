@@ -120,6 +120,11 @@ class TimerQueue(Generic[T]):
         self._entry_of[item] = entry
         insort(self._entries, entry)
 
+    def set_all(self, at_s: float) -> None:
+        """Make all items due at that time, in their order of entry."""
+        self._entries = sorted((-at_s, order, item) for _, order, item in self._entries)
+        self._entry_of = {entry[2]: entry for entry in self._entries}
+
     def discard(self, item: T) -> None:
         """Remove ``item``, if it is in the queue."""
         entry = self._entry_of.pop(item, None)

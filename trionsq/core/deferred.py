@@ -1,4 +1,4 @@
-"""Messages of a channel that wait for their due time, in wall clock nanoseconds.
+"""Messages of a channel that wait for their due time, in nanoseconds.
 
 Each message is copied out of its batch: it would keep the whole batch in memory, and the delay of
 that batch must not be applied again.
@@ -50,11 +50,12 @@ class Deferred:
             batch = segment.batch.extract([segment.first + place], [id_])
             self._push(due_ns, Segment(batch, 0, 1, segment.attempts))
 
-    def add_stored(self, segment: Segment) -> None:
-        """Add the one message of a segment that a backend returned; the batch has its due time."""
+    def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
+        """Add the one message of a segment that a backend returned; the batch has its due time on
+        the wall clock, which ``due_on_clock_ns`` converts."""
         batch = segment.batch
         copy = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
-        self._push(batch.timestamp_ns + batch.defer_ms * _MS_NS, copy)
+        self._push(due_on_clock_ns(batch.timestamp_ns + batch.defer_ms * _MS_NS), copy)
 
     def _push(self, due_ns: int, segment: Segment) -> None:
         heappush(self._heap, (due_ns, next(self._order), segment))
@@ -75,8 +76,10 @@ class Deferred:
             dropped += 1
         return dropped
 
-    def save(self, append: Callable[[Segment, list[int]], None]) -> None:
+    def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
         """Move all messages to ``append``, with their due times and in their order.
+
+        ``append`` gets due times on the wall clock, which is ``set_back_ns`` behind.
 
         Raises:
             BackendError: from ``append``; the rest is still here.
@@ -90,7 +93,7 @@ class Deferred:
                 attempts, alike = next(groupby(next_ones, _attempts))
                 entries = list(alike)
                 batch = join_segments([segment for _, _, segment in entries])
-                due_times_ns = [due_ns for due_ns, _, _ in entries]
+                due_times_ns = [due_ns - set_back_ns for due_ns, _, _ in entries]
                 append(Segment(batch, 0, len(entries), attempts), due_times_ns)
                 del heap[-len(entries) :]
         finally:

@@ -44,6 +44,7 @@ class ChannelDispatch:
         wake: makes the channel's task call `dispatch` in a turn to come.
         wake_at: gets the monotonic time at which `scan` should run, `NEVER` if it need not.
         wake_at_s: the time that `wake_at` got last.
+        due_on_clock_ns: converts a stored due time, of the wall clock, to the clock of `deferred`.
         made_room: is called when messages have left the memory queue.
         store: the queue.
         in_flight: the messages that clients hold.
@@ -57,6 +58,7 @@ class ChannelDispatch:
         self.wake: Callable[[], None] = _ignore
         self.wake_at: Callable[[float], None] = _ignore_time
         self.wake_at_s = NEVER
+        self.due_on_clock_ns: Callable[[int], int] = int
         self.made_room: Callable[[], None] = _ignore
         self.in_flight = InFlight(store, self.scan_at)
         self.deferred = Deferred()
@@ -150,7 +152,7 @@ class ChannelDispatch:
                         self.wake()
                     break
                 if segment.batch.defer_ms:
-                    self.deferred.add_stored(segment)
+                    self.deferred.add_stored(segment, self.due_on_clock_ns)
                     # `scan` finds out whether its time has come.
                     self.scan_at(now_s)
                     waiting.appendleft(subscription)

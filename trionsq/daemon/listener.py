@@ -90,23 +90,28 @@ async def accept_forever(
     """Accept connections until cancelled, then close the listening socket.
 
     Without file descriptors or memory it pauses and retries; open connections are served meanwhile.
+    The error is logged once, and again only after a connection was accepted.
     """
     sock.setblocking(False)
     path = sock.getsockname() if sock.family == socket.AF_UNIX else None
     try:
         task_status.started()
+        is_failing = False
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
                 for _ in range(_MAX_ACCEPTS):
                     _accept(sock, serve)
+                    is_failing = False
             except BlockingIOError:
                 continue
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     log.debug("TCP: a connection closed before it was accepted: %s", error)
                     continue
-                log.error("TCP: accept failed, trying again: %s", error)
+                if not is_failing:
+                    log.error("TCP: accept failed, trying again: %s", error)
+                is_failing = True
                 await trio.sleep(_PAUSE_S)
     finally:
         trio.lowlevel.notify_closing(sock)

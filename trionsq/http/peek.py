@@ -236,8 +236,9 @@ class Peeking:
     ) -> list[PeekedMessage]:
         if offset > _MAX_SKIPPED_DEFERRED:
             raise HttpError(400, "OFFSET_TOO_FAR")
+        set_back_ns = self._clock.set_back_ns()
         for due_ns, segment in islice(channel.core.deferred, offset, None):
-            if not page.offer_message(segment, segment.first, due_ns):
+            if not page.offer_message(segment, segment.first, due_ns - set_back_ns):
                 break
         return await self._encode_page(page, len(page.messages))
 

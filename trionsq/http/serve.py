@@ -6,9 +6,13 @@ hypercorn and the application take over, with the bytes that were read.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
+import logging
+import os
 import socket
+from typing import Final
 
 import trio
 
@@ -24,6 +28,12 @@ from trionsq.web.gate import Gate
 from trionsq.web.serve import NO_MOUNTS, Mounts, WebServer, mounted, serve_web
 
 __all__ = ["HttpServer", "gate_of", "serve_http"]
+
+log = logging.getLogger("trionsq")
+
+# An import reads files; the error may be an ImportError with the system's text.
+_NO_DESCRIPTORS: Final = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
+_RETRY_S: Final = 1.0
 
 
 async def serve_http(
@@ -90,8 +100,19 @@ class HttpServer(WebServer):
             self._load_app()
 
     async def prepare(self) -> None:
-        await trio.to_thread.run_sync(_import_framework, abandon_on_cancel=True)
-        self._load_app()
+        is_logged = False
+        while True:
+            try:
+                await trio.to_thread.run_sync(_import_framework, abandon_on_cancel=True)
+                self._load_app()
+                break
+            except (OSError, ImportError) as error:
+                if not any(text in str(error) for text in _NO_DESCRIPTORS):
+                    raise
+                if not is_logged:
+                    log.error("HTTP: only publishing works, trying to load the rest: %s", error)
+                is_logged = True
+                await trio.sleep(_RETRY_S)
         if gc.get_freeze_count():
             # As at the start of nsqd: imported modules stay, so the collector can skip them.
             gc.freeze()

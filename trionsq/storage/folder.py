@@ -227,14 +227,26 @@ class DataFolder:
     def record_files(self, queue: str, *, refresh: bool = False) -> list[str]:
         """Return the names of a queue's record files by number, as first listed.
 
-        ``refresh`` lists the whole folder again; only for errors.
+        ``refresh`` lists the whole folder again if the disk lets it; only for errors.
+
+        Raises:
+            DataPathError: the folder cannot be listed, and never was.
         """
-        if self._record_files is None or refresh:
+        if self._record_files is None:
             self._record_files = self._list_record_files()
+        elif refresh:
+            try:
+                self._record_files = self._list_record_files()
+            except DataPathError as error:
+                log.error("DISKQUEUE(%s): %s", queue, error)
         return self._record_files.get(queue, [])
 
     def queues_with_files(self) -> list[str]:
-        """Return the names of all queues that had record files when first listed."""
+        """Return the names of all queues that had record files when first listed.
+
+        Raises:
+            DataPathError: the folder cannot be listed, and never was.
+        """
         if self._record_files is None:
             self._record_files = self._list_record_files()
         return list(self._record_files)
@@ -244,8 +256,10 @@ class DataFolder:
         try:
             names = self.disk.names()
         except OSError as error:
-            log.error("the data path cannot be listed: %s", error)
-            names = []
+            # Without the names, files would be taken for those of no queue and set aside.
+            raise DataPathError(
+                f"failed to list data-path: open {self.disk.path}: {reason_of(error)}"
+            ) from error
         for name in sorted(names, key=lambda name: (len(name), name)):
             if match := _RECORD_FILE.fullmatch(name):
                 files[match[1]].append(name)

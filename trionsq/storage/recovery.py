@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from contextlib import suppress
 
 from trionsq.disk import Disk, close_quietly, draft_name
 from trionsq.storage.folder import DataFolder, error_text
@@ -123,10 +122,13 @@ def _size(disk: Disk, name: str) -> int:
 
 
 def _exists(disk: Disk, name: str) -> bool:
-    with suppress(OSError):
+    try:
         close_quietly(disk.open(name))
-        return True
-    return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # it may hold messages: nothing may be written there
+    return True
 
 
 class UndeletedFiles:

@@ -66,6 +66,8 @@ class ServerTls:
         """
         self._files = files
         self._stamp = self._current_stamp()
+        # Of the last failed reload, so that it is logged once.
+        self._failure: tuple[_Stamp, str] | None = None
         self._make_engine = _engine_maker(files)
         self._checked_s: float | None = None
 
@@ -83,12 +85,17 @@ class ServerTls:
         stamp = self._current_stamp()
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self._make_engine = _engine_maker(self._files)
         except TlsConfigError as error:
-            log.error("TLS: changed files can't be used, keeping the old certificate: %s", error)
+            # Tried again: it may be for lack of descriptors, and the files do not change then.
+            if (failure := (stamp, str(error))) != self._failure:
+                self._failure = failure
+                log.error(
+                    "TLS: changed files can't be used, keeping the old certificate: %s", error
+                )
         else:
+            self._stamp = stamp
             log.info("TLS: reloaded certificate %s", self._files.cert)
 
     def _current_stamp(self) -> _Stamp:

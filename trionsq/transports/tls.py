@@ -20,6 +20,7 @@ __all__ = [
     "SslEngine",
     "TlsInfo",
     "TlsLayer",
+    "client_context",
     "reason_of",
     "start_tls",
     "suite_name",
@@ -65,6 +66,21 @@ _SUITE_NAMES: Final = {
     0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
 }
 _VERSION_NAMES: Final = {"TLSv1": "TLS1.0"}
+
+
+def client_context(root_ca_file: str = "") -> ssl.SSLContext:
+    """A context that trusts the authorities of a file, by default those of the system.
+
+    Raises:
+        OSError: they cannot be read, also those of the system. The ssl module says nothing then,
+            and the context would trust nobody.
+    """
+    context = ssl.create_default_context(cafile=root_ca_file or None)
+    system_file = ssl.get_default_verify_paths().cafile
+    if system_file and not context.cert_store_stats()["x509_ca"]:
+        with open(system_file, "rb"):
+            pass
+    return context
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,10 @@ async def serve_web(
     On cancellation idle connections end at once, the others after their response or a second.
     """
     async with trio.open_nursery() as nursery:
-        connections = await nursery.start(server.hold_connections, name="http clients")
+        # Cancelled at this moment, `start` would wait for the shielded task, which waits for the
+        # end of this one.
+        with trio.CancelScope(shield=True):
+            connections = await nursery.start(server.hold_connections, name="http clients")
         try:
             await accept_forever(
                 sock,

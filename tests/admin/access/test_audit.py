@@ -19,6 +19,7 @@ from admin.access.audit import MAX_ENTRIES, MAX_REFUSALS, MAX_TEXT, Audit, Entry
 from admin.access.modes import Mode
 from admin.user_action import UserAction
 from tests.admin.access.support import basic, site
+from tests.descriptors import no_free_descriptors
 
 
 def entry(**more: Any) -> Entry:
@@ -173,3 +174,18 @@ async def test_a_defect_is_in_the_audit_as_well() -> None:
         assert (await found.ask("DELETE", "/api/topics/x")).status_code == 500
         (kept,) = found.access.audit.entries()
         assert kept.status == 500
+
+
+def test_an_audit_file_that_cannot_be_opened_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without free descriptors entries are kept in memory, counted and logged as lost for the file;
+    the next entry is written again."""
+    path = tmp_path / "audit.log"
+    audit = Audit(str(path))
+    with no_free_descriptors():
+        audit.add_entry(entry())
+    assert (audit.lost, len(audit.entries())) == (1, 1)
+    assert "Too many open files (1 entries lost)" in caplog.text
+    audit.add_entry(entry())
+    assert (audit.lost, len(audit.entries()), len(path.read_text().splitlines())) == (1, 2, 1)

@@ -126,6 +126,15 @@ def test_latencies_are_averaged_by_their_counts() -> None:
     assert on_node is None or "value" in on_node[0]
 
 
+def test_latencies_without_samples_are_0() -> None:
+    """If no node has any."""
+    latency = {"count": 0, "percentiles": [{"quantile": 0.5, "value": 7}]}
+    said = [stats(topic("t", 0, e2e_processing_latency=latency))]
+    entries = merge.topics_on_nodes(zip(NODES, said, strict=False))
+    shown = merge.topic_object("t", entries)["e2e_processing_latency"]
+    assert shown["percentiles"] == [{"average": 0, "count": 0, "max": 0, "min": 0, "quantile": 0.5}]
+
+
 def test_the_counter_names_each_channel_of_each_node() -> None:
     """Sorted by topic, channel and node."""
     said = [stats(topic("t", 0, channel("c", 9))), stats(topic("s", 0, channel("c", 8)))]

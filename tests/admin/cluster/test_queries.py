@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
-from admin.cluster.queries import SILENT_S, AllFailed, Cluster
+from admin.cluster.queries import INACTIVE_S, SILENT_S, AllFailed, Cluster
 from admin.cluster.shapes import Producer
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 from tests.admin.nodes import Asked, FakeNode, fake_node, producer, stats_of
 from tests.processes import free_address
 
+T = TypeVar("T")
 NOT_FOUND = (404, b'{"message":"TOPIC_NOT_FOUND"}')
 
 
@@ -163,6 +165,61 @@ async def test_inactive_topics_are_those_that_no_node_shows() -> None:
         assert found.warnings == []
 
 
+@pytest.mark.parametrize(
+    ("tombstones", "inactive"),
+    [([], []), (None, []), ([True], ["a"]), ([False, True], ["b"]), ([True] * 4, ["a", "b", "c"])],
+)
+async def test_tombstones_may_be_fewer_or_more_than_topics(
+    tombstones: list[bool] | None, inactive: list[str]
+) -> None:
+    """An nsqlookupd that sends too few hides nothing by those that are missing."""
+    async with Fakes() as fakes:
+        node = producer("10.0.0.1:4151", "a", "b", "c") | {"tombstones": tombstones}
+        lookup = await fakes.node(lookupd([node], a=[], b=[], c=[]))
+        cluster = await fakes.cluster(lookupd_http_address=(lookup.address,))
+        assert list((await cluster.inactive_topics()).value) == inactive
+
+
+async def test_inactive_topics_are_shown_if_their_channels_can_not_be_asked_for() -> None:
+    """A topic whose channels nobody tells has none, and the page has a warning."""
+    says = lookupd([], a=["c"], b=["d"])
+
+    def failing(asked: Asked) -> tuple[int, bytes]:
+        if asked.path == "/channels" and asked.query["topic"] == "a":
+            return 500, b'{"message":"INTERNAL_ERROR"}'
+        return cast("tuple[int, bytes]", says(asked))
+
+    async with Fakes() as fakes:
+        node = await fakes.node(failing)
+        cluster = await fakes.cluster(lookupd_http_address=(node.address,))
+        found = await cluster.inactive_topics()
+    assert found.value == {"a": [], "b": ["d"]}
+    [warning] = found.warnings
+    assert "INTERNAL_ERROR" in warning
+
+
+async def test_inactive_topics_are_shown_without_channels_that_nobody_tells(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """An nsqlookupd that answers one question of many in time delays the page for 15 s."""
+
+    class Slow(Upstream):
+        async def get_json(self, url: str, kind: type[T], *, timeout_s: float | None = None) -> T:
+            content: dict[str, Any] = {"producers": []}
+            if "/topics" in url:
+                content = {"topics": ["a", "b"]}
+            if "/channels" in url:
+                content = {"channels": ["c"]}
+                await trio.sleep(10 if url.endswith("=a") else 1000)
+            return msgspec.convert(content, kind)
+
+    options = NsqadminOptions(lookupd_http_address=("127.0.0.1:1",))
+    found = await Cluster(Slow(options), options).inactive_topics()
+    assert found.value == {"a": ["c"], "b": []}
+    assert found.warnings == ["not all channels are known within 15 s"]
+    assert trio.current_time() == INACTIVE_S == 15
+
+
 async def test_nsqds_are_asked_without_an_nsqlookupd() -> None:
     """Topics, nodes and producers come from /info and /stats of those that the options name."""
 
@@ -183,6 +240,7 @@ async def test_nsqds_are_asked_without_an_nsqlookupd() -> None:
         assert (topics.value, len(topics.warnings)) == (["t", "u"], 1)
         found = (await cluster.nodes()).value
         assert [(node.hostname, node.topics) for node in found] == [("t", ["t"]), ("u", ["u"])]
+        assert [node.tombstones for node in found] == [[False], [False]]
         assert [node.remote_addresses for node in found] == [None, None]
         assert [node.hostname for node in (await cluster.producers("u")).value] == ["u"]
         assert (await cluster.producers("none")).value == []

@@ -38,6 +38,7 @@ class Story:
     def check(self, disk: SimulatedDisk) -> Wal:
         """The log opens, and keeps its guarantees."""
         log = open_log(disk)
+        assert disk.open_files == 0
         found = numbers_on(disk)
         assert self.durable <= log.end <= len(self.begun)
         assert self.committed <= log.committed <= self.committing
@@ -136,7 +137,11 @@ def test_after_any_other_error_the_log_takes_no_more(step: str) -> None:
     assert disk.faults[step] == 1
     with pytest.raises(WalError, match="open the log again"):
         log.append([block(3)])
-    assert log.end == 1
+    with pytest.raises(WalError, match="open the log again"):
+        log.commit(1)
+    with pytest.raises(WalError, match="open the log again"):
+        log.probe(1)
+    assert (log.end, log.committed) == (1, 0)
     again = open_log(disk.after_kill())
     assert again.end in (1, 3)
     again.append([block(3)])
@@ -191,6 +196,23 @@ def test_a_full_disk_takes_nothing_and_then_goes_on() -> None:
     assert disk.open_files == 0
 
 
+@pytest.mark.parametrize("step", ["create", "write", "sync", "close", "unlink"])
+def test_a_probe_finds_what_an_append_would_find(step: str) -> None:
+    """ENOSPC at any step, also at the sync, where some file systems find it; then it works."""
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    log.append([block(1)])
+    disk.fail(errno.ENOSPC, only=[step], name="probe*")
+    with pytest.raises(WalFullError):
+        log.probe(100)
+    assert disk.faults[step] == 1
+    log.append([block(2)])
+    assert "probe.tmp" not in disk.files(), "an append needs the room"
+    log.probe(100)
+    assert "probe.tmp" not in disk.files()
+    assert (numbers_on(disk), disk.open_files) == ([1, 2], 0)
+
+
 def test_the_limit_holds_until_there_is_a_commit() -> None:
     """wal.maxBytes: WalFullError at the limit; what is committed makes room, in spite of the
     retention."""
@@ -203,10 +225,14 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert log.nbytes <= 5000
     log.commit(log.end)
     assert log.first == 0, "retained, as long as there is room"
+    log.probe(0)
+    assert log.first == 0, "a probe for which there is room takes nothing"
     log.append([block(appended)])
     assert log.first == 1
     assert log.nbytes <= 5000
     assert numbers_on(disk) == list(range(1, appended + 1))
+    with pytest.raises(WalFullError, match=r"wal\.maxBytes"):
+        log.probe(5001)
     assert LIMITS.max_bytes > 5000
 
 

@@ -2,8 +2,10 @@
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +77,10 @@ def test_one_process_has_the_log(tmp_path: Path) -> None:
     first.close()
     with pytest.raises(WalError, match="closed"):
         first.append([block(1)])
+    with pytest.raises(WalError, match="closed"):
+        first.commit(0)
+    with pytest.raises(WalError, match="closed"):
+        first.probe(1)
     Wal.open(tmp_path).close()
 
 
@@ -89,6 +95,15 @@ def test_a_log_keeps_its_id_and_positions(tmp_path: Path) -> None:
     with Wal.open(tmp_path, create=False) as log:
         assert (log.id, log.first, log.end, log.committed) == (wal_id, 0, 3, 2)
         assert log.segment_count == 1
+
+
+def test_a_new_log_begins_without_the_remains_of_a_creation_that_was_cut_off() -> None:
+    """Drafts are removed before the first files are made; other files stay."""
+    disk = SimulatedDisk()
+    for name in ("META.json.tmp", "00000000000000000000-00000000000000000001.arrow.tmp", "other"):
+        disk.write_file(name, b"x")
+    open_log(disk)
+    assert set(disk.files()) == {"COMMITTED.json", "META.json", "other"}
 
 
 def test_commit_goes_forward_only_and_not_beyond_the_end() -> None:
@@ -233,6 +248,21 @@ def test_a_newer_format_is_refused() -> None:
         open_log(disk)
 
 
+def test_a_segment_of_a_newer_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who opens the log and by who reads the segment; it is not called damaged."""
+    with Wal.open(tmp_path) as log, monkeypatch.context() as patch:
+        patch.setattr("pipelines.wal.segments.FORMAT_VERSION", 2)
+        log.append([block(1)])
+        (ref,) = log.segments(0, 1)
+    text = r"arrow has version 2 .* up to 1: use a newer one"
+    for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 1))):
+        with pytest.raises(WalError, match=text) as caught:
+            read()
+        assert not isinstance(caught.value, WalDamagedError)
+
+
 def test_the_first_format_stays_readable() -> None:
     """A segment and META.json of version 1 remain readable."""
     folder = Path(__file__).parent / "data" / "version1"
@@ -243,3 +273,42 @@ def test_the_first_format_stays_readable() -> None:
     ref = log.segments(5, 8)[0]
     real = SegmentRef(str(folder / Path(ref.path).name), 5, 8)
     assert sum(batch.num_rows for batch in read_segment(real, 6, 8)) == 2
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        [["t", "c", "n:1", 2], ["t", "c", "n:2", 2]],
+        [["t", "c", "n:1", 1], ["t", "c", "n:2", 1]],
+        [["t", "c", "n:1", 3]],
+        [["t", "c", "n:1", 1], ["t", "c", "n:2", 1], ["t", "c", "n:3", 1]],
+    ],
+)
+def test_a_header_that_does_not_fit_its_segment_is_damage(
+    streams: list[list[object]], tmp_path: Path
+) -> None:
+    """Too many or too few messages or streams, each alone as well as both."""
+    with Wal.open(tmp_path) as log:
+        log.append([block(1, 2, nsqd="n:1"), block(3, nsqd="n:2")])
+        (ref,) = log.segments(0, 3)
+    path = Path(ref.path)
+    with pa.ipc.open_file(path) as reader:
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        [(key, header)] = reader.schema.metadata.items()
+    changed = json.loads(header) | {"streams": streams}
+    schema = reader.schema.with_metadata({key: json.dumps(changed).encode()})
+    with pa.ipc.new_file(path, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 3))):
+        with pytest.raises(WalDamagedError, match="do not add up"):
+            read()
+
+
+def test_others_may_read_a_log_and_not_write_it(tmp_path: Path) -> None:
+    """Executors may run as another user: each file can be read by all, and run by none."""
+    with Wal.open(tmp_path) as log:
+        log.append([block(1)])
+        log.commit(1)
+        for name in ("META.json", "COMMITTED.json", Path(log.segments(0, 1)[0].path).name):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o644, name

@@ -2,7 +2,8 @@
 
 - `world`: the order of events, simulated time, the trace
 - `machine`: a machine with a disk and a clock, and the process that runs on it
-- `network`: connections between processes, with latency, cuts and resets
+- `connection`: the two ends of a connection between processes
+- `network`: links between machines, with latency and cuts
 
 Every process is a trio run of its own, and the world decides which of them takes the next step. So
 a process can be killed without any of its ``finally`` clauses, stopped as by SIGSTOP while the
@@ -26,8 +27,9 @@ network and the disk of its machine.
 
 from __future__ import annotations
 
+from trionsq.testing.simulation.connection import End
 from trionsq.testing.simulation.machine import Machine, Process
-from trionsq.testing.simulation.network import End, Network
+from trionsq.testing.simulation.network import Network
 from trionsq.testing.simulation.world import World
 
 __all__ = ["End", "Machine", "Network", "Process", "World"]

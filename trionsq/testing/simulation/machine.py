@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import trio
 from outcome import Error
@@ -22,10 +22,7 @@ from trio._core._ki import KIManager
 from trio._core._run import GLOBAL_RUN_CONTEXT, Runner, unrolled_run
 
 from trionsq.testing.disk import SimulatedDisk
-
-if TYPE_CHECKING:
-    from trionsq.testing.simulation.network import End
-    from trionsq.testing.simulation.world import World
+from trionsq.testing.simulation.world import World
 
 __all__ = ["Machine", "Process"]
 
@@ -33,6 +30,16 @@ __all__ = ["Machine", "Process"]
 _STEP_S: Final = 50e-6
 # A coroutine that is closed may wait again, in a ``finally`` clause, and is closed again.
 _MAX_LAST_WORDS: Final = 100
+
+
+class Socket(Protocol):
+    """An end of a connection, as the kernel has it."""
+
+    def close_by_kernel(self) -> None:
+        """The process is dead: close the connection."""
+
+    def vanish(self) -> None:
+        """The machine lost its power: nothing arrives or leaves any more."""
 
 
 class Machine:
@@ -57,8 +64,8 @@ class Machine:
         self.disk = SimulatedDisk(random=Random(world.random.getrandbits(64)), path=f"/{name}")
         self.process: Process | None = None
         self.is_up = True
-        self.ends: dict[End, None] = {}
-        self.listeners: dict[int, Callable[[End], object]] = {}
+        self.ends: dict[Socket, None] = {}
+        self.listeners: dict[int, Callable[[Any], object]] = {}
         self.clock_rate = clock_rate
         self._wall_offset_ns = 0
         world.machines[name] = self
@@ -112,6 +119,11 @@ class Machine:
         process.kill()
         self._close_sockets()
         self._replace_disk(self.disk.after_kill())
+
+    def switch_off(self) -> None:
+        """Kill the process, if there is one."""
+        if self.process is not None:
+            self.kill()
 
     def lose_power(self) -> None:
         """End the process and the kernel: peers hear nothing, and unsynced writes may be lost."""

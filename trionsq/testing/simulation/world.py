@@ -17,19 +17,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from unittest import mock
 
 import trio
 import trio._core._run as trio_run
 
-if TYPE_CHECKING:
-    from trionsq.testing.simulation.machine import Machine, Process
-
 __all__ = ["World"]
 
 # The wall clock at the beginning: a whole second, so that traces are easy to read.
 _START_NS: Final = 1_700_000_000_000_000_000
+
+
+class Corpse(Protocol):
+    """A process that was killed."""
+
+    def dispose(self) -> None:
+        """Release what it holds."""
+
+
+class Inhabitant(Protocol):
+    """A machine, as the world sees it."""
+
+    def wall_ns(self) -> int:
+        """Its wall clock, in nanoseconds since 1970."""
+
+    def monotonic_s(self) -> float:
+        """Its monotonic clock, in seconds."""
+
+    def switch_off(self) -> None:
+        """Kill what runs on it, if anything does."""
 
 
 class World:
@@ -53,15 +70,15 @@ class World:
         self.random = Random(seed)
         self.now_s = 0.0
         self.counts: Counter[str] = Counter()
-        self.machines: dict[str, Machine] = {}
-        self.current: Machine | None = None
+        self.machines: dict[str, Inhabitant] = {}
+        self.current: Inhabitant | None = None
         self.steps = 0
         self.lines: list[str] = []
         self._traced = traced
         self._hash = hashlib.blake2b(digest_size=8)
         self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._numbers = count()
-        self._dead: list[Process] = []
+        self._dead: list[Corpse] = []
 
     def __repr__(self) -> str:
         return f"<World seed={self.seed} {self.now_s:.6f} s, {len(self._events)} events to come>"
@@ -137,15 +154,14 @@ class World:
 
     # The end
 
-    def bury(self, process: Process) -> None:
+    def bury(self, process: Corpse) -> None:
         """Keep a killed process: its coroutines must not be closed while the world goes on."""
         self._dead.append(process)
 
     def close(self) -> None:
         """Kill what still runs, and release everything. Call this last."""
         for machine in self.machines.values():
-            if machine.process is not None:
-                machine.kill()
+            machine.switch_off()
         self._events.clear()
         with _last_words_ignored():
             for process in self._dead:

@@ -1,0 +1,194 @@
+"""The tool that changes the code: its sites, its draw, its children, its list, its report."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.child import Tell, run_in_child
+from tests.mutants.draw import FOLDERS, all_sites, draw, folder_of, read_listed
+from tests.mutants.reach import Reach, Recorder
+from tests.mutants.report import Line, read_lines, table
+from tests.mutants.session import run_tests
+from tests.mutants.sites import Site, find_sites, mutate
+from tests.soak import in_short_soak
+
+ROOT = Path(__file__).parents[2]
+
+SOURCE = '''
+import trio
+
+SIZE: int = 4
+
+def tested(a: int = 1) -> int:
+    """A text."""
+    log.info("x", 1)
+    assert a == 2
+    if a < 2 and a:
+        raise ValueError(3)
+    with self._lock:
+        await trio.lowlevel.checkpoint()
+        file.sync()
+        self.a = a + 1
+    return f"{a + 1}"
+
+class Thing:
+    def __repr__(self):
+        return 1 + 1
+
+    def method(self):
+        del self.flag[True]
+'''
+
+EXPECTED = {
+    "4 to 5",
+    "1 to 2",
+    "condition negated",
+    "and to or",
+    "Lt to LtE",
+    "2 to 3",
+    "raise removed",
+    "`self._lock` removed",
+    "await removed",
+    "sync removed",
+    "assignment removed",
+    "Add to Sub",
+    "returns None",
+    "del removed",
+    "True to False",
+}
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> list[Site]:
+    (tmp_path / "m.py").write_text(SOURCE)
+    return find_sites(tmp_path, "m.py")
+
+
+def test_each_kind_of_place_is_found_and_nothing_else(sites: list[Site]) -> None:
+    """Logging, assertions, annotations, texts and `__repr__` have none."""
+    assert {site.change for site in sites} == EXPECTED
+    assert {site.line_number for site in sites} == {4, 6, 10, 11, 12, 13, 14, 15, 16, 23}
+    scopes = {site.line: site.scope for site in sites}
+    assert scopes["SIZE: int = 4"] is None
+    assert scopes["file.sync()"] == ("tested", 6)
+    assert scopes["del self.flag[True]"] == ("Thing.method", 22)
+
+
+def test_one_place_is_changed(sites: list[Site], tmp_path: Path) -> None:
+    """Each change differs from the source and from all others, and can be compiled."""
+    texts = {ast.unparse(mutate(tmp_path, site)) for site in sites}
+    assert len(texts) == len(sites)
+    assert ast.unparse(ast.parse(SOURCE)) not in texts
+    [lock] = [site for site in sites if site.change == "`self._lock` removed"]
+    assert "if True:\n        await" in ast.unparse(mutate(tmp_path, lock))
+
+
+def test_a_draw_depends_on_its_seed_alone() -> None:
+    """The same again from the same seed; a longer draw begins with the shorter one."""
+    sites = all_sites(ROOT)
+    names = [site.name for site in sites]
+    assert len(set(names)) == len(names)
+    drawn = draw(sites, 50, 17)
+    assert draw(sites, 20, 17) == drawn[:20]
+    assert draw(sites, 50, 18) != drawn
+    assert len(set(drawn)) == 50
+    assert {folder_of(site.path) for site in draw(sites, 500, 17)} == set(FOLDERS)
+
+
+def test_the_list_names_what_is_there() -> None:
+    """Each entry of equivalent.toml is of a line that the code still has, once in the list."""
+    listed = read_listed()
+    names = {site.name for site in all_sites(ROOT)}
+    assert [entry for entry in listed if entry.name not in names] == []
+    assert len({entry.name for entry in listed}) == len(listed)
+    assert {entry.kind for entry in listed} <= {"equivalent", "speed"}
+    assert all(entry.reason for entry in listed)
+
+
+def _hang(tell: Tell) -> None:
+    tell("test a")
+    tell("test b")
+    time.sleep(60)
+
+
+def _fail(tell: Tell) -> None:
+    tell("test a")
+    tell("failed a")
+
+
+def _busy(tell: Tell) -> None:
+    while True:
+        tell("test a")
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("work", "outcome", "by"),
+    [
+        (lambda tell: tell("test a"), "survived", ""),
+        (_fail, "found", "a"),
+        (lambda tell: 1 / 0, "found", "ZeroDivisionError"),
+        (lambda tell: os._exit(3), "found", " (the process ended)"),
+        (_hang, "hang", "b"),
+        (_busy, "unfinished", "a"),
+    ],
+)
+def test_a_child_ends_however_it_goes(work: object, outcome: str, by: str) -> None:
+    """A failure, a defect, a crash and a hang are findings; a limit that is reached is none."""
+    assert callable(work)
+    result = run_in_child(work, 0.5, lambda test: 0.2)
+    assert (result.outcome, result.by) == (outcome, by)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_what_enters_the_function_is_run_and_the_nearest_first() -> None:
+    """Tests of which nothing is known run too; of golden cases all if one enters it."""
+    recorder = Recorder(ROOT)
+    recorder.start()
+    draw([], 0, 1)
+    assert "tests/mutants/draw.py:draw" not in recorder.stop()[1], "tests are not recorded"
+    reach = Reach()
+    reach.add("tests/http/test_x.py::a", 0.1, ["trionsq/core/m.py:f"])
+    reach.add("tests/core/test_x.py::a", 0.1, ["trionsq/core/m.py:f"])
+    reach.add("tests/core/test_m.py::slow", 9.0, ["trionsq/core/m.py:f"])
+    reach.add("tests/core/test_m.py::a", 0.1, ["trionsq/core/m.py:f"])
+    reach.add("tests/core/test_m.py::b", 0.1, ["trionsq/core/m.py:g"])
+    reach.add("tests/golden/test_g.py::a", 0.0, ["trionsq/core/m.py:f"])
+    reach.add("tests/golden/test_g.py::b", 0.0, [])
+    tests = [*reach.seconds, "tests/core/test_m.py::new"]
+    site = Site("trionsq/core/m.py", 0, 0, "bool", "True to False", 1, "x", ("f", 1))
+    assert reach.choose(site, tests) == [
+        "tests/core/test_m.py::a",
+        "tests/core/test_m.py::new",
+        "tests/core/test_x.py::a",
+        "tests/http/test_x.py::a",
+        "tests/core/test_m.py::slow",
+        "tests/golden/test_g.py::a",
+        "tests/golden/test_g.py::b",
+    ]
+
+
+@in_short_soak
+def test_a_changed_file_is_tried_in_a_process_of_its_own() -> None:
+    """One that passes lives, and one without tests is found by pytest's exit code."""
+    good = run_tests(ROOT, ["tests/test_hostport.py"], 60)
+    assert good.outcome == "survived"
+    assert good.tests > 1
+    assert run_tests(ROOT, ["tests/missing.py"], 60).by == "exit code 4"
+
+
+def test_results_are_read_and_counted(tmp_path: Path) -> None:
+    """The latest of each; a line that was cut off is tried again; what lives is shown."""
+    line = Line("n", "lookupd/x.py", 7, "a < b", "comparison", "Lt to LtE", "survived", "", 3, 1.0)
+    text = table([line])
+    assert "lookupd/x.py:7: Lt to LtE (survived, 3 tests, 1 s)\n    a < b" in text
+    assert text.splitlines()[6].split() == ["lookupd", "1", "0", "0", "0", "0", "1"]
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"name": "cut')
+    assert read_lines(path) == {}
