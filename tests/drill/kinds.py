@@ -44,9 +44,6 @@ class Kind:
     defers_all: bool = False
     faults: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def is_clean(self) -> bool:
         """Whether nsqd is never killed while it has clients."""
