@@ -134,7 +134,7 @@ def test_late_messages_are_lost_beside_those_in_memory(
 def test_a_deferred_message_is_late_when_it_is_due(
     ledger: Ledger, allowance: Allowance, when_due: bool, broken: int
 ) -> None:
-    """What is written when it is due may be lost with the power; a kill loses what was in memory."""
+    """What is written when it is due may go with the power; a kill costs what was in memory."""
     publish(ledger, b"two", delay_s=9.5)
     allowance.note_late("n0", 10.0, 11.0, when_due=when_due)
     assert list(all_broken(ledger, allowance)) == ["lost"] * broken
