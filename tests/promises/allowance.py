@@ -27,6 +27,7 @@ class Allowance:
         # Messages that were in memory only, by nsqd, topic and channel ("" for the topic).
         self._in_memory: Counter[tuple[str, str, str]] = Counter()
         self._late: dict[str, list[tuple[float, float]]] = {}
+        self._due_late: dict[str, list[tuple[float, float]]] = {}
         self._forgetful: dict[str, list[tuple[float, float]]] = {}
         self._power_lost: set[str] = set()
 
@@ -56,9 +57,16 @@ class Allowance:
                     held += max(0, min(on_disk, ready.get(key, 0) - in_flight))
                 self.note_memory(nsqd, *key, held)
 
-    def note_late(self, nsqd: str, from_s: float, until_s: float) -> None:
-        """What it acknowledged in this time may be lost, beside all others."""
+    def note_late(
+        self, nsqd: str, from_s: float, until_s: float, *, when_due: bool = False
+    ) -> None:
+        """What it acknowledged in this time may be lost, beside all others.
+
+        ``when_due``: also deferred messages that were due then, and so were written then.
+        """
         self._late.setdefault(nsqd, []).append((from_s, until_s))
+        if when_due:
+            self._due_late.setdefault(nsqd, []).append((from_s, until_s))
 
     def note_forgetful(self, nsqd: str, from_s: float, until_s: float) -> None:
         """Of what it acknowledged in this time it may have forgotten when it is due."""
@@ -76,9 +84,11 @@ class Allowance:
         """Whether bytes of its files may have become others: records have no checksums."""
         return nsqd in self.damaged or nsqd in self._power_lost
 
-    def may_lose_as_late(self, nsqd: str, acked_s: float) -> bool:
+    def may_lose_as_late(self, nsqd: str, acked_s: float, due_s: float) -> bool:
         """Whether a message of that time may be lost because of the time."""
-        return _is_within(acked_s, self._late.get(nsqd, ()))
+        return _is_within(acked_s, self._late.get(nsqd, ())) or _is_within(
+            due_s, self._due_late.get(nsqd, ())
+        )
 
     def may_forget_delay(self, nsqd: str, acked_s: float) -> bool:
         """Whether a deferred message of that time, known to somebody or not, may come at once."""

@@ -41,11 +41,7 @@ def lost(
                 continue
             if allowance.may_lose_anything(sent.nsqd):
                 counts["lost with leave: damaged"] += 1
-            elif any(
-                # A deferred message may be written to disk when it is due.
-                allowance.may_lose_as_late(sent.nsqd, at_s)
-                for at_s in (sent.acked_s, sent.acked_s + sent.delay_s)
-            ):
+            elif allowance.may_lose_as_late(sent.nsqd, sent.acked_s, sent.acked_s + sent.delay_s):
                 counts["lost with leave: late"] += 1
             else:
                 missing.setdefault(sent.nsqd, []).append(body)

@@ -130,6 +130,16 @@ def test_late_messages_are_lost_beside_those_in_memory(
     assert list(all_broken(ledger, allowance)) == ["lost", "lost"]
 
 
+@pytest.mark.parametrize(("when_due", "broken"), [(True, 0), (False, 2)])
+def test_a_deferred_message_is_late_when_it_is_due(
+    ledger: Ledger, allowance: Allowance, when_due: bool, broken: int
+) -> None:
+    """What is written when it is due may go with the power; a kill costs what was in memory."""
+    publish(ledger, b"two", delay_s=9.5)
+    allowance.note_late("n0", 10.0, 11.0, when_due=when_due)
+    assert list(all_broken(ledger, allowance)) == ["lost"] * broken
+
+
 def test_damaged_files_may_lose_and_invent(ledger: Ledger, allowance: Allowance) -> None:
     """Where files were damaged nothing is owed."""
     publish(ledger, b"two")

@@ -36,7 +36,7 @@ class Losses(Allowance):
         """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
         self.note_kill(node)
         name, now_s = node.machine.name, node.machine.world.now_s
-        self.note_late(name, now_s - _SYNC_S, now_s)
+        self.note_late(name, now_s - _SYNC_S, now_s, when_due=True)
         self.note_forgetful(name, now_s - _SYNC_S, now_s)
         self.note_power_lost(name)
         if node.broker is None:
