@@ -10,7 +10,7 @@ from tests.simulation.clients import ClientNode, ProducerNode
 from tests.simulation.daemons import AdminNode, LookupdNode, NsqdNode
 from tests.simulation.losses import Losses
 from tests.simulation.plan import MOODY, FaultPlan
-from trionsq.testing.simulation import Network, World
+from trionsq.testing.simulation import Network, Process, World
 
 __all__ = ["STOP_S", "Node", "Saboteur"]
 
@@ -145,14 +145,14 @@ class Saboteur:
         if process is None or process.is_stopped:
             return False
         process.terminate()
-        self._world.after(fault.lasts_s, self._boot_when_ended, node, self._world.now_s)
+        self._world.after(fault.lasts_s, self._boot_when_ended, node, process, self._world.now_s)
         return True
 
-    def _boot_when_ended(self, node: Node, since_s: float) -> None:
-        if node.machine.process is None:
-            self._boot(node)
+    def _boot_when_ended(self, node: Node, process: Process, since_s: float) -> None:
+        if node.machine.process is not process:
+            self._boot(node)  # unless somebody else did
         elif self._world.now_s - since_s < STOP_S:
-            self._world.after(0.1, self._boot_when_ended, node, since_s)
+            self._world.after(0.1, self._boot_when_ended, node, process, since_s)
         else:
             self.hung.append(node.machine.name)
 
