@@ -38,6 +38,8 @@ class Delivery:
         answer: what the consumer did with it: FIN, REQ, or nothing yet.
         requeue_s: when it was requeued.
         delay_s: for how long.
+        answered_s: when it was finished.
+        touched_s: when it was touched last.
         taken_s: when the consumer knew that nsqd had taken its answer; 0: it doesn't know.
     """
 
@@ -49,6 +51,8 @@ class Delivery:
     answer: str = ""
     requeue_s: float = 0.0
     delay_s: float = 0.0
+    answered_s: float = 0.0
+    touched_s: float = 0.0
     taken_s: float = 0.0
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from tests.promises import checks as promises
 from tests.simulation.plan import MOODY
+from tests.simulation.stories import broken_stories
 
 if TYPE_CHECKING:
+    from tests.simulation.daemons import NsqdNode
     from tests.simulation.day import Day
 
 __all__ = [
@@ -22,6 +24,7 @@ _LINKS_ONLY: Final = {"cut", "one-way cut", "reset", "half-open", "slow link"}
 _HARMLESS: Final = {"RDY"}
 # What a consumer may do so that it does not see a message that nsqd sent.
 _LEAVING: Final = {"leave", "CLS", "half close"}
+_NO_FILES: Final = {"too many files"}
 
 
 class BadDayError(Exception):
@@ -55,9 +58,13 @@ def state_of(day: Day) -> str:
 
 def lost_clients(day: Day) -> list[str]:
     """Consumers without a connection to an nsqd that they should have found, and the like."""
-    lost = []
+    lost = [text for nsqd in day.nsqds for text in _ghosts(nsqd)]
     for consumer in day.consumers:
         plan = consumer.plan
+        # What a program never answers is in flight for ever, and counts.
+        answers = "ignore" not in plan.habits
+        if answers and not any(_rdy(nsqd, plan.name) for nsqd in day.nsqds):
+            lost.append(f"{plan.name} has RDY 0")
         names = plan.nsqds or [nsqd.machine.name for nsqd in day.nsqds]
         lost += [
             f"{plan.name} is not connected to {name}"
@@ -78,8 +85,8 @@ def lost_clients(day: Day) -> list[str]:
                     for producer in registry.lookup(topic, now_ns)
                     if producer is not None
                 ]
-                if nsqd.machine.name not in known:
-                    lost.append(f"{lookupd.machine.name} does not know {nsqd.machine.name}")
+                if (count := known.count(nsqd.machine.name)) != 1:
+                    lost.append(f"{lookupd.machine.name} names {nsqd.machine.name} {count} times")
     if day.admin is not None:
         poller = day.admin.poller
         snapshot = poller.snapshot if poller is not None else None
@@ -88,12 +95,29 @@ def lost_clients(day: Day) -> list[str]:
     return lost
 
 
+def _ghosts(nsqd: NsqdNode) -> Iterator[str]:
+    """Consumers that are gone, and that nsqd still counts."""
+    assert nsqd.broker is not None
+    for topic in nsqd.broker.topics.values():
+        for channel in topic.channels.values():
+            for client in channel.clients:
+                if client not in nsqd.broker.clients:
+                    yield f"{nsqd.machine.name} still has {client.peer} as a consumer"
+
+
+def _rdy(nsqd: NsqdNode, name: str) -> int:
+    """The RDY of all connections of a consumer."""
+    assert nsqd.broker is not None
+    return sum(client.consumer.rdy for client in nsqd.broker.clients if client.host == name)
+
+
 # While the day goes on
 
 
 def at_any_time(day: Day) -> list[str]:
     """What must hold at each moment."""
-    return [text for nsqd in day.nsqds for text in _broken_at(day, nsqd.machine.name)]
+    broken = [text for nsqd in day.nsqds for text in _broken_at(day, nsqd.machine.name)]
+    return [*broken, *day.watch.look(day)]
 
 
 def _broken_at(day: Day, name: str) -> Iterator[str]:
@@ -131,6 +155,7 @@ def _broken_at_rest(day: Day) -> Iterator[str]:
     for nsqd in day.nsqds:
         if nsqd.unsaved:
             day.losses.unsaved.add(nsqd.machine.name)
+            yield from _unsaved(day, nsqd)
         assert nsqd.broker is not None
         if nsqd.broker.health != "OK":
             yield f"{nsqd.machine.name}: health {nsqd.broker.health}"
@@ -140,13 +165,30 @@ def _broken_at_rest(day: Day) -> Iterator[str]:
     yield from promises.invented(ledger, losses, counts)
     yield from promises.came_early(ledger, losses)
     calm = not day.plan.faults
-    exact = {each for each in habits if calm and not habits[each] & _LEAVING}
+    # A delivery whose time-out comes before it is written, to a slow socket, counts as an attempt.
+    is_wide = day.plan.buffer_bytes >= 65536
+    exact = {each for each in habits if calm and is_wide and not habits[each] & _LEAVING}
     yield from promises.attempts_broken(ledger, losses, exact)
     if {fault.kind for fault in day.plan.faults} <= _LINKS_ONLY:
         yield from promises.older_than_channel(ledger, _made_s(day), slack_s=1.0)
     if calm:
         punctual = [each for each in steady if habits[each] <= _HARMLESS]
         yield from promises.repeated(ledger, punctual)
+    yield from broken_stories(day)
+
+
+def _unsaved(day: Day, nsqd: NsqdNode) -> Iterator[str]:
+    """A stop gives up only if the disk has failed for 5 s."""
+    name = nsqd.machine.name
+    failing = [
+        (fault.at_s, fault.at_s + fault.lasts_s)
+        for fault in day.plan.faults
+        if fault.target == name and (fault.kind.startswith("disk") or fault.kind in _NO_FILES)
+    ]
+    for stopped_s, gave_up_s in nsqd.gave_up:
+        was_failing = any(begin_s < gave_up_s < end_s + 1.5 for begin_s, end_s in failing)
+        if gave_up_s - stopped_s < 4.9 or not was_failing:
+            yield f"{name}: gave up after {gave_up_s - stopped_s:.1f} s: {nsqd.unsaved}"
 
 
 def _steady(day: Day) -> list[promises.ChannelKey]:

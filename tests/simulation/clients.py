@@ -12,7 +12,7 @@ import trio
 from tests.promises.ledger import Delivery, Ledger, Sent
 from tests.promises.window import Window
 from tests.simulation.daemons import HTTP_PORT, LOOKUPD_HTTP_PORT, TCP_PORT, dial_stream_of
-from tests.simulation.plan import ConsumerPlan, ProducerPlan
+from tests.simulation.plan import MOODY, ConsumerPlan, ProducerPlan
 from trionsq import httpget
 from trionsq.client import (
     Batch,
@@ -34,6 +34,8 @@ from trionsq.wire.states import MAGIC_V2
 __all__ = ["ClientNode", "ConsumerNode", "ProducerNode"]
 
 _PUBLISH_S = 20.0
+# The same if there is no fault.
+_AT_ONCE_S = 4.0
 
 
 def _compression(kind: str) -> dict[str, Any]:
@@ -45,10 +47,12 @@ class ClientNode:
 
     Attributes:
         machine: its machine.
+        dials: connections to nsqds that it began to make.
     """
 
     def __init__(self, world: World, network: Network, name: str, ledger: Ledger) -> None:
         self.machine = Machine(world, name)
+        self.dials = 0
         self.world = world
         self.ledger = ledger
         self._network = network
@@ -72,11 +76,19 @@ class ClientNode:
         """What the client library connects by."""
         process = self.machine.process
         assert process is not None
+        self.dials += 1
         return (await self._network.connect(process, host, port)).transport
 
 
 class ProducerNode(ClientNode):
-    """Publishes messages, each once; one that fails may have arrived."""
+    """Publishes messages, each once; one that fails may have arrived.
+
+    Attributes:
+        can_always_connect: no fault keeps it from one of its nsqds.
+        is_undisturbed: no fault affects it or its nsqds.
+    """
+
+    can_always_connect = is_undisturbed = False
 
     def __init__(self, world: World, network: Network, plan: ProducerPlan, ledger: Ledger) -> None:
         super().__init__(world, network, plan.name, ledger)
@@ -99,10 +111,13 @@ class ProducerNode(ClientNode):
                 self._left -= 1
                 kind = random.choice(plan.kinds)
                 try:
-                    with trio.fail_after(_PUBLISH_S):
+                    with trio.fail_after(_AT_ONCE_S if self.is_undisturbed else _PUBLISH_S):
                         await self._publish(producer, kind)
-                except (ClientError, ProtocolError, httpget.GetError, trio.TooSlowError):
+                except (ClientError, ProtocolError, httpget.GetError, trio.TooSlowError) as error:
                     self.ledger.uncertain += 1
+                    is_connect_error = isinstance(error, ConnectError)
+                    if self.is_undisturbed or (is_connect_error and self.can_always_connect):
+                        self.ledger.violate(f"{plan.name}: {error!r}")
                     await trio.sleep(0.3)
                 if plan.gap_s:
                     await trio.sleep(random.uniform(0, plan.gap_s))
@@ -169,7 +184,10 @@ class ConsumerNode(ClientNode):
     Attributes:
         plan: of it.
         is_disturbed: whether a link between two machines was cut or slow in a time: `Losses`.
+        is_in_time: no fault delays what it and nsqds tell each other.
     """
+
+    is_in_time = False
 
     is_disturbed: Callable[..., bool]
 
@@ -187,6 +205,7 @@ class ConsumerNode(ClientNode):
         self._lookupds = lookupds
         self._msg_timeout_s = msg_timeout_s
         self._quiet = False
+        self._consumer: Consumer | None = None
 
     def behave(self) -> None:
         """From now on finish every message at once."""
@@ -206,6 +225,10 @@ class ConsumerNode(ClientNode):
     def _received(self, nsqd: str, message_id: bytes, attempts: int, body: bytes) -> Delivery:
         plan = self.plan
         self.world.note("message", plan.name, message_id.hex(), attempts)
+        if self._consumer is not None and self.is_in_time:
+            in_flight = self._consumer.stats().in_flight
+            if in_flight > plan.max_in_flight:
+                self.ledger.violate(f"{plan.name}: {in_flight} in flight, too many")
         delivery = Delivery(self.world.now_s, nsqd, message_id, attempts, plan.name)
         self.ledger.deliver(plan.topic, plan.channel, body, delivery)
         return delivery
@@ -264,6 +287,7 @@ class ConsumerNode(ClientNode):
             get=get,
             random=self.world.random,
         ) as consumer:
+            self._consumer = consumer
             if plan.kind == "handler":
                 await consumer.run(self._answer, concurrency=3)
             elif plan.kind == "batches":
@@ -288,12 +312,14 @@ class ConsumerNode(ClientNode):
             case "ignore":
                 return
             case "touch" | "slow":
-                await trio.sleep(self.world.random.uniform(0, 0.6 * self._msg_timeout_s))
-                batch.touch()
-                await trio.sleep(self.world.random.uniform(0, 0.6 * self._msg_timeout_s))
+                await trio.sleep(self.world.random.uniform(0.4, 0.8) * self._msg_timeout_s)
+                if batch.touch():
+                    for delivery in entries:
+                        delivery.touched_s = self.world.now_s
+                await trio.sleep(self.world.random.uniform(0.4, 0.8) * self._msg_timeout_s)
         if batch.finish():
             for delivery in entries:
-                delivery.answer = "FIN"
+                delivery.answer, delivery.answered_s = "FIN", self.world.now_s
 
     async def _answer(self, message: Message) -> None:
         nsqd = message.nsqd_address.partition(":")[0]
@@ -309,9 +335,10 @@ class ConsumerNode(ClientNode):
                 if message.requeue(delay_s, backoff=self.world.random.random() < 0.3):
                     delivery.answer = "REQ"
             case "touch":
-                await trio.sleep(self.world.random.uniform(0, 0.6 * self._msg_timeout_s))
-                message.touch()
-                await trio.sleep(self.world.random.uniform(0, 0.6 * self._msg_timeout_s))
+                await trio.sleep(self.world.random.uniform(0.4, 0.8) * self._msg_timeout_s)
+                if message.touch():
+                    delivery.touched_s = self.world.now_s
+                await trio.sleep(self.world.random.uniform(0.4, 0.8) * self._msg_timeout_s)
                 self._finish(message, delivery)
             case "ignore":
                 # A message is finished when its handler returns.
@@ -324,7 +351,7 @@ class ConsumerNode(ClientNode):
 
     def _finish(self, message: Message, delivery: Delivery) -> None:
         if message.finish():
-            delivery.answer = "FIN"
+            delivery.answer, delivery.answered_s = "FIN", self.world.now_s
 
     # By hand
 
@@ -334,6 +361,7 @@ class ConsumerNode(ClientNode):
             with suppress(OSError, trio.BrokenResourceError, UnexpectedFrame, trio.TooSlowError):
                 process = self.machine.process
                 assert process is not None
+                self.dials += 1
                 with trio.fail_after(5):
                     end = await self._network.connect(process, self.plan.nsqds[0], TCP_PORT)
                 await _RawConnection(self, Conversation(end.stream)).run()
@@ -388,7 +416,11 @@ class _RawConnection:
         now_s = self._world.now_s
         if self._window.receive(frame.message_id, now_s):
             links = self._plan.name, self._plan.nsqds[0]
-            if not self._owner.is_disturbed(self._began_s, now_s, *links):
+            # If the socket is full, the answer to a command overtakes messages that wait for it.
+            is_wide = self._owner._network.capacity_bytes >= 65536
+            # An operator who empties the channel ends what is in flight.
+            is_safe = is_wide and self._plan.channel != MOODY
+            if is_safe and not self._owner.is_disturbed(self._began_s, now_s, *links):
                 self._owner.ledger.violate(
                     f"{self._plan.name}: {len(self._window)} in flight, RDY {self._window.bound}"
                 )
@@ -410,6 +442,7 @@ class _RawConnection:
                 self._window.answer(message_id)
                 await talk.say(commands.requeue(message_id, round(delay_s * 1000)))
             case "touch":
+                delivery.touched_s = self._world.now_s
                 await talk.say(commands.touch(message_id))
                 await self._finish(delivery)
             case "ignore":
@@ -439,6 +472,6 @@ class _RawConnection:
         return True
 
     async def _finish(self, delivery: Delivery) -> None:
-        delivery.answer = "FIN"
+        delivery.answer, delivery.answered_s = "FIN", self._world.now_s
         self._window.answer(delivery.message_id)
         await self._talk.say(commands.finish(delivery.message_id))

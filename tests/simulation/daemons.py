@@ -28,6 +28,7 @@ from trionsq.http.fast_path import FastPath
 from trionsq.http.serve import _wait_limits, gate_of
 from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import DelayedBackground
+from trionsq.testing.disk import Crashed
 from trionsq.testing.simulation import End, Machine, Network, Process, World
 from trionsq.transports.transport import TransportStream
 from trionsq.web.framework import Framework, HttpConnection
@@ -38,6 +39,7 @@ TCP_PORT: Final = 4150
 HTTP_PORT: Final = 4151
 LOOKUPD_TCP_PORT: Final = 4160
 LOOKUPD_HTTP_PORT: Final = 4161
+_NEVER: Final = 1 << 62
 
 
 def dial_stream_of(network: Network, process: Process) -> Callable[[str, int], Any]:
@@ -89,7 +91,9 @@ class NsqdNode:
         lives: how often it was booted.
         refuses_until_s: until then no connection is accepted: the process has no descriptor left.
         disk_delay_s: how long a job in the background takes.
+        crash: in which operation of a job of the disk the process ends, and what ends it.
         unsaved: what stops could not save.
+        gave_up: when each of those stops began, and when it gave up.
     """
 
     def __init__(
@@ -101,7 +105,9 @@ class NsqdNode:
         self.lives = 0
         self.refuses_until_s = 0.0
         self.disk_delay_s = 0.0005
+        self.crash: tuple[int, Callable[[], None]] | None = None
         self.unsaved: list[str] = []
+        self.gave_up: list[tuple[float, float]] = []
         self._world = world
         self._network = network
         self._options = validated(
@@ -126,8 +132,10 @@ class NsqdNode:
         def run_later(job: Callable[[], None]) -> None:
             if process.is_stopped:
                 world.after(0.01, run_later, job)
-            else:
+            elif self.crash is None or not process.is_alive:
                 process.call(job)
+            else:
+                self._run_until_crash(process, job, *self.crash)
 
         background = DelayedBackground(lambda job: world.after(self.disk_delay_s, run_later, job))
         remove_drafts(disk)
@@ -149,11 +157,26 @@ class NsqdNode:
                 self._network.listen(process, TCP_PORT, self._accept)
                 self._network.listen(process, HTTP_PORT, http.accept)
                 await process.wait_signal()
+                stopped_s = world.now_s
                 self._network.close_port(process, TCP_PORT)
                 self._network.close_port(process, HTTP_PORT)
                 connections.cancel_scope.cancel()
             broker.stop()
         self.unsaved += broker.unsaved
+        if broker.unsaved:
+            self.gave_up.append((stopped_s, world.now_s))
+
+    def _run_until_crash(
+        self, process: Process, job: Callable[[], None], operation: int, crash: Callable[[], None]
+    ) -> None:
+        disk = self.machine.disk
+        disk.crash_at(operation)
+        try:
+            process.call(job)
+        except Crashed:
+            crash()
+        else:
+            disk.crash_at(_NEVER)  # the job was shorter
 
     def _accept(self, end: End) -> None:
         if self._world.now_s < self.refuses_until_s:
@@ -200,7 +223,10 @@ class LookupdNode:
         self.machine = Machine(world, name)
         self.lookupd: Lookupd | None = None
         self._network = network
-        self._options = NsqlookupdOptions(broadcast_address=name)
+        # Between the PINGs of an nsqd are 15 s.
+        self._options = NsqlookupdOptions(
+            broadcast_address=name, inactive_producer_timeout_ns=20 * SECOND_NS
+        )
 
     def boot(self) -> None:
         """Start it, empty."""

@@ -18,7 +18,8 @@ from tests.simulation.clients import ConsumerNode, ProducerNode
 from tests.simulation.daemons import AdminNode, LookupdNode, NsqdNode
 from tests.simulation.faults import STOP_S, Node, Saboteur
 from tests.simulation.losses import Losses
-from tests.simulation.plan import ConsumerPlan, Plan
+from tests.simulation.plan import DELAYS, ConsumerPlan, Plan
+from tests.simulation.watch import Watch
 from trionsq.durations import SECOND_NS
 from trionsq.testing.simulation import Network, World
 
@@ -27,6 +28,7 @@ __all__ = ["Day", "Outcome", "live"]
 _SAMPLE_S: Final = 0.5
 _DRAIN_S: Final = 90.0
 """Within this time after the last fault every message has come to every channel."""
+_QUIET_S: Final = 25.0
 _REUNION_S: Final = 60.0
 """Within this time after the last fault every client has found every nsqd again."""
 
@@ -104,6 +106,10 @@ class Day:
         self.plan = plan
         self.ledger = ledger
         self.losses = Losses()
+        for nsqd in plan.nsqds:
+            if (sync_timeout_ns := nsqd.options.get("sync_timeout_ns")) is not None:
+                self.losses.sync_timeouts_s[nsqd.name] = sync_timeout_ns / SECOND_NS
+        self.watch = Watch()
         self.network = Network(
             world, latency_s=plan.latency_s, capacity_bytes=plan.buffer_bytes, user_timeout_s=12.0
         )
@@ -114,6 +120,7 @@ class Day:
         self.producers = [
             ProducerNode(world, self.network, producer, ledger) for producer in plan.producers
         ]
+        self._promise_producers()
         self.consumers = [self._consumer(consumer) for consumer in plan.consumers]
         names = [nsqd.machine.name for nsqd in self.nsqds]
         self.admin = (
@@ -129,7 +136,19 @@ class Day:
             self.world, self.network, plan, self.ledger, self.plan.lookupds, min(timeouts)
         )
         node.is_disturbed = self.losses.is_disturbed
+        # What it answers too late nsqd sends again, within its RDY; meanwhile both count.
+        node.is_in_time = not plan.habits.keys() & {"ignore", "slow", "touch"} and not any(
+            fault.kind in DELAYS for fault in self.plan.faults
+        )
         return node
+
+    def _promise_producers(self) -> None:
+        faults = self.plan.faults
+        troubled = {fault.target for fault in faults} | {fault.other for fault in faults}
+        for plan, producer in zip(self.plan.producers, self.producers, strict=True):
+            if plan.name not in troubled:
+                producer.can_always_connect = not troubled.issuperset(plan.nsqds)
+                producer.is_undisturbed = troubled.isdisjoint(plan.nsqds)
 
     def live(self) -> None:
         """Live it."""
@@ -138,6 +157,8 @@ class Day:
         self._end_of_faults()
         self._wait(self._is_drained, _DRAIN_S, "every channel is empty", must=True)
         self._wait(self._is_reunited, _REUNION_S, "every client is connected", must=True)
+        if self.lookupds or not self.plan.faults:
+            self._stay_quiet()
         self.ledger.violations += checks.at_rest(self)
         self._stop_all()
         self.ledger.violations += checks.afterwards(self)
@@ -217,6 +238,11 @@ class Day:
 
     def _is_reunited(self) -> bool:
         return checks.lost_clients(self) == []
+
+    def _stay_quiet(self) -> None:
+        """Heartbeats and PINGs keep what nothing else is sent on."""
+        self._wait(lambda: False, _QUIET_S, "a quiet time")
+        self._wait(self._is_reunited, 2.0, "every client is connected as before", must=True)
 
     # The end
 

@@ -10,7 +10,7 @@ from tests.simulation.clients import ClientNode, ProducerNode
 from tests.simulation.daemons import AdminNode, LookupdNode, NsqdNode
 from tests.simulation.losses import Losses
 from tests.simulation.plan import MOODY, FaultPlan
-from trionsq.testing.simulation import Network, World
+from trionsq.testing.simulation import Network, Process, World
 
 __all__ = ["STOP_S", "Node", "Saboteur"]
 
@@ -18,6 +18,8 @@ Node = ClientNode | NsqdNode | LookupdNode | AdminNode
 
 STOP_S: Final = 45.0
 """Within this time after SIGTERM a process has ended, or does not keep its promise."""
+
+_MAX_JOB_OPERATIONS: Final = 9
 
 # A kind of error of the disk: its number, and the operations that have it.
 _DISK_ERRORS: Final[dict[str, tuple[int, Sequence[str]]]] = {
@@ -55,6 +57,8 @@ class Saboteur:
         kinds: dict[str, Callable[[FaultPlan], bool]] = {
             "kill": self._kill,
             "kill twice": self._kill_twice,
+            "kill in a job": self._crash_in_job,
+            "power loss in a job": self._crash_in_job,
             "bit flip": self._flip_bit,
             "power loss": self._lose_power,
             "restart": self._restart,
@@ -114,6 +118,19 @@ class Saboteur:
         self._world.after(fault.lasts_s + fault.value * 0.01, self._begin, again)
         return self._kill(fault)
 
+    def _crash_in_job(self, fault: FaultPlan) -> bool:
+        if (node := self._nsqd(fault)) is None:
+            return False
+
+        def crash() -> None:
+            node.crash = None
+            happened = self._lose_power if fault.kind.startswith("power") else self._kill
+            if happened(fault):
+                self._world.counts[f"fault: {fault.kind}"] += 1
+
+        node.crash = 1 + round(fault.value * _MAX_JOB_OPERATIONS), crash
+        return False  # not yet
+
     def _flip_bit(self, fault: FaultPlan) -> bool:
         node = self._nodes[fault.target]
         if not isinstance(node, NsqdNode) or not self._kill(fault):
@@ -145,14 +162,14 @@ class Saboteur:
         if process is None or process.is_stopped:
             return False
         process.terminate()
-        self._world.after(fault.lasts_s, self._boot_when_ended, node, self._world.now_s)
+        self._world.after(fault.lasts_s, self._boot_when_ended, node, process, self._world.now_s)
         return True
 
-    def _boot_when_ended(self, node: Node, since_s: float) -> None:
-        if node.machine.process is None:
-            self._boot(node)
+    def _boot_when_ended(self, node: Node, process: Process, since_s: float) -> None:
+        if node.machine.process is not process:
+            self._boot(node)  # unless somebody else did
         elif self._world.now_s - since_s < STOP_S:
-            self._world.after(0.1, self._boot_when_ended, node, since_s)
+            self._world.after(0.1, self._boot_when_ended, node, process, since_s)
         else:
             self.hung.append(node.machine.name)
 
@@ -184,6 +201,7 @@ class Saboteur:
         if isinstance(node, NsqdNode):
             node.disk_delay_s = 0.0005
             node.refuses_until_s = 0.0
+            node.crash = None
 
     def _fill_disk(self, fault: FaultPlan) -> bool:
         if (node := self._nsqd(fault)) is None:
@@ -239,6 +257,7 @@ class Saboteur:
             return False
         queue = topic if fault.kind == "pause topic" else next(iter(topic.channels.values()))
         process.call(queue.pause)
+        self._losses.pauses += 1
         self._world.after(fault.lasts_s, self._unpause, node)
         return True
 
@@ -250,6 +269,7 @@ class Saboteur:
         assert process is not None
         for topic in node.broker.topics.values():
             if MOODY in topic.channels:
+                self._losses.discards.append((fault.target, self._world.now_s))
                 if fault.kind == "empty channel":
                     process.call(topic.channels[MOODY].empty)
                 else:
@@ -263,6 +283,7 @@ class Saboteur:
         if broker is None or process is None or broker.not_ready_reason in ("loading", "exiting"):
             self._world.after(0.5, self._unpause, node)
             return
+        self._losses.pauses += 1
         for topic in broker.topics.values():
             process.call(topic.unpause)
             for channel in topic.channels.values():

@@ -10,15 +10,25 @@ from tests.simulation.plan import FaultPlan
 
 __all__ = ["Losses"]
 
-# --sync-timeout, and the time that a sync takes.
-_SYNC_S: Final = 2.0 + 1.5
+# The time that a sync takes, besides --sync-timeout.
+_SYNC_S: Final = 1.5
+_SYNC_TIMEOUT_S: Final = 2.0
 
 
 class Losses(Allowance):
-    """What nsqds of simulated machines may lose; and whose links were disturbed."""
+    """What nsqds of simulated machines may lose; and whose links were disturbed.
+
+    Attributes:
+        sync_timeouts_s: --sync-timeout of the nsqds that do not have the default.
+        discards: which nsqd emptied or deleted a channel, and when.
+        pauses: how often a topic or channel was paused or went on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.sync_timeouts_s: dict[str, float] = {}
+        self.discards: list[tuple[str, float]] = []
+        self.pauses = 0
         self._disturbed: list[tuple[float, float, str, str]] = []
 
     def note_kill(self, node: NsqdNode) -> None:
@@ -36,8 +46,9 @@ class Losses(Allowance):
         """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
         self.note_kill(node)
         name, now_s = node.machine.name, node.machine.world.now_s
-        self.note_late(name, now_s - _SYNC_S, now_s, when_due=True)
-        self.note_forgetful(name, now_s - _SYNC_S, now_s)
+        since_s = now_s - self.sync_timeouts_s.get(name, _SYNC_TIMEOUT_S) - _SYNC_S
+        self.note_late(name, since_s, now_s, when_due=True)
+        self.note_forgetful(name, since_s, now_s)
         self.note_power_lost(name)
         if node.broker is None:
             return

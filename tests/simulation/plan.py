@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 __all__ = [
+    "DELAYS",
     "FAULTS",
     "MOODY",
     "ConsumerPlan",
@@ -145,6 +146,8 @@ class Plan(msgspec.Struct):
         return msgspec.json.decode(text, type=Plan)
 
 
+DELAYS: Final = {"stop", "cut", "one-way cut", "half-open", "slow link"}
+"""Faults by which one machine may know later than another what happened."""
 MOODY: Final = "moody"
 """A channel that operators empty and delete."""
 
@@ -163,9 +166,11 @@ _LINK_FAULTS: Final = {
 }  # fmt: skip
 _CLIENT_FAULTS: Final = {"kill": 2, "restart": 2, "stop": 2, "power loss": 1}
 _LOOKUPD_FAULTS: Final = {"kill": 2, "restart": 1, "stop": 1, "power loss": 1}
+# In the middle of the next job of the disk.
+_JOB_FAULTS: Final = {"kill in a job": 1, "power loss in a job": 2}
 
 FAULTS: Final = frozenset(
-    {*_NSQD_FAULTS, *_MOODY_FAULTS, *_LINK_FAULTS, *_CLIENT_FAULTS, *_LOOKUPD_FAULTS}
+    {*_NSQD_FAULTS, *_MOODY_FAULTS, *_LINK_FAULTS, *_CLIENT_FAULTS, *_LOOKUPD_FAULTS, *_JOB_FAULTS}
 )
 """All kinds of faults."""
 
@@ -214,8 +219,31 @@ def draw_plan(seed: int) -> Plan:
             kind = _draw(random, _MOODY_FAULTS)
             at_s = random.uniform(0.2, load_s)
             plan.faults.append(FaultPlan(at_s, kind, random.choice(names)))
+    more = Random(f"more {seed}")
+    for nsqd in nsqds:
+        if more.random() < 0.3:
+            nsqd.options["sync_timeout_ns"] = 200_000_000
+    if more.random() < 0.1:
+        fault = FaultPlan(more.uniform(0.2, load_s), _draw(more, _JOB_FAULTS), more.choice(names))
+        fault.lasts_s, fault.value = more.choice((0.05, 0.5, 2.0)), more.random()
+        plan.faults.append(fault)
+    if more.random() < 0.06:
+        _draw_night(more, nsqds[0], load_s, plan.faults)
     plan.faults.sort(key=lambda fault: fault.at_s)
     return plan
+
+
+def _draw_night(random: Random, nsqd: NsqdPlan, load_s: float, faults: list[FaultPlan]) -> None:
+    """A backlog on the disk, nothing that asks for a sync but time, and then no power."""
+    nsqd.options |= {
+        "mem_queue_size": 0, "max_bytes_per_file": 100_000, "sync_every": 2500,
+        "sync_timeout_ns": 200_000_000,
+    }  # fmt: skip
+    faults.append(FaultPlan(0.2, "pause channel", nsqd.name, "", load_s))
+    if random.random() < 0.4:
+        at_s = load_s * random.uniform(0.1, 0.3)
+        faults.append(FaultPlan(at_s, "disk sync error", nsqd.name, "", 0.5))
+    faults.append(FaultPlan(load_s * random.uniform(0.7, 0.95), "power loss", nsqd.name))
 
 
 def _draw_nsqd(random: Random, number: int) -> NsqdPlan:

@@ -1,0 +1,34 @@
+"""The known bad changes: all of them apply, and the simulation finds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutants import ROOT, Mutant, find, is_good_here, mutants
+from tests.soak import in_short_soak, smoke
+
+_MUTANTS = {mutant.name: mutant for mutant in mutants()}
+
+
+def test_each_bad_change_applies() -> None:
+    """Its text occurs once, and what takes its place is Python."""
+    for mutant in mutants():
+        compile(mutant.changed(ROOT), mutant.file, "exec")
+    assert len(_MUTANTS) == len(mutants()) >= 40
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    smoke(_MUTANTS, "requeue-drops", "stop-without-save", "max-in-flight-ignored"),
+)
+def test_a_bad_change_is_found(mutant: Mutant) -> None:
+    """One of its first days becomes bad."""
+    assert find(mutant, is_good_here) is not None
+
+
+@in_short_soak
+def test_the_right_code_is_not_found_bad() -> None:
+    """A copy of the sources with a harmless change has good days only."""
+    mutant = _MUTANTS["requeue-drops"]
+    mutant = Mutant("harmless", mutant.file, mutant.old, f"{mutant.old}  # as it was\n", 3)
+    assert find(mutant, lambda seed: True) is None
