@@ -133,7 +133,7 @@ def _late(day: Day) -> Iterator[str]:
                 and sent.nsqd == nsqd
                 and sent.sent_s > since_s + _SAVED_S
                 and not is_settled(bodies.get(body, []))
-                and not day.losses.may_lose_as_late(nsqd, sent.acked_s)
+                and not day.losses.may_lose_as_late(nsqd, sent.acked_s, sent.acked_s + sent.delay_s)
                 for body, sent in day.ledger.sent.items()
             )
             if lost > day.losses.most(nsqd, topic, channel):
