@@ -17,6 +17,7 @@ from trionsq.client.config import Config
 from trionsq.client.flow import (
     SETTLE_S,
     FlowControl,
+    Plan,
     Share,
     even_share,
     plan,
@@ -97,6 +98,16 @@ def test_one_connection_is_tested() -> None:
     assert plan_test(shares, 5, [2, 1, 0]).rdy == [1, 0, 0]  # the others would be a sixth
     shares[1].set_rdy(1, 0)
     assert plan_test(shares, 5, [2, 0, 1]).rdy == [0, 1, 0]
+
+
+def test_another_connection_is_tested_when_one_was_idle() -> None:
+    """The one that has just dropped to RDY 0 does not rise again in place of the preferred one."""
+    idle, other = Share(2500), Share(2500)
+    idle.set_rdy(1, 0)
+    idle.set_rdy(0, 10)
+    assert plan_test([idle, other], 1, [1, 0]) == Plan([0, 0], is_short=True)
+    idle.settle()
+    assert plan_test([idle, other], 1, [1, 0]).rdy == [0, 1]
 
 
 @dataclass

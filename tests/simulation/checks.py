@@ -23,7 +23,7 @@ _LINKS_ONLY: Final = {"cut", "one-way cut", "reset", "half-open", "slow link"}
 # What a consumer may do without another delivery of the message.
 _HARMLESS: Final = {"RDY"}
 # What a consumer may do so that it does not see a message that nsqd sent.
-_LEAVING: Final = {"leave", "CLS", "half close"}
+_LEAVING: Final = {"leave", "CLS", "half close", "ignore", "touch", "slow"}
 _NO_FILES: Final = {"too many files"}
 
 

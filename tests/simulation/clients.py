@@ -34,6 +34,10 @@ from trionsq.wire.states import MAGIC_V2
 __all__ = ["ClientNode", "ConsumerNode", "ProducerNode"]
 
 _PUBLISH_S = 20.0
+# Longer than --output-buffer-timeout, the latency of a link, and a step of nsqd together.
+_OUTPUT_S = 0.6
+NO_MESSAGE = b"0" * 16
+"""An id that no message has."""
 # The same if there is no fault.
 _AT_ONCE_S = 4.0
 
@@ -218,7 +222,7 @@ class ConsumerNode(ClientNode):
                     await self._run_raw()
                 else:
                     await self._run_library()
-            except* ConnectError:
+            except* ClientError:
                 # Refused at the start: a supervisor would start the program again.
                 await trio.sleep(0.5)
 
@@ -402,15 +406,16 @@ class _RawConnection:
                 self._check(frame)
                 if not await self._answer(frame):
                     return
-            elif isinstance(frame, ErrorFrame) and frame.code == "E_TOUCH_FAILED":
-                self._window.confirm_ready()
+            elif isinstance(frame, ErrorFrame) and NO_MESSAGE.decode() in str(frame.as_error()):
+                # Messages that nsqd sent before may still wait in its output buffer.
+                self._world.after(_OUTPUT_S, self._window.confirm_ready)
             elif isinstance(frame, ErrorFrame) and not frame.code.endswith("_FAILED"):
                 self._owner.ledger.violate(f"{plan.name}: unexpected {frame}")
 
     async def _set_ready(self, ready: int) -> None:
         self._window.set_ready(ready)
         # The answer to the second command says that nsqd has read the first.
-        await self._talk.say(commands.ready(ready), commands.touch(b"0" * 16))
+        await self._talk.say(commands.ready(ready), commands.touch(NO_MESSAGE))
 
     def _check(self, frame: MessageFrame) -> None:
         now_s = self._world.now_s

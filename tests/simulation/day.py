@@ -106,6 +106,8 @@ class Day:
         self.plan = plan
         self.ledger = ledger
         self.losses = Losses()
+        for consumer in plan.consumers:
+            self.losses.held[consumer.topic, consumer.channel] += consumer.max_in_flight
         for nsqd in plan.nsqds:
             if (sync_timeout_ns := nsqd.options.get("sync_timeout_ns")) is not None:
                 self.losses.sync_timeouts_s[nsqd.name] = sync_timeout_ns / SECOND_NS
@@ -258,6 +260,7 @@ class Day:
             self.saboteur.hung.append(node.machine.name)
 
     def _stop_all(self) -> None:
+        self.saboteur.is_closing = True
         nodes: list[Node] = [*self.consumers, *self.nsqds, *self.lookupds]
         for node in [*nodes, self.admin] if self.admin is not None else nodes:
             self._terminate(node)

@@ -35,6 +35,7 @@ class Saboteur:
 
     Attributes:
         hung: processes that did not end in time after SIGTERM.
+        is_closing: the day ends, and nothing is booted any more.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Saboteur:
         self._network = network
         self._nodes = nodes
         self._losses = losses
+        self.is_closing = False
         self._is_over = False
 
     def plan(self, fault: FaultPlan) -> None:
@@ -100,7 +102,8 @@ class Saboteur:
 
     def _boot(self, node: Node) -> None:
         """Boot what a fault has ended, unless `mend_all` has done that."""
-        if node.machine.process is None and not (self._is_over and isinstance(node, ProducerNode)):
+        stays_down = self.is_closing or (self._is_over and isinstance(node, ProducerNode))
+        if node.machine.process is None and not stays_down:
             node.boot()
 
     def _kill(self, fault: FaultPlan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from tests.promises.allowance import Allowance
@@ -22,6 +23,7 @@ class Losses(Allowance):
         sync_timeouts_s: --sync-timeout of the nsqds that do not have the default.
         discards: which nsqd emptied or deleted a channel, and when.
         pauses: how often a topic or channel was paused or went on.
+        held: messages that the consumers of a topic and channel may hold together.
     """
 
     def __init__(self) -> None:
@@ -29,12 +31,16 @@ class Losses(Allowance):
         self.sync_timeouts_s: dict[str, float] = {}
         self.discards: list[tuple[str, float]] = []
         self.pauses = 0
+        self.held: Counter[tuple[str, str]] = Counter()
         self._disturbed: list[tuple[float, float, str, str]] = []
 
     def note_kill(self, node: NsqdNode) -> None:
         """Count what is in memory. README: that is lost, and nothing else."""
         name = node.machine.name
         self.killed.add(name)
+        # Due times reach their file by a sync.
+        now_s = node.machine.world.now_s
+        self.note_forgetful(name, now_s - _SYNC_TIMEOUT_S - _SYNC_S, now_s)
         if node.broker is None:
             return
         for topic in node.broker.topics.values():
@@ -57,11 +63,12 @@ class Losses(Allowance):
             self.damaged.add(name)
         for topic in node.broker.topics.values():
             for channel in topic.channels.values():
-                # What was requeued is at the end of the file again, however old it is.
+                # What was requeued, or held by a client that is gone, is at the end of the file
+                # again, however old it is.
                 core = channel.core
-                self.note_memory(
-                    name, topic.name, channel.name, core.requeue_count + core.timeout_count
-                )
+                again = core.requeue_count + core.timeout_count
+                again += self.held[topic.name, channel.name]
+                self.note_memory(name, topic.name, channel.name, again)
 
     def note_damage(self, node: NsqdNode) -> None:
         """Its files were damaged: anything in them may be lost."""

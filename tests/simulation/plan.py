@@ -230,7 +230,19 @@ def draw_plan(seed: int) -> Plan:
     if more.random() < 0.06:
         _draw_night(more, nsqds[0], load_s, plan.faults)
     plan.faults.sort(key=lambda fault: fault.at_s)
+    _set_no_clock_back_over_a_restart(plan)
     return plan
+
+
+def _set_no_clock_back_over_a_restart(plan: Plan) -> None:
+    """Due times on disk are wall times: nobody could say what they mean then."""
+    for jump in plan.faults:
+        ends = {"restart", "kill", "bit flip", "power loss"}
+        if jump.kind == "clock jump" and any(
+            fault.target == jump.target and any(fault.kind.startswith(end) for end in ends)
+            for fault in plan.faults
+        ):
+            jump.value = abs(jump.value)
 
 
 def _draw_night(random: Random, nsqd: NsqdPlan, load_s: float, faults: list[FaultPlan]) -> None:

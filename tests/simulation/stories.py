@@ -76,7 +76,7 @@ def _again(day: Day) -> Iterator[str]:
                 if (
                     not {last.consumer, again.consumer} <= prompt
                     or (nsqd, last.message_id) != (again.nsqd, again.message_id)
-                    or _is_disturbed(day, nsqd, last.consumer)
+                    or _is_disturbed(day, nsqd, last.consumer, again.consumer)
                 ):
                     continue
                 due_s = max(last.at_s, last.touched_s) + timeouts_s[nsqd]
@@ -169,7 +169,9 @@ def _connections(day: Day) -> Iterator[str]:
     if day.plan.faults:
         return
     for node in [*day.producers, *day.consumers]:
-        leaves = node in day.consumers and node.plan.habits.keys() & _LATE_READING
+        # A library gives up a connection on which far more than RDY has timed out.
+        leaving = _LATE_READING | {"ignore", "touch"}
+        leaves = node in day.consumers and node.plan.habits.keys() & leaving
         if node.dials > len(day.nsqds) and not leaves:
             yield f"{node.machine.name} connected {node.dials} times"
 

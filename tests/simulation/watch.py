@@ -48,7 +48,9 @@ class Watch:
     def _named_twice(self, day: Day) -> Iterator[str]:
         """nsqlookupd forgets an nsqd as soon as it hears of its end."""
         before, self._twice = self._twice, set()
-        if any(fault.kind in {*DELAYS, "power loss"} for fault in day.plan.faults):
+        if any(
+            fault.kind in DELAYS or fault.kind.startswith("power loss") for fault in day.plan.faults
+        ):
             return
         for lookupd in day.lookupds:
             if lookupd.lookupd is None or lookupd.machine.process is None:

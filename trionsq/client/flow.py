@@ -131,15 +131,19 @@ def plan_test(shares: Sequence[Share], max_in_flight: int, preferred: Sequence[i
     """RDY 1 for one connection, 0 for the others.
 
     A connection that has RDY already keeps it; otherwise the first of ``preferred`` for which there
-    is room gets it.
+    is room gets it. While lowered RDYs have yet to settle, the first one waits for their room: else
+    the connection that has just dropped to 0 would be the only one with room, and rise again.
     """
     rdy = [0] * len(shares)
     free = max_in_flight - sum(share.exposure for share in shares)
     ready = [i for i in preferred if shares[i].rdy]
+    is_settling = any(share.ceiling > share.rdy for share in shares)
     for i in [*ready, *preferred]:
         if shares[i].max_rdy and (shares[i].exposure or free > 0):
             rdy[i] = 1
             return Plan(rdy, is_short=False)
+        if shares[i].max_rdy and is_settling:
+            break
     return Plan(rdy, is_short=True)
 
 
@@ -277,7 +281,7 @@ class FlowControl:
         The connection that is tested in backoff is, if possible, none of those to avoid.
         """
         connections = list(self.connections)
-        avoided, self._avoided = self._avoided, ()
+        avoided = self._avoided
         shares = [connection.share for connection in connections]
         if self.backoff.phase is Phase.NORMAL or not self.max_in_flight:
             target = plan(shares, self.max_in_flight)
@@ -287,6 +291,8 @@ class FlowControl:
             order = self._random.sample(range(len(shares)), len(shares))
             order.sort(key=lambda i: connections[i] in avoided)
             target = plan_test(shares, self.max_in_flight, order)
+        if any(target.rdy):
+            self._avoided = ()
         self._is_short = target.is_short
         if any(share.ceiling > rdy for share, rdy in zip(shares, target.rdy, strict=True)):
             self._lowered.set()
