@@ -181,6 +181,7 @@ class Saboteur:
         if process is None or process.is_stopped:
             return False
         process.stop()
+        self._losses.stopped_s[fault.target] += fault.lasts_s
 
         def resume() -> None:
             assert process is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Final
 
 from tests.promises.allowance import Allowance
@@ -23,6 +23,7 @@ class Losses(Allowance):
         sync_timeouts_s: --sync-timeout of the nsqds that do not have the default.
         discards: which nsqd emptied or deleted a channel, and when.
         pauses: how often a topic or channel was paused or went on.
+        stopped_s: how long an nsqd was stopped, in which it could not sync.
         held: messages that the consumers of a topic and channel may hold together.
     """
 
@@ -31,6 +32,7 @@ class Losses(Allowance):
         self.sync_timeouts_s: dict[str, float] = {}
         self.discards: list[tuple[str, float]] = []
         self.pauses = 0
+        self.stopped_s: dict[str, float] = defaultdict(float)
         self.held: Counter[tuple[str, str]] = Counter()
         self._disturbed: list[tuple[float, float, str, str]] = []
 
@@ -53,6 +55,7 @@ class Losses(Allowance):
         self.note_kill(node)
         name, now_s = node.machine.name, node.machine.world.now_s
         since_s = now_s - self.sync_timeouts_s.get(name, _SYNC_TIMEOUT_S) - _SYNC_S
+        since_s -= self.stopped_s[name]
         self.note_late(name, since_s, now_s, when_due=True)
         self.note_forgetful(name, since_s, now_s)
         self.note_power_lost(name)
