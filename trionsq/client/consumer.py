@@ -137,8 +137,8 @@ class Consumer:
         """Connect to the given nsqds. Connections to discovered ones are made in the background.
 
         Raises:
-            ConnectError: none of the given nsqds can be reached. If only some cannot, they are
-                tried again, as each is after its connection was lost.
+            ConnectError, NotConnectedError: none of the given nsqds can be reached, and answers
+                SUB. If only some cannot, they are tried again, as after a lost connection.
             ProtocolError: nsqd refuses SUB.
         """
         self.config.check_files()
