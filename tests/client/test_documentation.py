@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import pytest
 import trio
@@ -13,11 +16,19 @@ import trio
 from trionsq.client import ConnectError, Producer
 from trionsq.testing import OpenBroker, open_broker
 
+T = TypeVar("T")
+
 pytest_plugins = ["pytester", "trionsq.testing.plugin"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 PUBLISH, RETRY, CONSUME, TEST, FIXTURE, ASYNCIO = EXAMPLES
+
+
+def run_in_thread(function: Callable[[], T]) -> T:
+    """Run it in a thread: in the main one a browser of other tests may have an event loop."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
 
 
 def module(source: str) -> ModuleType:
@@ -68,11 +79,11 @@ def test_from_asyncio(nsqd: OpenBroker) -> None:
             await producer.publish_many("orders", [b"1", b"2", b"3"])
 
     trio.run(publish)
-    found = asyncio.run(module(ASYNCIO).consume(nsqd.tcp_address, 3))
+    found = run_in_thread(lambda: asyncio.run(module(ASYNCIO).consume(nsqd.tcp_address, 3)))
     assert sorted(found) == [b"1", b"2", b"3"]
 
 
 def test_from_asyncio_without_a_broker() -> None:
     """The error is raised on the asyncio side."""
     with pytest.raises(ConnectError):
-        asyncio.run(module(ASYNCIO).consume("127.0.0.1:1", 3))
+        run_in_thread(lambda: asyncio.run(module(ASYNCIO).consume("127.0.0.1:1", 3)))

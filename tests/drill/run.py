@@ -36,7 +36,7 @@ PAUSE_S: Final = (0.2, 1.5)
 STILL_S: Final = 0.05
 STILL_POLLS: Final = 40
 IDLE_S: Final = 0.3
-SYNC_S: Final = 1.0
+SYNC_S: Final = 4.0
 """What a sync takes at most, on a busy machine."""
 SIDECARS = "*.diskqueue.deferred.dat"
 

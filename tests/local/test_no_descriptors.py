@@ -11,6 +11,7 @@ import trio
 from tests.descriptors import no_free_descriptors
 from trionsq import httpget
 from trionsq.client import ConnectError, Consumer, Producer, ProtocolError
+from trionsq.durations import SECOND_NS
 from trionsq.http import serve
 from trionsq.testing import open_broker
 
@@ -22,9 +23,14 @@ async def test_what_is_open_goes_on_and_the_rest_comes_back() -> None:
     error that says why; with descriptors everything works again, and every message that was
     acknowledged comes."""
     with trio.fail_after(LIMIT_S):
-        async with open_broker(mem_queue_size=0) as nsqd, Producer(nsqd.tcp_address) as producer:
+        async with (
+            open_broker(mem_queue_size=0, sync_timeout_ns=3600 * SECOND_NS) as nsqd,
+            Producer(nsqd.tcp_address) as producer,
+        ):
             url = f"http://{nsqd.http_address}/ping"
             await producer.publish("old", b"1")
+            # A sync would need a descriptor.
+            await nsqd.broker.folder.background.wait_idle()
             with no_free_descriptors():
                 await producer.publish("old", b"2")
                 with pytest.raises(httpget.GetConnectError):

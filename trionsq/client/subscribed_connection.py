@@ -103,12 +103,12 @@ class SubscribedConnection:
 
     def _receive(self, columns: Columns) -> None:
         share = self.share
-        share.in_flight += len(columns.ids)
         if share.in_flight > _MAX_TIMES_RDY * self._highest_rdy + _SPARE_MESSAGES:
             raise FrameError(
                 f"{self.address}: {share.in_flight} messages without an answer, and RDY was"
                 f" {self._highest_rdy} at most"
             )
+        share.in_flight += len(columns.ids)
         share.message_s = trio.current_time()
         max_attempts = self._owner.config.max_attempts
         if max_attempts and max(columns.attempts) > max_attempts:
