@@ -78,6 +78,8 @@ class HttpTalk:
         """
         await self.send(*pieces)
         status, body = await self.answer()
+        if status == 503 and b"EXITING" in body:
+            raise CutOff("nsqd stops")
         assert status == 200, (pieces, status, body)
         return body
 

@@ -175,8 +175,9 @@ def test_what_enters_the_function_is_run_and_the_nearest_first() -> None:
 
 
 @in_short_soak
-def test_a_changed_file_is_tried_in_a_process_of_its_own() -> None:
+def test_a_changed_file_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that passes lives, and one without tests is found by pytest's exit code."""
+    monkeypatch.delenv("TRIONSQ_SOAK", raising=False)
     good = run_tests(ROOT, ["tests/test_hostport.py"], 60)
     assert good.outcome == "survived"
     assert good.tests > 1
