@@ -38,8 +38,6 @@ class Account:
             nothing of before.
         turns_s: the times of starts after the first one.
         is_signalled: nsqd was told to end.
-        disturbed_until_s: until then messages in nsqd's output may have timed out: more may come
-            than are in flight.
     """
 
     def __init__(
@@ -55,7 +53,8 @@ class Account:
         self.made_s: dict[checks.ChannelKey, float] = {}
         self.turns_s: list[float] = []
         self.is_signalled = False
-        self.disturbed_until_s = 0.0
+        self._disturbances: list[tuple[float, float]] = []
+        self._overfull: list[tuple[float, str]] = []
 
     def sending(self, topic: str, bodies: Sequence[bytes], delay_s: float = 0.0) -> None:
         """These are about to be published; ``delay_s`` is how long nsqd shall defer them."""
@@ -79,6 +78,23 @@ class Account:
         self.ledger.deliver(*channel, message.body, delivery)
         sent = self.ledger.sent.get(message.body)
         return delivery if sent is not None and sent.topic == channel[0] else None
+
+    def note_overfull(self, at_s: float, what: str) -> None:
+        """A consumer saw more messages in flight than its RDY."""
+        self._overfull.append((at_s, what))
+
+    def note_disturbance(self, from_s: float, until_s: float) -> None:
+        """nsqd or this process stood still: messages on their way may have timed out.
+
+        More may then come than are in flight.
+        """
+        self._disturbances.append((from_s, until_s))
+
+    def overfull(self) -> Iterator[str]:
+        """What consumers saw that no disturbance explains."""
+        for at_s, what in self._overfull:
+            if not any(from_s <= at_s <= until_s for from_s, until_s in self._disturbances):
+                yield what
 
     def restarted(self) -> None:
         """From now on deliveries are those of the nsqd that was started again."""
@@ -133,7 +149,7 @@ def judge(account: Account, *, is_clean: bool = True, keeps_delays: bool = True)
         "invented": checks.invented(ledger, memory, counts),
         "attempts": checks.attempts_broken(ledger, memory, turns_s=account.turns_s, in_order=True),
         "finished again": checks.finished_again(ledger, confirmed),
-        "in flight": iter(ledger.violations),
+        "in flight": account.overfull(),
     }
     if keeps_delays:
         asked["early"] = checks.came_early(ledger, memory)

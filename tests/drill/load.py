@@ -186,11 +186,13 @@ class Consumer:
         self._account = account
         self._gate = gate
         self._channel = (plan.topic, plan.channel)
-        # This process may be late itself.
-        self._window = Window(forget_s=0.25 * msg_timeout_s)
+        self._timeout_s = msg_timeout_s
+        # This process may be late itself, and so may nsqd.
+        self._prompt_s = 0.25 * msg_timeout_s
+        self._window = Window(forget_s=self._prompt_s)
         self._sure_s = 0.5 * msg_timeout_s
-        # By id, what was sent in one go, and whose fate is open.
-        self._unsure: deque[dict[bytes, Delivery]] = deque()
+        # When answers were sent, and those of one go by id: their fate is open.
+        self._unsure: deque[tuple[float, dict[bytes, Delivery]]] = deque()
 
     async def run(
         self, nsqd: NsqdProcess, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -206,6 +208,8 @@ class Consumer:
                     await self._handle_next(connection)
         except ConnectionEndedError:
             self._account.counts["consumers_cut_off"] += 1
+            for sent_s, _ in self._unsure:
+                self._note_turnaround(sent_s)
 
     async def _handle_next(self, connection: NsqConnection) -> None:
         taken: dict[bytes, Delivery] = {}
@@ -220,7 +224,7 @@ class Consumer:
         for delivery in deliveries:
             lines += self._decide(delivery, taken)
         if lines:
-            self._unsure.append(taken)
+            self._unsure.append((self._account.clock(), taken))
             await connection.send(b"".join([*lines, commands.finish(NOBODYS_ID)]))
 
     def _receive(self, frame: MessageFrame) -> list[Delivery]:
@@ -229,14 +233,20 @@ class Consumer:
         delivery = account.receive(self._channel, frame, plan.name)
         if delivery is None:
             return []
-        if any(frame.message_id in answers for answers in self._unsure):
+        if any(frame.message_id in answers for _, answers in self._unsure):
             # It timed out before nsqd read the answer, which may be for this delivery now.
             return [delivery]
-        is_over = self._window.receive(frame.message_id, delivery.at_s)
-        if is_over and delivery.at_s > account.disturbed_until_s:
+        if self._window.receive(frame.message_id, delivery.at_s):
             in_flight = len(self._window)
-            account.ledger.violate(f"{plan.name}: {in_flight} in flight, RDY {plan.ready_count}")
+            what = f"{plan.name}: {in_flight} in flight, RDY {plan.ready_count}"
+            account.note_overfull(delivery.at_s, what)
         return [delivery]
+
+    def _note_turnaround(self, sent_s: float) -> None:
+        """Answers were sent then, and nsqd's word on them is here now, or never will be."""
+        now_s = self._account.clock()
+        if now_s - sent_s > self._prompt_s:
+            self._account.note_disturbance(sent_s, now_s + self._timeout_s)
 
     def _decide(self, delivery: Delivery, taken: dict[bytes, Delivery]) -> list[bytes]:
         plan, drawn, message_id = self._plan, self._rng.random(), delivery.message_id
@@ -260,13 +270,15 @@ class Consumer:
         message_id = words[1] if len(words) > 1 else b""
         if message_id == NOBODYS_ID:
             now_s = self._account.clock()
-            for delivery in self._unsure.popleft().values():
+            sent_s, answered = self._unsure.popleft()
+            self._note_turnaround(sent_s)
+            for delivery in answered.values():
                 # Later nsqd may have answered for the next attempt, which is on its way.
                 if now_s - delivery.at_s < self._sure_s:
                     delivery.taken_s = now_s
             return
         self._account.counts["refused_fin_or_req"] += 1
         # A message that timed out may have come twice in one go: the other answer was taken.
-        refused = self._unsure[0].pop(message_id, None)
+        refused = self._unsure[0][1].pop(message_id, None)
         if refused is not None:
             refused.answer = "refused"

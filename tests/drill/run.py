@@ -188,8 +188,8 @@ class _Run:
 
     async def _pause(self, nsqd: NsqdProcess) -> None:
         pause_s = self._rng.uniform(*PAUSE_S)
-        after_s = pause_s + self._kind.msg_timeout_s
-        self._account.disturbed_until_s = self._account.clock() + after_s
+        now_s = self._account.clock()
+        self._account.note_disturbance(now_s, now_s + pause_s + self._kind.msg_timeout_s)
         nsqd.process.send_signal(signal.SIGSTOP)
         try:
             await trio.sleep(pause_s)

@@ -171,9 +171,12 @@ def test_a_channel_that_is_made_amid_the_load(account: Account) -> None:
 
 
 def test_more_in_flight_than_ready_is_told(account: Account) -> None:
-    """What a consumer saw at once is part of the judgement."""
+    """What a consumer saw is part of the judgement, unless somebody stood still then."""
     come(account, b"body", CHANNEL, OTHER, answer="FIN")
-    account.ledger.violate("3 in flight, RDY 2")
+    account.note_overfull(100.0, "3 in flight, RDY 2")
+    account.note_overfull(101.0, "4 in flight, RDY 2")
+    assert kinds(account) == ["2 x in flight"]
+    account.note_disturbance(100.5, 101.5)
     assert kinds(account) == ["1 x in flight"]
 
 

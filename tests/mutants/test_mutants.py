@@ -138,13 +138,24 @@ def _busy(tell: Tell) -> None:
         (_busy, "unfinished", "a"),
     ],
 )
-def test_a_child_ends_however_it_goes(work: object, outcome: str, by: str) -> None:
+def test_a_child_ends_however_it_goes(
+    work: object, outcome: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failure, a defect, a crash and a hang are findings; a limit that is reached is none."""
     assert callable(work)
+    pids: list[int] = []
+    fork = os.fork
+
+    def noted_fork() -> int:
+        pids.append(fork())
+        return pids[-1]
+
+    monkeypatch.setattr(os, "fork", noted_fork)
     result = run_in_child(work, 0.5, lambda test: 0.2)
     assert (result.outcome, result.by) == (outcome, by)
+    [pid] = pids
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_what_enters_the_function_is_run_and_the_nearest_first() -> None:
