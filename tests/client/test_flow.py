@@ -299,6 +299,9 @@ class Receiver:
         self.share.set_rdy(rdy, trio.current_time())
         self.sent.append(rdy)
 
+    def count_overdue(self, now_s: float) -> None:
+        """It never has a message."""
+
 
 async def test_a_later_connection_gets_its_part_of_an_idle_one(autojump_clock: MockClock) -> None:
     """The room that a lowered RDY leaves is given on when it has settled, without any message."""
