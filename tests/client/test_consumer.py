@@ -591,7 +591,7 @@ async def test_a_message_without_an_answer_holds_up_the_others_for_its_timeout_o
             touched_s = 30.0
             await trio.sleep_until(touched_s)
             assert forgotten.touch()
-            found = []
+            found: list[tuple[bool, int]] = []
             while len(found) < 2:
                 message = await anext(messages)
                 assert trio.current_time() > touched_s + 60

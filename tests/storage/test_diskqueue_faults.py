@@ -305,13 +305,12 @@ def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
 def test_the_last_file_that_can_not_be_read_takes_depth_and_due_times_with_it() -> None:
     """What is appended after it is given up is all that the queue has."""
     disk = SimulatedDisk()
-    folder = folder_on(disk)
-    queue = queue_on(folder)
+    queue = queue_on(disk)
     put(queue, messages(0, 3, due_ns=STAMP_NS + NS_PER_MS))
     disk.fail(errno.EIO, forever=True, only={"read"}, name=records_name(0))
     for _ in range(5):
         assert queue.read(1, 100) is None
-        folder.retry()
+        queue._folder.retry()
     assert BAD in disk.files()
     assert (queue.depth, queue.check()) == (0, None)
     put(queue, messages(3, 2))
