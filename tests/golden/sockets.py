@@ -133,7 +133,7 @@ class SocketPlace:
         async with running_nsqd(data_path, flags, https=wanted.tls) as nsqd:
             # It listens before it has read its data path, which a transcript may take away.
             with trio.fail_after(_LOADING_S):
-                while not (data_path / "nsqd.dat").exists():
+                while not (data_path / "nsqd.dat").exists():  # noqa: ASYNC110
                     await trio.sleep(0.01)
             yield ProcessUnderTest(nsqd, fixed)
 
