@@ -32,6 +32,16 @@ def test_memory_first_then_the_backend() -> None:
     assert stored(store) == message_ids(0, 9)
 
 
+def test_many_messages_are_saved_at_once() -> None:
+    """As many as 4 MiB hold, or one if it is larger; each append may cost a write."""
+    backend = MemoryBackend()
+    store = Store(10**6, backend)
+    store.memory.append(segment(0, 5000))
+    store.memory.append(segment(5000, 5, (2 * 1024 * 1024,)))
+    store.save_memory()
+    assert [one.count for one in backend.segments] == [5000, 2, 2, 1]
+
+
 @pytest.mark.parametrize("waiting", [0, 3, 5, 6])
 def test_a_refused_segment_leaves_nothing_behind(waiting: int) -> None:
     """All messages or none, also when some would have fitted in memory."""

@@ -283,6 +283,8 @@ class DiskQueue:
         if self._damaged_reads >= _MAX_READ_ATTEMPTS:
             self._damaged_reads = 0
             self._reader.set_file_aside(f"reading failed {_MAX_READ_ATTEMPTS} times")
+            if self._positions.all_read:
+                self._note_end()  # nobody reads a queue that is empty
         if self._has_read_error:
             self._reader.release()
             self._has_read_error = False
