@@ -10,19 +10,19 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from trionsq.disk import Disk, replace_file
 from trionsq.storage.log.reserve import DiskReserve
 from trionsq.storage.log.rows import Change, StateContent, StateError
-from trionsq.storage.log.tables import SCHEMA_VERSION, StateConnection, StateTables, empty_state
+from trionsq.storage.log.tables import StateConnection, StateTables, empty_state
 
-__all__ = ["RESERVE_BYTES", "STATE_FILE", "SqliteState"]
+__all__ = ["RESERVE_BYTES", "STATE_FILE", "WAL_FILE", "SqliteState"]
 
 STATE_FILE: Final = "trionsq.state.db"
 RESERVE_BYTES: Final = 64 << 20
 
-_WAL_FILE: Final = f"{STATE_FILE}-wal"
+WAL_FILE: Final = f"{STATE_FILE}-wal"
 _MIN_SQLITE: Final = (3, 36, 0)  # the first that always has serialize
 # A disk with less room than this is full, whatever the error says.
 _MIN_FREE_BYTES: Final = 1 << 20
@@ -114,9 +114,9 @@ class SqliteState:
         names = self._disk.names()
         if STATE_FILE in names:
             return
-        if _WAL_FILE in names:
+        if WAL_FILE in names:
             raise StateError(
-                f"{self.path} is missing, but there is {_WAL_FILE}: restore the one or remove both"
+                f"{self.path} is missing, but there is {WAL_FILE}: restore the one or remove both"
             )
         image = bytearray(empty_state())
         image[18:20] = b"\2\2"  # the file format's versions: with WAL
@@ -125,16 +125,8 @@ class SqliteState:
     def _configure(self) -> None:
         for pragma in _PRAGMAS:
             self._run(f"PRAGMA {pragma}")
-        version = self._value("PRAGMA user_version")
-        if version > SCHEMA_VERSION:
-            raise StateError(
-                f"{self.path}: schema version {version} is of a later nsqd; "
-                f"this one knows versions up to {SCHEMA_VERSION}"
-            )
-        if version < 1:
-            raise StateError(f"{self.path} is no state of nsqd")
-        if (fault := self._value("PRAGMA quick_check(1)")) != "ok":
-            raise StateError(f"{self.path} is damaged: {fault}")
+        if fault := self._tables.fault():
+            raise StateError(f"{self.path} {fault}")
 
     # Transactions
 
@@ -170,9 +162,6 @@ class SqliteState:
     def _run(self, sql: str) -> None:
         for _ in self._connection.execute(sql):
             pass
-
-    def _value(self, sql: str) -> Any:
-        return next(iter(self._connection.execute(sql)))[0]
 
     def _call(self, function: Callable[[], _T]) -> _T:
         """Call, with an error of SQLite as `StateError`."""

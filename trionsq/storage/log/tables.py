@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 
 from trionsq.storage.log.rows import (
@@ -129,6 +130,7 @@ class StateConnection(Protocol):
     def close(self) -> None: ...
 
 
+@cache
 def empty_state() -> bytes:
     """Return the file of a state that has nothing, without WAL."""
     connection = sqlite3.connect(":memory:")
@@ -196,6 +198,16 @@ class StateTables:
     def __init__(self, connection: StateConnection) -> None:
         self.connection = connection
 
+    def fault(self) -> str | None:
+        """Return why the file cannot be used, to be put behind its name."""
+        version = self._value("PRAGMA user_version")
+        if version > SCHEMA_VERSION:
+            return f"has schema version {version}; this nsqd knows versions up to {SCHEMA_VERSION}"
+        if version < 1:
+            return "is no state of nsqd"
+        result = self._value("PRAGMA quick_check(1)")
+        return None if result == "ok" else f"is damaged: {result}"
+
     def load(self) -> StateContent:
         """Return all rows."""
         rows = self.connection.execute
@@ -225,7 +237,7 @@ class StateTables:
             ],
             tombstones=dict(rows("SELECT number, name FROM tombstones ORDER BY number")),
             meta=dict(rows("SELECT key, value FROM meta ORDER BY key")),
-            next_number=next(iter(rows("SELECT max(next) FROM numbers")))[0],
+            next_number=self._value("SELECT max(next) FROM numbers"),
         )
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -247,6 +259,10 @@ class StateTables:
         self._write(_PUT_META, (((key,), value) for key, value in new.meta.items()))
         if new.next_number:
             self._run("UPDATE numbers SET next = max(next, ?1)", new.next_number)
+
+    def _value(self, sql: str) -> Any:
+        [(value,)] = self.connection.execute(sql)
+        return value
 
     def _delete(self, statements: Iterable[str], numbers: Iterable[int]) -> None:
         if array := list(numbers):
