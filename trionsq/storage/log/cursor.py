@@ -263,6 +263,9 @@ class Cursor:
 
     # What is known of it
 
+    def unread(self, segment: Segment) -> bool:
+        return False
+
     def peek(self) -> BackendView | None:
         return None
 

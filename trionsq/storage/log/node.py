@@ -137,23 +137,27 @@ class LogNode:
         def removed() -> None:
             self.commit([ForgetTopic(number)])
 
-        self.commit([DropTopic(number)])
-        self._after_commit(log_, names, removed)
+        committed = self.commit([DropTopic(number)])
+        self.remove_after(committed, names, log_.close_files, removed)
 
-    def _after_commit(self, log_: TopicLog, names: list[str], removed: Callable[[], None]) -> None:
-        assert self._commit is not None
-        committed = self._commit
+    def remove_after(
+        self,
+        committed: Round,
+        names: Sequence[str],
+        close: Callable[[], None],
+        removed: Callable[[], None],
+    ) -> None:
+        """Remove files after a commit, unless that fails; then the next start does it."""
 
         def remove() -> None:
             if committed.error is None:
-                self.remove_files(names, log_.close_files, removed)
+                self._remove_files(names, close, removed)
 
         committed.when_done(remove)
 
-    def remove_files(
+    def _remove_files(
         self, names: Sequence[str], close: Callable[[], None], removed: Callable[[], None]
     ) -> None:
-        """Remove files that the state no longer names; if that fails, the next start does it."""
 
         def job() -> None:
             close()

@@ -90,6 +90,8 @@ class TopicLog:
         gaps: sequences that have no message.
         cursors: of the channels, by number.
         is_deleted, is_paused: as the topic is.
+        stored: what the state got last of it; None if that is not known.
+        last_round: the newest that was begun; None before the first.
         refused: gets count and bytes of messages of a round that failed.
     """
 
@@ -119,6 +121,8 @@ class TopicLog:
         self.dropped: Counter[str] = Counter()
         self.is_deleted = False
         self.is_paused = False
+        self.stored: StoredTopic | None = None
+        self.last_round: Round | None = None
         self._node = node
         self._writer = writer
         # The round that is being gathered, with what is in it.
@@ -159,7 +163,7 @@ class TopicLog:
         if self.is_deleted:
             raise BackendError("the topic is deleted")
         if self._round is None:
-            self._round = Round()
+            self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
         self.end += batch.count
         self._unsafe_nbytes += batch.bodies.nbytes
@@ -337,6 +341,13 @@ class TopicLog:
         self.frontier = reader.next
         return segment
 
+    def unread(self, segment: Segment) -> bool:
+        sequences = segment.batch.sequences
+        assert sequences is not None
+        self.frontier = sequences[segment.first]
+        self.depth += segment.last - segment.first
+        return True
+
     # What is known of it
 
     def peek(self) -> BackendView | None:
@@ -371,6 +382,27 @@ class TopicLog:
 
     def close(self) -> None:
         """Do nothing: the node is closed as one."""
+
+    @property
+    def handed_on(self) -> int:
+        """Messages before it were handed to all channels."""
+        return min([self.frontier, *(cursor.frontier for cursor in self.cursors.values())])
+
+    def retire_segments(self, low: int) -> list[str]:
+        """Leave the segments that have no message from ``low`` on, and return their names.
+
+        The files may go when the state has the new `first`.
+        """
+        segments, count = self.segments, 0
+        while count + 1 < len(segments) and segments[count + 1].first <= low:
+            count += 1
+        if not count:
+            return []
+        names = [segment.name for segment in segments[:count]]
+        del segments[:count]
+        self.first = segments[0].first
+        self.gaps.drop_before(self.first)
+        return names
 
     def close_files(self) -> None:
         """Release the files. In a job: the writer's thread uses them."""
