@@ -112,12 +112,13 @@ class HeldMessages:
         self._reading: list[MessageRange] = []
         self._ready: deque[Segment] = deque()
         self._is_over = False
+        self._is_saved = False
 
     def __repr__(self) -> str:
         return f"<HeldMessages {self._count} in {len(self._heap)} chunks>"
 
     def __len__(self) -> int:
-        return self._count
+        return 0 if self._is_saved else self._count
 
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
         """Yield nothing: the bodies are on the disk."""
@@ -237,7 +238,8 @@ class HeldMessages:
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
-        """Do nothing: the state has them."""
+        """Leave them to the state, which has them; nothing is only in memory."""
+        self._is_saved = True
 
     # The state
 
