@@ -12,7 +12,7 @@ import trio
 import admin
 from admin.api.responses import encode_json
 from admin.cluster.shapes import NodeStats
-from admin.cluster.turns import PIECE_BYTES, PIECE_TOPICS, node_stats
+from admin.cluster.turns import MAX_INLINE, PIECE_BYTES, PIECE_TOPICS, compute, node_stats
 from admin.upstream import UpstreamError
 from admin.watch.health import problems
 from admin.watch.history import History
@@ -129,3 +129,10 @@ async def test_an_answer_is_decoded_in_turns(count: int, nbytes: int) -> None:
         nursery.cancel_scope.cancel()
     assert len(found.topics or ()) == count
     assert turns >= 9
+
+
+@pytest.mark.parametrize("rows", [0, MAX_INLINE, MAX_INLINE + 1])
+async def test_each_computation_lets_others_run(rows: int) -> None:
+    """Whatever its size: many small ones in a row hold up nobody."""
+    with trio.testing.assert_checkpoints():
+        assert await compute(rows, lambda: 7) == 7

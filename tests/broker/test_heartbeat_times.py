@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +91,15 @@ def test_an_item_is_due_at_its_last_time_and_little_later(
                 assert at_s <= now_s <= at_s + min(max(interval_s / 25, 1 / 32), CHECK_INTERVAL_S)
     assert not wanted
     assert len(wheel) == 0
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 2.0, 5.0, 6.0, 60.0])
+def test_many_items_wake_the_timer_seldom(interval_s: float) -> None:
+    """At most 28 times in a short interval and 4 times in a second of a long one."""
+    wheel = TimingWheel[int]()
+    for number in range(2000):
+        wheel.schedule(number, interval_s * number / 2000, interval_s)
+    assert len(wheel._ticks) <= max(34, 4 * interval_s + 1)
 
 
 def test_a_wheel_holds_no_more_than_its_items_and_ticks() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trionsq.broker.output import Output
+from tests.core.helpers import WALL_NS, MemoryBackend, body_of, message_ids, segment, wall_ns
+from trionsq.broker.output import MessagePump, Output
+from trionsq.core.channel import ChannelState
 from trionsq.testing.streams import memory_connection
+from trionsq.wire.frames import message_frame
 
 
 async def test_writes_at_once_what_fits() -> None:
@@ -127,3 +132,22 @@ async def test_whoever_drains_a_broken_connection_hears_of_it() -> None:
     with pytest.raises(ConnectionResetError):
         await output.drain()
     assert transport.outgoing.faults == 1
+
+
+async def test_a_message_that_left_before_it_was_written_is_not_written() -> None:
+    """The others of its delivery are, with the attempts of this one."""
+    stream, transport = memory_connection()
+    pump = MessagePump(Output(transport), 10.0)
+    channel = ChannelState("c", 10, MemoryBackend(), Random(1))
+    channel.add_subscription(pump.subscription)
+    channel.set_ready(pump.subscription, 4, 0.0)
+    channel.put(segment(0, 4, attempts=2), 0.0, wall_ns(0.0))
+    ids = message_ids(0, 4)
+    assert channel.requeue(pump.subscription, ids[1], 1000, 0.0, wall_ns(0.0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump.run, lambda: None)
+        written = await stream.receive_some()
+        nursery.cancel_scope.cancel()
+    assert written == b"".join(
+        message_frame(WALL_NS, 3, ids[place], body_of(ids[place])) for place in (0, 2, 3)
+    )

@@ -303,6 +303,18 @@ async def test_a_reply_wakes_all_who_wait_for_it() -> None:
         assert await reply.wait() == 7
 
 
+async def test_a_connection_takes_a_mebibyte_ahead_of_its_socket() -> None:
+    """A program goes on publishing while nsqd is slow, and waits only above that."""
+    async with connected() as (connection, _, _):
+        body = bytes(256 * 1024)
+        sent = 0
+        while connection.has_room:
+            connection.request(commands.publish("t", body))
+            sent += 1
+        # The last one goes over the limit.
+        assert sent == 4
+
+
 async def test_a_reply_raises_its_error() -> None:
     """Each wait raises the error that was set."""
     reply = Reply[int]()

@@ -575,6 +575,32 @@ async def test_more_connections_than_max_in_flight_take_turns(
         assert trio.current_time() < 200
 
 
+async def test_a_message_without_an_answer_holds_up_the_others_for_its_timeout_only(
+    autojump_clock: MockClock,
+) -> None:
+    """A program that forgets one gets those of another nsqd, and then the forgotten one again."""
+    network = Network()
+    async with nsqd_in_memory() as one, nsqd_in_memory() as other:
+        brokers = {"a:1": one, "b:1": other}
+        for address, broker in brokers.items():
+            network.hosts[address] = broker.connect
+            publish(broker, "t", b"x")
+        async with consumer_of(network, *brokers, config=Config(max_in_flight=1)) as consumer:
+            messages = aiter(consumer)
+            forgotten = await anext(messages)
+            touched_s = 30.0
+            await trio.sleep_until(touched_s)
+            assert forgotten.touch()
+            found: list[tuple[bool, int]] = []
+            while len(found) < 2:
+                message = await anext(messages)
+                assert trio.current_time() > touched_s + 60
+                found.append((message.nsqd_address == forgotten.nsqd_address, message.attempts))
+                message.finish()
+            assert sorted(found) == [(False, 1), (True, 2)]
+            assert trio.current_time() < 200
+
+
 # Discovery
 
 

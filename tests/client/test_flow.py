@@ -11,7 +11,7 @@ import trio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trionsq.client.config import Config
 from trionsq.client.flow import (
@@ -299,6 +299,9 @@ class Receiver:
         self.share.set_rdy(rdy, trio.current_time())
         self.sent.append(rdy)
 
+    def count_overdue(self, now_s: float) -> None:
+        """It never has a message."""
+
 
 async def test_a_later_connection_gets_its_part_of_an_idle_one(autojump_clock: MockClock) -> None:
     """The room that a lowered RDY leaves is given on when it has settled, without any message."""
@@ -318,4 +321,20 @@ async def test_a_later_connection_gets_its_part_of_an_idle_one(autojump_clock: M
         flow.remove_connection(receivers[0])
         await trio.sleep(2 * SETTLE_S)
         assert [each.share.rdy for each in receivers[1:]] == [6, 6]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_closing_connections_room_is_given_on_at_once(autojump_clock: MockClock) -> None:
+    """What it could not have used; the rest when its messages are answered."""
+    flow = FlowControl(Config(max_in_flight=5), Random(1))
+    closing, other = Receiver(), Receiver()
+    async with trio.open_nursery() as nursery:
+        flow.start(nursery)
+        flow.add_connection(closing)
+        flow.add_connection(other)
+        await trio.sleep(1)
+        assert [closing.share.rdy, other.share.rdy] == [2, 2]
+        flow.retire_connection(closing)
+        await wait_all_tasks_blocked()
+        assert [closing.share.rdy, other.share.rdy] == [0, 3]
         nursery.cancel_scope.cancel()

@@ -44,6 +44,9 @@ class FakeConnection:
         self._sent.append(rdy)
         self.share.set_rdy(rdy, trio.current_time())
 
+    def count_overdue(self, now_s: float) -> None:
+        """It never has a message."""
+
 
 class PlanCounter:
     """A `FlowControl` that counts the connections in its plans, and the RDYs it sends."""

@@ -9,10 +9,10 @@ import pytest
 from tests.core.helpers import MemoryBackend, batch, message_ids, run_out, segment, wall_ns
 from trionsq.core.batch import Segment
 from trionsq.core.channel import MAX_SCAN, ChannelState
-from trionsq.core.containers import TimerQueue
+from trionsq.core.containers import TimerQueue, free
 from trionsq.core.deferred import Deferred
 from trionsq.core.in_flight import MAX_DIRECT_LOOKUPS, MAX_LOOKUPS
-from trionsq.core.queue import MessageQueue, free
+from trionsq.core.queue import MessageQueue
 from trionsq.core.subscription import Delivery, Subscription
 
 FEW, MANY = 10, 10_000
@@ -61,7 +61,7 @@ def test_a_missed_fin_looks_at_few_consumers_at_once(count: int) -> None:
     assert len(Counted.seen) <= MAX_DIRECT_LOOKUPS + 1
     while not missed.is_known:
         Counted.seen.clear()
-        missed.search(100)
+        assert missed.search(100) == missed.is_known
         assert len(Counted.seen) <= 100
     assert missed.reasons() == [
         (b"?" * 16, "ID not in flight"),
@@ -206,6 +206,16 @@ def test_large_messages_are_freed_few_at_a_time() -> None:
     for number in range(100):
         queue.append(segment(number, 1, (1024 * 1024,)))
     assert 6 <= run_out(free(queue)) <= 7
+
+
+@numbers
+def test_consumers_with_nothing_in_flight_end_a_turn_too(count: int) -> None:
+    """An `empty` looks at each of them, at 2,000 in a turn."""
+    channel, _ = crowd(1)
+    for _ in range(count - 1):
+        channel.add_subscription(Subscription(lambda delivery: True))
+    turns = run_out(channel.empty())
+    assert count // 2000 <= turns <= count // 2000 + 3
 
 
 @numbers

@@ -142,6 +142,13 @@ async def test_a_defect_costs_one_connection(
         assert frames(bytes(await other.receive_some())) == [b"OK"]
 
 
+async def test_a_connection_that_is_lost_at_once_is_closed() -> None:
+    """Its peer has no address any more: it is not served, and no descriptor stays open."""
+    with socket.socket() as lost:
+        await Lookupd(LOCAL).serve_socket(lost)
+        assert lost.fileno() == -1
+
+
 async def test_each_task_has_a_name_for_its_user() -> None:
     """No task of a busy nsqlookupd is shown by the name of a function of ours."""
     async with running_nsqlookupd(LOCAL) as lookupd:

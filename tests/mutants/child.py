@@ -53,7 +53,7 @@ def run_in_child(work: Callable[[Tell], None], total_s: float, idle_of: IdleOf) 
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()
+            os.setpgrp()  # no session: in a new one, Linux forgets how nice this one is
             os.close(read_end)
             _lower_limit(resource.RLIMIT_AS, _MEMORY_BYTES)
             _lower_limit(resource.RLIMIT_FSIZE, _FILE_BYTES)

@@ -43,14 +43,14 @@ def draw(sites: Sequence[Site], count: int, seed: int) -> list[Site]:
     """Draw without putting back, by the weights of kinds.
 
     A folder gets a share in proportion to the square root of its sites, so that a small one is
-    not forgotten. The first 100 of 500 are the 100 of the same seed.
+    not forgotten. The first 100 of 500 are the 100 of the same seed. A site's luck hangs on its
+    name alone: while the code changes elsewhere, kept results stay those of the draw.
     """
     sizes = Counter(folder_of(site.path) for site in sites)
-    order = random.Random(seed)
 
     def rank(site: Site) -> float:
         weight = site.weight / math.sqrt(sizes[folder_of(site.path)])
-        return math.log(1.0 - order.random()) / weight
+        return math.log(1.0 - random.Random(f"{seed} {site.name}").random()) / weight
 
     return sorted(sites, key=rank, reverse=True)[:count]
 

@@ -230,7 +230,7 @@ def run_tests(root: Path, files: Sequence[str], total_s: float) -> Result:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        process_group=0,
         text=True,
     )
 

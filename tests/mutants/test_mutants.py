@@ -63,6 +63,11 @@ EXPECTED = {
 }
 
 
+@pytest.fixture(scope="module")
+def project() -> list[Site]:
+    return all_sites(ROOT)
+
+
 @pytest.fixture
 def sites(tmp_path: Path) -> list[Site]:
     (tmp_path / "m.py").write_text(SOURCE)
@@ -88,22 +93,21 @@ def test_one_place_is_changed(sites: list[Site], tmp_path: Path) -> None:
     assert "if True:\n        await" in ast.unparse(mutate(tmp_path, lock))
 
 
-def test_a_draw_depends_on_its_seed_alone() -> None:
+def test_a_draw_depends_on_its_seed_alone(project: list[Site]) -> None:
     """The same again from the same seed; a longer draw begins with the shorter one."""
-    sites = all_sites(ROOT)
-    names = [site.name for site in sites]
+    names = [site.name for site in project]
     assert len(set(names)) == len(names)
-    drawn = draw(sites, 50, 17)
-    assert draw(sites, 20, 17) == drawn[:20]
-    assert draw(sites, 50, 18) != drawn
+    drawn = draw(project, 50, 17)
+    assert draw(project, 20, 17) == drawn[:20]
+    assert draw(project, 50, 18) != drawn
     assert len(set(drawn)) == 50
-    assert {folder_of(site.path) for site in draw(sites, 500, 17)} == set(FOLDERS)
+    assert {folder_of(site.path) for site in draw(project, 500, 17)} == set(FOLDERS)
 
 
-def test_the_list_names_what_is_there() -> None:
+def test_the_list_names_what_is_there(project: list[Site]) -> None:
     """Each entry of equivalent.toml is of a line that the code still has, once in the list."""
     listed = read_listed()
-    names = {site.name for site in all_sites(ROOT)}
+    names = {site.name for site in project}
     assert [entry for entry in listed if entry.name not in names] == []
     assert len({entry.name for entry in listed}) == len(listed)
     assert {entry.kind for entry in listed} <= {"equivalent", "speed"}
@@ -125,6 +129,13 @@ def _busy(tell: Tell) -> None:
     while True:
         tell("test a")
         time.sleep(0.01)
+
+
+def test_code_elsewhere_does_not_change_the_draw(project: list[Site]) -> None:
+    """With one place less at the start, nearly all that was drawn is drawn again."""
+    drawn = {site.name for site in draw(project, 500, 17)}
+    again = {site.name for site in draw(project[1:], 500, 17)}
+    assert len(drawn - again) < 10
 
 
 @pytest.mark.parametrize(

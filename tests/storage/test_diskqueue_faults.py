@@ -302,6 +302,22 @@ def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
     assert fault(queue._folder) is None
 
 
+def test_the_last_file_that_can_not_be_read_takes_depth_and_due_times_with_it() -> None:
+    """What is appended after it is given up is all that the queue has."""
+    disk = SimulatedDisk()
+    queue = queue_on(disk)
+    put(queue, messages(0, 3, due_ns=STAMP_NS + NS_PER_MS))
+    disk.fail(errno.EIO, forever=True, only={"read"}, name=records_name(0))
+    for _ in range(5):
+        assert queue.read(1, 100) is None
+        queue._folder.retry()
+    assert BAD in disk.files()
+    assert (queue.depth, queue.check()) == (0, None)
+    put(queue, messages(3, 2))
+    assert queue.depth == 2
+    assert drain(queue) == messages(3, 2)
+
+
 def test_a_file_is_not_given_up_for_want_of_file_descriptors() -> None:
     """Errors that do not speak of the file's content are waited out, however long."""
     disk, queue = failing_to_read(errno.EMFILE)

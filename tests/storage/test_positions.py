@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.queues import META, QUEUE, disk_with, folder_on, join, messages, records_name
-from trionsq.storage.positions import Positions, QueueFiles
+from trionsq.storage.positions import Positions, PositionsFile, QueueFiles, QueueStart
 from trionsq.storage.recovery import find_start
 
 FILES = QueueFiles(QUEUE)
@@ -41,6 +41,22 @@ def test_what_is_not_positions_is_refused(text: bytes) -> None:
     """Cut short, of another form, or with the reader ahead of the writer."""
     with pytest.raises(ValueError, match=r"positions|ahead"):
         Positions.parse(text)
+
+
+def test_positions_are_written_unless_the_file_has_them() -> None:
+    """What a sync has stored since is no longer what was written before."""
+    disk = disk_with(None, {})
+    file = PositionsFile(disk, FILES, QueueStart(Positions()))
+    file.write()
+    first = disk.files()[META]
+    file.positions.depth = 1
+    text = file.text_to_store()
+    assert text is not None
+    disk.write_file(META, text)
+    file.mark_stored(text)
+    file.positions.depth = 0
+    file.write()
+    assert disk.files()[META] == first
 
 
 def test_names_have_six_digits_or_more() -> None:

@@ -144,6 +144,12 @@ def test_first_value_out_of_range_is_named(wishes: list[str], text: str) -> None
     assert ask({**body}) == f"E_BAD_BODY IDENTIFY {text} is invalid"
 
 
+def test_the_smallest_integer_is_one() -> None:
+    """Go reads all of an int64; what is refused is the value, by its name."""
+    refusal = "E_BAD_BODY IDENTIFY msg timeout (-9223372036854775808) is invalid"
+    assert ask(b'{"msg_timeout":-9223372036854775808}') == refusal
+
+
 def test_upgrades_need_both_sides_and_negotiation() -> None:
     """tls_v1, deflate and snappy are on only if asked for, available, and negotiated."""
     wish = {"feature_negotiation": True, "tls_v1": True, "deflate": True, "snappy": True}

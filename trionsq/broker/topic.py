@@ -14,7 +14,7 @@ from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
-from trionsq.core.queue import BackendBusy, BackendError
+from trionsq.core.queue import BackendBusy, BackendError, Round
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
@@ -153,8 +153,10 @@ class Topic:
     def is_ephemeral(self) -> bool:
         return is_ephemeral(self.name)
 
-    def publish(self, bodies: Bodies, defer_ms: int = 0) -> None:
+    def publish(self, bodies: Bodies, defer_ms: int = 0) -> Round | None:
         """Queue messages: all of them, or none.
+
+        Returns the round that decides whether they are stored; None if they are.
 
         Raises:
             PublishRefused: the topic is being deleted, or has no room.
@@ -162,7 +164,7 @@ class Topic:
         if self.exiting:
             raise PublishRefused("exiting")
         try:
-            self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+            return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
             raise PublishRefused(str(error)) from error
 
@@ -186,6 +188,8 @@ class Topic:
         store = self.core.store
         if count <= store.room or self.exiting:
             return False
+        if store.backend.has_published:
+            return store.backend.behind
         return store.backend.behind or (
             store.room < min(count, store.limit) and (self._waits_for_disk or self.will_make_room)
         )

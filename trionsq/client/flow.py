@@ -47,6 +47,8 @@ class Share:
         rdy: the RDY sent last.
         ceiling: the largest RDY that nsqd may still go by.
         in_flight: messages received and not answered.
+        overdue: how many of them had timed out at nsqd at the last look, and are on this connection
+            no more: one that the program forgot must not hold up its max_in_flight for ever.
         raised_s: when ``rdy`` last rose from 0.
         dropped_s: when ``rdy`` last fell to 0; minus infinity if it never did.
         message_s: when the last message arrived.
@@ -56,6 +58,7 @@ class Share:
     rdy: int = 0
     ceiling: int = 0
     in_flight: int = 0
+    overdue: int = 0
     raised_s: float = 0.0
     dropped_s: float = float("-inf")
     message_s: float = 0.0
@@ -63,7 +66,7 @@ class Share:
     @property
     def exposure(self) -> int:
         """The most messages that may be in flight on this connection."""
-        return max(self.ceiling, self.in_flight)
+        return max(self.ceiling, self.in_flight - self.overdue)
 
     def set_rdy(self, rdy: int, now_s: float) -> None:
         """Record that this RDY is being sent."""
@@ -178,6 +181,9 @@ class RdyReceiver(Protocol):
 
     def send_rdy(self, rdy: int) -> None:
         """Send this RDY unless it is the one sent last."""
+
+    def count_overdue(self, now_s: float) -> None:
+        """Set the share's ``overdue``."""
 
 
 class FlowControl:
@@ -318,6 +324,8 @@ class FlowControl:
         """Let connections take turns when there is less than RDY 1 for each."""
         while True:
             await trio.sleep(self._config.rdy_redistribute_interval_s)
+            if self._is_short:
+                await self._count_overdue()
             count = len(self.connections)
             has_too_few = count > self.max_in_flight
             is_testing = self.backoff.phase is Phase.TESTING and count > 1
@@ -335,6 +343,15 @@ class FlowControl:
                 connection.send_rdy(0)
             self._lowered.set()
             self._plan_requested.set()
+
+    async def _count_overdue(self) -> None:
+        for number, connection in enumerate(list(self.connections), 1):
+            before = connection.share.exposure
+            connection.count_overdue(trio.current_time())
+            if connection.share.exposure < before:
+                self._plan_requested.set()
+            if number % _MAX_CONNECTIONS_A_TURN == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _end_pauses(self) -> NoReturn:
         while True:

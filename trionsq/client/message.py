@@ -49,7 +49,7 @@ class BatchOrigin(Protocol):
         ``outcome`` None: backoff ignores these answers.
         """
 
-    def send_touch(self, commands: bytes) -> bool:
+    def send_touch(self, batch: Batch, commands: bytes) -> bool:
         """Send TOUCH commands; False if they cannot reach nsqd."""
 
     def requeue_delay_s(self, attempts: int) -> float:
@@ -144,7 +144,7 @@ class Batch:
     def touch(self) -> bool:
         """TOUCH: restart the timeouts of the open messages. False: the connection is gone."""
         ids = self.open_ids()
-        return not ids or self._origin.send_touch(b"TOUCH " + b"\nTOUCH ".join(ids) + b"\n")
+        return not ids or self._origin.send_touch(self, b"TOUCH " + b"\nTOUCH ".join(ids) + b"\n")
 
     def _close(self, index: int) -> bool:
         """Mark a message as answered; False if it was already."""
@@ -217,7 +217,8 @@ class Message:
 
     def touch(self) -> bool:
         """TOUCH: restart its timeout. False as for `finish`."""
-        return self.is_open and self._batch._origin.send_touch(b"TOUCH %b\n" % self.id)
+        batch = self._batch
+        return self.is_open and batch._origin.send_touch(batch, b"TOUCH %b\n" % self.id)
 
     def _answer(self, command: bytes, outcome: Outcome) -> bool:
         batch = self._batch

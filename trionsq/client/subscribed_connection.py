@@ -20,7 +20,7 @@ from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection, Reply
 from trionsq.client.errors import ClientError, ConnectError, ProtocolError, StoppedError
-from trionsq.client.flow import FlowControl, Share
+from trionsq.client.flow import SETTLE_S, FlowControl, Share
 from trionsq.client.handshake import Dial
 from trionsq.client.message import Batch
 from trionsq.wire import commands
@@ -75,7 +75,7 @@ class SubscribedConnection:
     Attributes:
         share: its part of max_in_flight.
         lowered_s: when its RDY was last lowered.
-        batches: those with unanswered messages.
+        batches: those with unanswered messages, and when each arrived or was touched last.
         refused: answers that nsqd refused, most often because they were late.
         is_returning: messages that still arrive are returned to nsqd at once.
     """
@@ -85,7 +85,7 @@ class SubscribedConnection:
         self.address = connection.address
         self.share = Share(connection.max_rdy_count)
         self.lowered_s = 0.0
-        self.batches: dict[Batch, None] = {}
+        self.batches: dict[Batch, float] = {}
         self.refused = 0
         self.is_returning = False
         self._owner = owner
@@ -114,7 +114,7 @@ class SubscribedConnection:
         if max_attempts and max(columns.attempts) > max_attempts:
             columns, exhausted = _split_by_attempts(columns, max_attempts)
             given_up = Batch(self, exhausted)
-            self.batches[given_up] = None
+            self.batches[given_up] = share.message_s
             if self.is_returning:
                 given_up.requeue(0, backoff=False)
             else:
@@ -122,7 +122,7 @@ class SubscribedConnection:
             if not columns.ids:
                 return
         batch = Batch(self, columns)
-        self.batches[batch] = None
+        self.batches[batch] = share.message_s
         if self.is_returning:
             batch.requeue(0, backoff=False)
         else:
@@ -170,14 +170,25 @@ class SubscribedConnection:
         share = self.share
         has_made_room = share.in_flight > share.ceiling
         share.in_flight -= count
+        share.overdue = min(share.overdue, share.in_flight)
         self.connection.put(commands)
         if not share.in_flight:
             self._emptied.set()
         self._owner.note_answer(count, outcome, has_made_room)
         return True
 
-    def send_touch(self, commands: bytes) -> bool:
+    def count_overdue(self, now_s: float) -> None:
+        """See `trionsq.client.flow.RdyReceiver`."""
+        # nsqd read a TOUCH, or sent the messages, a little later or earlier.
+        before_s = now_s - self.msg_timeout_s - SETTLE_S
+        self.share.overdue = sum(
+            batch.open_count for batch, at_s in self.batches.items() if at_s < before_s
+        )
+
+    def send_touch(self, batch: Batch, commands: bytes) -> bool:
         """See `trionsq.client.message.BatchOrigin`."""
+        if batch in self.batches:
+            self.batches[batch] = trio.current_time()
         if self.connection.is_open:
             self.connection.put(commands)
         return self.connection.is_open

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.deferred import Deferred
 from trionsq.core.ids import is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
@@ -48,6 +49,9 @@ class DiskQueue:
         caught_up: is called when `behind` or an error has ended.
         dropped: see `Backend`.
     """
+
+    pending = None
+    has_published = False
 
     def __init__(self, name: str, folder: DataFolder) -> None:
         """Take over the files of that name, if there are any."""
@@ -113,6 +117,9 @@ class DiskQueue:
     @property
     def behind(self) -> bool:
         return self._sync.is_behind
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
+        return Deferred()
 
     def is_recovering(self) -> bool:
         return self._is_recovering
@@ -283,6 +290,8 @@ class DiskQueue:
         if self._damaged_reads >= _MAX_READ_ATTEMPTS:
             self._damaged_reads = 0
             self._reader.set_file_aside(f"reading failed {_MAX_READ_ATTEMPTS} times")
+            if self._positions.all_read:
+                self._note_end()  # nobody reads a queue that is empty
         if self._has_read_error:
             self._reader.release()
             self._has_read_error = False
