@@ -153,11 +153,11 @@ def segment_bytes(
 
     Both lists have the end as their last value.
     """
-    data, sequence = header.to_bytes(), header.first_sequence
-    offsets, sequences = [len(data)], [sequence]
+    pieces, sequence = [header.to_bytes()], header.first_sequence
+    offsets, sequences = [len(pieces[0])], [sequence]
     for batch in found:
-        data += b"".join(encode_record(batch, sequence, header))
+        pieces.append(b"".join(encode_record(batch, sequence, header)))
         sequence += batch.count
-        offsets.append(len(data))
+        offsets.append(offsets[-1] + len(pieces[-1]))
         sequences.append(sequence)
-    return data, offsets, sequences
+    return b"".join(pieces), offsets, sequences

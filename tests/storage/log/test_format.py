@@ -163,7 +163,12 @@ def test_many_ranges_of_ids_stand_in_the_section(count: int) -> None:
 def test_what_does_not_fit_into_a_record_is_refused() -> None:
     """Before anything is written: too long a key or origin, 4 GiB of messages."""
     batch = simple_batch([b"x"])
-    for extra in {"key": b"k" * 5000}, {"key": b"k" * 70_000}, {"origin": ("n" * 5000, 1)}:
+    for extra in (
+        {"key": b"k" * 4085},
+        {"key": b"k" * 5000},
+        {"key": b"k" * 70_000},
+        {"origin": ("n" * 5000, 1)},
+    ):
         with pytest.raises(FormatError, match=r"too (many|long) for a record"):
             encoded(batch, **extra)
     head = RecordHead(0, 0, 2**32, 0, 1, 1, NS, 0, EQUAL_SIZES, ids=((1, 1),))
@@ -244,6 +249,7 @@ def test_unknown_flags_are_refused_and_unknown_items_skipped() -> None:
         with_valid_crc(dataclasses.replace(GOOD, ids=None)),
         with_valid_crc(dataclasses.replace(GOOD, flags=EQUAL_SIZES | IDS_IN_SECTION)),
         with_valid_crc(GOOD, b"\x63"),
+        with_valid_crc(GOOD, b"\x63\x10\x00" + bytes(4096)),
         with_valid_crc(GOOD, b"\x63\x00\x03ab"),
         with_valid_crc(GOOD, b"\x01\x00\x03abc"),
         with_valid_crc(GOOD, b"\x03\x00\x03abc"),
@@ -270,6 +276,16 @@ def test_a_section_that_contradicts_its_head_is_damage(
     except FormatError:
         return
     assert len(plain(batch)) == count
+
+
+def test_sizes_that_are_not_those_of_the_messages_are_damage() -> None:
+    """Bytes behind the last message, or messages behind the last byte, are no message."""
+    for sizes in (1, 1), (1, 3), (2**32 - 1, 2**32 - 1):
+        section = pack(">II", *sizes) + b"abc"
+        crc = crc32(section, HEADER.salt)
+        head = RecordHead(0, 0, len(section), crc, 1000, 2, NS, 0, 0, ids=((5, 2),))
+        with pytest.raises(FormatError, match="sizes of the messages"):
+            parse_batch(head, section, HEADER)
 
 
 @given(st.binary(max_size=200))
@@ -308,6 +324,21 @@ def test_joined_batches_have_all_messages(found: list[MessageBatch], sequence: i
     assert joined.sequences == (None if sequence is None else range(1234, 1234 + count))
     _, back = read_record(encoded(joined))
     assert plain(back) == plain(joined)
+
+
+def test_ids_keep_their_ticks() -> None:
+    """Ranges that lie beside each other by chance stay apart; a range may cross a tick's end."""
+    ids = [RangeIds([(b"%013x" % 1, 0, 5)]), RangeIds([(b"%013x" % 2, 5, 7)])]
+    found = [
+        MessageBatch(ListBodies([b"x"] * count), one, NS)
+        for count, one in zip((5, 2), ids, strict=True)
+    ]
+    assert plain(join_batches(found)) == plain(found[0]) + plain(found[1])
+    crossing = ListColumn([b"%016x" % (0x5FFE + index) for index in range(5000)])
+    batch = MessageBatch(ListBodies([b"x"] * 5000), crossing, NS)
+    head, back = read_record(encoded(batch))
+    assert head.ids == ((0x5FFE, 5000),)
+    assert plain(back) == plain_bulk(back) == plain(batch)
 
 
 def test_single_publishes_make_one_short_record() -> None:

@@ -184,10 +184,12 @@ def test_reading_takes_blocks_of_the_size_asked_for() -> None:
     """Small records fill a block; a record longer than it comes alone and whole."""
     small = [simple_batch([b"x" * 100]) for _ in range(500)]
     data, offsets, _ = segment_bytes([*small, simple_batch([b"y" * 100_000])])
-    file = CountingFile(data)
-    block = read_records(file, HEADER, SEGMENT_HEADER_BYTES, 20_000)  # type: ignore[arg-type]
-    assert (file.reads, file.nbytes) == (1, 20_000)
-    assert 90 < len(block) <= 20_000 / 160
+    for max_bytes in range(20_000, 20_200, 10):
+        file = CountingFile(data)
+        block = read_records(file, HEADER, SEGMENT_HEADER_BYTES, max_bytes)  # type: ignore[arg-type]
+        assert (file.reads, file.nbytes) == (1, max_bytes)
+        assert 90 < len(block) <= max_bytes / 160
+    assert len(read_records(file_of(data), HEADER, offsets[490], 20_000)) == 10
     (alone,) = read_records(file_of(data), HEADER, offsets[-2], 20_000)
     assert not isinstance(alone, Damage)
     assert alone[0].body_nbytes == 100_000
@@ -196,14 +198,19 @@ def test_reading_takes_blocks_of_the_size_asked_for() -> None:
 
 def test_a_scan_of_heads_steps_over_long_bodies() -> None:
     """It reads little of them; of short ones it reads long blocks."""
-    data, _, _ = segment_bytes([simple_batch([b"x" * 300_000]) for _ in range(40)])
+    data, _, _ = segment_bytes([simple_batch([b"x" * 300_000]) for _ in range(20)])
     file = CountingFile(data)
-    assert len(list(scan_segment(file, HEADER).records)) == 40  # type: ignore[arg-type]
-    assert file.nbytes < len(data) / 5
-    data, _, _ = segment_bytes([simple_batch([b"x" * 300]) for _ in range(8000)])
+    assert len(list(scan_segment(file, HEADER).records)) == 20  # type: ignore[arg-type]
+    assert file.nbytes < len(data) / 4
+    data, _, _ = segment_bytes([simple_batch([b"x" * 1000])] * 2500)
     file = CountingFile(data)
-    assert len(list(scan_segment(file, HEADER).records)) == 8000  # type: ignore[arg-type]
+    assert len(list(scan_segment(file, HEADER).records)) == 2500  # type: ignore[arg-type]
     assert file.reads <= 5
+    found = [simple_batch([b"x" * size]) for size in [300_000] * 5 + [1000] * 2500]
+    data, _, _ = segment_bytes(found)
+    file = CountingFile(data)
+    assert len(list(scan_segment(file, HEADER).records)) == 2505  # type: ignore[arg-type]
+    assert file.reads <= 20
 
 
 def test_a_segment_ends_where_the_next_one_says() -> None:
@@ -298,6 +305,19 @@ def test_a_damaged_stretch_costs_the_records_in_it(one: int, other: int, noise: 
         assert scan.torn == Damage(at, end, SEQUENCES[first], None)
     else:
         assert scan.damage == [Damage(at, end, SEQUENCES[first], SEQUENCES[last + 1])]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("before", [*range(1, 6), 30, *range(54, 74)])
+def test_the_search_finds_a_record_across_the_edge_of_a_block(before: int) -> None:
+    """The marker, the head or its extra items may begin in one block and end in the next."""
+    first = simple_batch([b"x" * (MAX_HEAD_BYTES - 71 - before)])
+    data, offsets, sequences = segment_bytes([first, *BATCHES])
+    assert offsets[1] + before == SEGMENT_HEADER_BYTES + MAX_HEAD_BYTES
+    damaged = data[: offsets[0]] + b"\0" + data[offsets[0] + 1 :]
+    scan, heads = scanned(damaged)
+    assert [head.offset for head in heads] == offsets[1:-1]
+    assert scan.damage == [Damage(offsets[0], offsets[1], sequences[0], sequences[1])]
 
 
 def with_bad_body(data: bytes, index: int) -> bytes:
@@ -449,7 +469,8 @@ def test_a_file_that_becomes_shorter_ends_the_scan() -> None:
         file.truncate(OFFSETS[5] + 3)
         heads = list(scan.records)
         assert [head.end for head in heads] == OFFSETS[1:6]
-        assert (scan.end, scan.is_torn) == (OFFSETS[5], True)
+        assert (scan.end, scan.limit) == (OFFSETS[5], OFFSETS[5] + 3)
+        assert scan.is_torn
         file.write(DATA, 0)
 
 

@@ -245,8 +245,6 @@ def _id_ranges(ids: Column, count: int) -> tuple[tuple[int, int], ...] | None:
         if numbers is None:
             return None
         breaks = [at for at, (one, two) in enumerate(pairwise(numbers), 1) if two != one + 1]
-        if len(breaks) >= MAX_RANGES:
-            return None
         found = [(numbers[first], last - first) for first, last in pairwise([0, *breaks, count])]
     return tuple(found) if len(found) <= MAX_RANGES else None
 

@@ -132,7 +132,7 @@ class _HeadReader:
             try:
                 head = parse_head(self._data, offset - self._start, self._header, offset)
             except Incomplete:
-                if offset == self._start or self._is_last:
+                if self._is_last:
                     return None
                 self._load_next(offset)
             except UnsupportedError:
