@@ -37,7 +37,9 @@ def _error(kind: int, error: OSError) -> Exception:
     """The error of SQLite that its own VFS for Unix would have."""
     if error.errno == errno.ENOSPC and kind == apsw.SQLITE_IOERR_WRITE:
         kind = apsw.SQLITE_FULL
-    return apsw.exception_for(kind)
+    result = apsw.exception_for(kind)
+    result.args = (str(error),)
+    return result
 
 
 class _Connection(apsw.Connection):

@@ -30,7 +30,7 @@ from trionsq.storage.log.rows import (
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.logstate import MemoryState
 
-__all__ = ["KINDS", "Candidates", "StateModel", "history"]
+__all__ = ["KINDS", "Candidates", "StateModel", "draw_changes", "history"]
 
 KINDS: dict[str, Callable[[SimulatedDisk], State]] = {
     "SQLite": open_state,
@@ -122,6 +122,8 @@ class Candidates:
     def apply(self, changes: Sequence[Change]) -> bool:
         """Apply them behind those that failed; return whether that worked."""
         changes = [*self.failed, *changes]
+        if not changes:
+            return True
         after = self.model.after(changes)
         self.uncertain.append(after)  # from the first operation on
         try:
@@ -131,10 +133,6 @@ class Candidates:
             return False
         self.model, self.uncertain, self.failed = after, [], []
         return True
-
-    def allows(self, content: StateContent) -> bool:
-        """Whether a crash may have left this."""
-        return any(content == model.content() for model in (self.model, *self.uncertain))
 
     def reopened(self, state: State) -> Candidates:
         """The same state after a crash, opened again; fails if it is none of the candidates."""
@@ -148,10 +146,12 @@ class Candidates:
 def history(random: Random, count: int) -> list[list[Change]]:
     """Draw so many transactions. Numbers are never given again; late changes come as well."""
     numbers = [1]
-    return [
-        [_change(random, numbers) for _ in range(random.choice((1, 1, 3, 12)))]
-        for _ in range(count)
-    ]
+    return [draw_changes(random, numbers, random.choice((1, 1, 3, 12))) for _ in range(count)]
+
+
+def draw_changes(random: Random, numbers: list[int], count: int) -> list[Change]:
+    """Draw a transaction. ``numbers`` are those given so far, and those given by it."""
+    return [_change(random, numbers) for _ in range(count)]
 
 
 _WEIGHTS = {

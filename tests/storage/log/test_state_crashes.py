@@ -16,6 +16,7 @@ from tests.soak import by_level, more_in_soak, swept
 from tests.storage.log.sqlite_disk import open_state
 from tests.storage.log.state_model import KINDS, Candidates, StateModel, history
 from trionsq.storage.log.rows import PutMeta, State, StateContent, StateError
+from trionsq.storage.log.state import STATE_FILE
 from trionsq.testing.disk import OPERATIONS, Crashed, SimulatedDisk
 
 Open = Callable[[SimulatedDisk], State]
@@ -172,3 +173,36 @@ def test_the_file_of_a_new_state_is_durable(
         state.apply([PutMeta("key", b"value")])
         disk = after(disk)
         assert open_state(disk).load().meta == {"key": b"value"}
+
+
+@each_kind
+def test_a_start_writes_again_what_a_failed_sync_left_in_memory(open_it: Open) -> None:
+    """A commit behind one whose sync failed in an earlier process is durable all the same."""
+    for seed in range(60):
+        disk = SimulatedDisk(random=Random(seed))
+        state = open_it(disk)
+        state.apply([PutMeta("first", b"1")])
+        disk.fail(errno.EIO, forever=True, only={"sync"})
+        with pytest.raises(StateError, match=STATE_FILE):
+            state.apply([PutMeta("failed", b"2")])
+        disk = disk.after_kill()
+        state = open_it(disk)
+        found = state.load().meta
+        assert found in ({"first": b"1"}, {"first": b"1", "failed": b"2"})
+        state.apply([PutMeta("last", b"3")])
+        after = open_it(disk.after_power_loss())
+        assert after.load().meta == {**found, "last": b"3"}
+
+
+@each_kind
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_folder_that_could_not_be_synced_costs_no_commit(open_it: Open, at: int) -> None:
+    """After a start that failed for the folder, the next one makes names that last."""
+    for seed in range(40):
+        disk = SimulatedDisk(random=Random(seed))
+        disk.fail(errno.EIO, at, only={"sync_folder"})
+        with suppress(StateError):
+            open_it(disk)
+        disk.heal()
+        open_it(disk).apply([PutMeta("key", b"value")])
+        assert open_it(disk.after_power_loss()).load().meta == {"key": b"value"}

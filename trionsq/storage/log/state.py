@@ -30,9 +30,7 @@ _MIN_FREE_BYTES: Final = 1 << 20
 _SQLITE_IOERR: Final = 10
 _SQLITE_FULL: Final = 13
 
-# The first has to come before any access: without it WAL uses shared memory.
 _PRAGMAS: Final = (
-    "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
     "wal_autocheckpoint = 0",
@@ -129,10 +127,12 @@ class SqliteState:
             raise
 
     def _configure(self) -> None:
-        for pragma in _PRAGMAS:
-            self._run(f"PRAGMA {pragma}")
+        # Before any access: without it WAL uses shared memory.
+        self._run("PRAGMA locking_mode = EXCLUSIVE")
         if fault := self._tables.fault():
             raise StateError(f"{self.path} {fault}")
+        for pragma in _PRAGMAS:
+            self._run(f"PRAGMA {pragma}")
         # If a sync failed before the last process ended, what it wrote may be in the page cache
         # alone, and no sync makes it durable: it has to be written again.
         self._again_if_full(lambda: self._run("PRAGMA wal_checkpoint(TRUNCATE)"))
