@@ -314,7 +314,6 @@ class Client:
 
     async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> None:
         """Send the last replies and a fatal error, after what is owed, and end the stream."""
-        log.error("client(%s) - %s", self.peer, printable(str(error)))
         self._leave()
         data = b"".join([*replies, frames.error(error)])
         if self.owed is None or error is self.owed.error:
@@ -322,6 +321,7 @@ class Client:
         else:
             self.owed.add_replies(data)
             await self.owed.wait_released()
+        log.error("client(%s) - %s", self.peer, printable(str(error)))
         await self.output.end(self._bottom)
 
     def _owe(self, answer: OwedAnswer) -> None:
