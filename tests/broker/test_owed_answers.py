@@ -8,7 +8,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.rounds import nsqd_with_rounds
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
+from tests.core.helpers import segment
+from trionsq.broker.answers import OwedAnswer, OwedAnswers
+from trionsq.core.queue import Round
 from trionsq.testing.conversation import Conversation
+from trionsq.transports.transport import BrokenStreamError
 from trionsq.wire import commands
 from trionsq.wire.client import ErrorFrame, Frame, MessageFrame, Response
 
@@ -214,9 +218,10 @@ async def test_a_client_that_has_gone_gets_nothing(
 
 @pytest.mark.parametrize("error", [None, "broken"])
 async def test_a_round_that_ends_after_the_connection(
-    error: str | None, autojump_clock: MockClock
+    error: str | None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A connection that nsqd itself closed is answered no more."""
+    caplog.set_level("DEBUG", "trionsq")
     async with nsqd_with_rounds() as (broker, rounds):
         talk, client, transport = connect(broker)
         await talk.say(commands.publish("t", b"a"))
@@ -228,6 +233,82 @@ async def test_a_round_that_ends_after_the_connection(
         await trio.sleep(1.1)
         check_nobody_left(broker)
     assert broker.client_failures == 0
+    assert "connection lost" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "command", [commands.finish(UNKNOWN), commands.publish("t", b"b"), b"NONSENSE\n"]
+)
+async def test_commands_that_come_with_the_refusal(
+    command: bytes, autojump_clock: MockClock
+) -> None:
+    """Whatever is read in the moment in which a round fails is not answered any more."""
+    async with nsqd_with_rounds() as (broker, rounds):
+        talk, client, _ = connect(broker)
+        await talk.subscribe("own", "c")
+        await talk.say(commands.publish("t", b"a"))
+        await wait_all_tasks_blocked()
+        seen = client.parser.commands
+        talk.stream.send_nowait(command)
+        rounds.finish("t", "broken")
+        assert shown(await talk.end()) == ["E_PUB_FAILED PUB failed broken"]
+        assert client.parser.commands == seen + 1
+    assert broker.client_failures == 0
+
+
+def test_nothing_is_written_after_a_refusal() -> None:
+    """Not even what is safe already, when the refused connection has run one more command."""
+    written: list[tuple[bytes, bool]] = []
+    ends: list[bool] = []
+    owed = OwedAnswers(lambda *answers: written.append(answers), lambda: ends.append(True))
+    failed, safe = Round(), Round()
+    safe.finish()
+    owed.add(OwedAnswer(failed, b"one", "PUB", 1))
+    failed.finish("broken")
+    owed.add(OwedAnswer(safe, b"two", "PUB", 1))
+    owed.add_replies(b"three")
+    assert (written, ends, str(owed.error)) == ([], [True], "E_PUB_FAILED PUB failed broken")
+
+
+async def test_a_broken_stream_gets_what_it_is_owed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a layer can't be read on, the answers to what it brought before still go out."""
+    async with nsqd_with_rounds() as (broker, rounds):
+        talk, _, transport = connect(broker)
+        await talk.say(commands.publish("t", b"a"))
+        await wait_all_tasks_blocked()
+
+        def receive_nowait(_max_bytes: int) -> bytes:
+            raise BrokenStreamError("no snappy")
+
+        monkeypatch.setattr(transport, "receive_nowait", receive_nowait)
+        await talk.say(b"?")
+        await trio.sleep(10)
+        assert not transport.is_closed
+        rounds.finish("t")
+        assert shown(await talk.end()) == ["OK"]
+        assert transport.is_closed
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+async def test_answers_that_a_client_reads_slowly(
+    is_half_closed: bool, autojump_clock: MockClock
+) -> None:
+    """All of them arrive, whether nsqd waits for commands or the client has said its last one."""
+    async with nsqd_with_rounds() as (broker, rounds):
+        talk, _, _ = connect(broker, 100)
+        for _ in range(30):
+            talk.stream.send_nowait(commands.publish("t", b"a"))
+            await wait_all_tasks_blocked()
+        if is_half_closed:
+            await talk.stream.send_eof()
+            await wait_all_tasks_blocked()
+        rounds.finish("t")
+        for _ in range(30):
+            await talk.response()
+        if is_half_closed:
+            assert await talk.end() == []
 
 
 async def test_a_broken_connection_at_the_end_of_a_round(autojump_clock: MockClock) -> None:
@@ -357,6 +438,28 @@ async def test_what_is_owed_is_bounded_in_answers(autojump_clock: MockClock) -> 
         await talk.response()
 
 
+async def test_refused_fins_count_in_what_is_owed(autojump_clock: MockClock) -> None:
+    """A flood of commands that are refused is not answered in memory without end."""
+    async with nsqd_with_rounds() as (broker, rounds):
+        talk, _, transport = connect(broker, 1024 * 1024)
+        await talk.subscribe("own", "c")
+        await talk.say(commands.publish("t", b"a"))
+        await wait_all_tasks_blocked()
+        await talk.say(commands.finish(UNKNOWN) * 3000)
+        await wait_all_tasks_blocked()
+        await talk.say(commands.publish("u", b"a"))
+        await wait_all_tasks_blocked()
+        assert "u" not in rounds
+        assert len(transport.incoming) > 0
+        rounds.finish("t")
+        await talk.response()
+        for _ in range(3000):
+            await talk.error()
+        await wait_all_tasks_blocked()
+        rounds.finish("u")
+        await talk.response()
+
+
 async def test_a_client_that_takes_no_answers_is_not_read_on(autojump_clock: MockClock) -> None:
     """Answers that a round released and the client does not read bound what it may publish."""
     async with nsqd_with_rounds() as (broker, rounds):
@@ -417,6 +520,8 @@ async def test_publishers_wait_only_while_the_disk_is_behind(autojump_clock: Moc
     async with nsqd_with_rounds(mem_queue_size=1) as (broker, rounds):
         topic = broker.topic("t")
         publish(broker, "t", b"a")
+        topic.channel("c")
+        topic.core.store.memory.append(segment(0, 1))  # what a deleted channel left behind
         assert not topic.should_wait(1000)
         rounds["t"].behind = True
         assert topic.should_wait(1)

@@ -101,7 +101,8 @@ async def received(
                 await talk.stream.send_eof()
         await wait_all_tasks_blocked()
         while finish_one(rounds, random):
-            if random.random() < 0.5:
+            # A command that waited may begin another round.
+            if random.random() < 0.5 or not rounds.open_count:
                 await wait_all_tasks_blocked()
         if is_half_closed:
             with trio.fail_after(100):

@@ -84,6 +84,8 @@ class OwedAnswers:
 
     def add(self, answer: OwedAnswer) -> None:
         """Add an answer behind all others."""
+        if self.error is not None:
+            return
         self._answers.append(answer)
         self._answer_nbytes += len(answer.answer)
         self._body_nbytes += answer.body_nbytes

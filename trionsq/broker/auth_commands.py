@@ -14,7 +14,6 @@ import trio
 from trionsq.broker.answers import Answer, Reply, complete_reply
 from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.client import Client, Handler
-from trionsq.broker.commands import alone
 from trionsq.broker.runtime import Clock
 from trionsq.logtext import printable
 from trionsq.wire import events, frames
@@ -54,7 +53,7 @@ class AuthCommands:
         self._guarded_mpub = self._guard("MPUB", self._run_mpub)
         self.handlers: Mapping[type, Handler] = {
             **handlers,
-            events.Auth: alone(self._auth),
+            events.Auth: self._auth,
             events.Subscribe: self._guard("SUB", handlers[events.Subscribe]),
             events.Publish: self._guard("PUB", handlers[events.Publish]),
             events.PublishDeferred: self._guard("DPUB", handlers[events.PublishDeferred]),

@@ -22,10 +22,10 @@ from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
 
-__all__ = ["Commands", "alone"]
+__all__ = ["Commands"]
 
 
-def alone(handler: Handler) -> Handler:
+def _alone(handler: Handler) -> Handler:
     """``handler`` for a command after whose answer the connection is another one.
 
     It waits until nothing else is owed: layers begin behind the answer to IDENTIFY, and messages
@@ -69,9 +69,9 @@ class Commands:
         self._max_msg_timeout_s = max_msg_timeout_s
         self._max_channel_consumers = max_channel_consumers
         self.handlers: Mapping[type, Handler] = {
-            events.Identify: alone(identify.run),
+            events.Identify: _alone(identify.run),
             events.Auth: self._auth,
-            events.Subscribe: alone(self._subscribe),
+            events.Subscribe: _alone(self._subscribe),
             events.Ready: self._ready,
             events.StartClose: self._start_close,
             events.Finish: self._finish,
