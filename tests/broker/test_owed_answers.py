@@ -256,8 +256,8 @@ async def test_commands_that_come_with_the_refusal(
     assert broker.client_failures == 0
 
 
-def test_nothing_is_written_after_a_refusal() -> None:
-    """Not even what is safe already, when the refused connection has run one more command."""
+async def test_nothing_comes_after_a_refusal(autojump_clock: MockClock) -> None:
+    """Not even what is safe already, nor a command that waits until nothing is owed."""
     written: list[tuple[bytes, bool]] = []
     ends: list[bool] = []
     owed = OwedAnswers(lambda *answers: written.append(answers), lambda: ends.append(True))
@@ -268,6 +268,9 @@ def test_nothing_is_written_after_a_refusal() -> None:
     owed.add(OwedAnswer(safe, b"two", "PUB", 1))
     owed.add_replies(b"three")
     assert (written, ends, str(owed.error)) == ([], [True], "E_PUB_FAILED PUB failed broken")
+    with trio.move_on_after(10):
+        await owed.wait_released()
+        pytest.fail("it went on")
 
 
 async def test_a_broken_stream_gets_what_it_is_owed(
