@@ -12,10 +12,11 @@ import trio
 
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
+from trionsq.broker.auth_commands import AuthCommands
 from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
-from trionsq.broker.commands import AuthCommands, Commands
+from trionsq.broker.commands import Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_tls
