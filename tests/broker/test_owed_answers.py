@@ -50,7 +50,7 @@ async def test_an_answer_waits_until_its_messages_are_safe(autojump_clock: MockC
         assert client.owed is not None
         rounds.finish("u")
         await talk.response()
-        assert not client.owed
+        assert getattr(client, "owed") is None  # noqa: B009
         assert broker.topic("t").core.depth == 2
 
 

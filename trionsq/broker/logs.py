@@ -152,7 +152,7 @@ class LogTopics:
         while True:
             await trio.sleep(interval_s)
             if self._node is not None:
-                self._node.try_again()
+                self._node.retry()
                 await self.take_snapshots()
 
     async def take_snapshots(self) -> Round | None:

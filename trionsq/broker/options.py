@@ -321,8 +321,7 @@ class NsqdOptions(DaemonOptions):
         "durability",
         "interval",
         DURABILITY,
-        "when a publish to a topic with a log is answered: always (after its fsync) or interval",
-        note="interval: after the write, with an fsync each --sync-timeout",
+        "topics with a log answer: always (after the fsync) or interval (after the write)",
     )
     state_interval_ns: int = option(
         "state-interval",

@@ -14,8 +14,9 @@ from typing import Final
 
 from trionsq.core.queue import Round
 from trionsq.disk import Disk
-from trionsq.storage.folder import DataFolder, error_text
+from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     AddChannel,
     AddTopic,
@@ -28,7 +29,8 @@ from trionsq.storage.log.rows import (
 )
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
-from trionsq.storage.log.topiclog import RoundJob, TopicLog
+from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
 
@@ -81,9 +83,10 @@ class LogNode:
         self._under_way: Round | None = None
         self._is_working = False
         self._commits = 0
-        # Files to remove after the next commit.
-        self._to_remove: list[str] = []
-        self._cached: deque[tuple[TopicLog, int]] = deque()
+        self._reads_to_retry: list[
+            tuple[Callable[[], None], Callable[[Exception | None], None]]
+        ] = []
+        self._cached: deque[tuple[TailCache, int]] = deque()
         self._cached_nbytes = 0
         self._read_nbytes = 0
 
@@ -199,7 +202,7 @@ class LogNode:
             return
         committed, self._commit = self._commit, None
         new, self._changes = self._changes, []
-        jobs: list[RoundJob] = []
+        jobs: list[RoundJob[TopicLog]] = []
         for log_ in list(self._dirty)[:_MAX_TOPICS_A_JOB]:
             del self._dirty[log_]
             job = log_.begin_round()
@@ -259,17 +262,28 @@ class LogNode:
         if committed is not None:
             committed.finish(text)
 
-    def try_again(self) -> None:
-        """Commit what could not be committed."""
-        if self._failed:
-            self.commit([])
-
     # Reading
 
     def submit_read(
         self, job: Callable[[], None], done: Callable[[Exception | None], None]
     ) -> None:
         self.folder.background.submit(job, done)
+
+    def retry_read(self, job: Job, done: JobDone) -> None:
+        self._reads_to_retry.append((job, done))
+
+    def retry(self) -> None:
+        """Commit what could not be committed, and read what could not be read."""
+        if self._failed:
+            self.commit([])
+        reads, self._reads_to_retry = self._reads_to_retry, []
+        for job, done in reads:
+            self.submit_read(job, done)
+        for log_ in self.logs.values():
+            if f"log of {log_.name}" in self.folder.faults:
+                log_.caught_up()
+                for cursor in list(log_.cursors.values()):
+                    cursor.caught_up()
 
     def block_bytes(self) -> int:
         nbytes = _BLOCK_BYTES if self._read_nbytes < _READ_AHEAD_BYTES else _SMALL_BLOCK_BYTES
@@ -279,40 +293,39 @@ class LogNode:
     def release_block(self, nbytes: int) -> None:
         self._read_nbytes -= nbytes
 
-    def cache(self, log_: TopicLog, nbytes: int) -> None:
-        self._cached.append((log_, nbytes))
+    def count_cached(self, cache: TailCache, nbytes: int) -> None:
+        self._cached.append((cache, nbytes))
         self._cached_nbytes += nbytes
         while self._cached_nbytes > _CACHE_BYTES:
             oldest, size = self._cached.popleft()
             self._cached_nbytes -= size
-            if not oldest.is_deleted:
-                oldest.evict_batch()
+            oldest.evict_batch()
 
     # Trouble
 
-    def report_damage(self, log_: TopicLog, found: Sequence[tuple[str, Damage]]) -> None:
-        for name, damage in found:
-            key = f"{name} at {damage.offset}"
+    def report_damage(self, name: str, found: Sequence[tuple[str, Damage]]) -> None:
+        for file, damage in found:
+            key = f"{file} at {damage.offset}"
             if key in self.damaged:
                 continue
             text = (
-                f"{name}: bytes {damage.offset} to {damage.end} are damaged: messages"
+                f"{file}: bytes {damage.offset} to {damage.end} are damaged: messages"
                 f" {damage.sequence} to {damage.next_sequence} are lost"
             )
             self.damaged[key] = text
-            log.error("LOG(%s): %s", log_.name, text)
+            log.error("LOG(%s): %s", name, text)
             self.folder.faults[key] = text
 
-    def report_error(self, log_: TopicLog, error: Exception | None) -> None:
+    def report_error(self, name: str, error: Exception | None) -> None:
         faults = self.folder.faults
         if error is None:
             if faults:
-                faults.pop(f"log of {log_.name}", None)
+                faults.pop(f"log of {name}", None)
             return
         text = error_text(error)
-        key = f"log of {log_.name}"
+        key = f"log of {name}"
         if faults.get(key) != text:
-            log.error("LOG(%s): %s", log_.name, text)
+            log.error("LOG(%s): %s", name, text)
         faults[key] = text
 
 

@@ -21,7 +21,7 @@ from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.segments import SparseIndex, segment_name
 
-__all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "sequences_of"]
+__all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
 MAX_JOINED_BYTES: Final = 1 << 20
 """Single publishes of one round become one record up to this size. A larger batch is one record."""
@@ -52,6 +52,11 @@ def sequences_of(batch: MessageBatch) -> Sequence[int]:
     """Return the sequences of a batch in the log."""
     assert batch.sequences is not None, "the messages are of no log"
     return batch.sequences
+
+
+def end_of(batch: MessageBatch) -> int:
+    """Return the sequence behind a batch in the log."""
+    return sequences_of(batch)[-1] + 1
 
 
 class SegmentWriter:
@@ -182,7 +187,7 @@ class SegmentWriter:
         self._file.sync()
         self._fsync_s.observe(time.perf_counter() - began_s)
         self._synced = self._offset
-        self._safe = sequences_of(self._unsynced[-1])[-1] + 1
+        self._safe = end_of(self._unsynced[-1])
         self._unsynced = []
 
     def _begin_segment(self, first: int) -> None:

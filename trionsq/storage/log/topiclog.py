@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -11,16 +10,15 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
-from trionsq.disk import Disk
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import (
     Block,
     Place,
     extract_range,
-    read_block,
-    read_ranges,
 )
+from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
@@ -29,20 +27,17 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
-from trionsq.storage.log.segments import Damage
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
+from trionsq.storage.log.tailcache import TailCache
 
-__all__ = ["LogNode", "TopicLog"]
+__all__ = ["LogHost", "TopicLog"]
 
 # A topic with so much to be made safe takes no more: a disk in trouble must not fill the memory.
 _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
 
 
-class LogNode(Protocol):
+class LogHost(ReadHost, Protocol):
     """What all logs of a node share."""
-
-    @property
-    def disk(self) -> Disk: ...
 
     def write_soon(self, log: TopicLog) -> None:
         """Have a round of the log written."""
@@ -50,25 +45,8 @@ class LogNode(Protocol):
     def commit(self, changes: Sequence[Change]) -> Round:
         """Have changes of the state committed, before what is published from now on is safe."""
 
-    def submit_read(
-        self, job: Callable[[], None], done: Callable[[Exception | None], None]
-    ) -> None:
-        """Run a job that reads."""
-
-    def block_bytes(self) -> int:
-        """Return how much one read should bring, and count it."""
-
-    def release_block(self, nbytes: int) -> None:
-        """What was read is let go."""
-
-    def cache(self, log: TopicLog, nbytes: int) -> None:
-        """The log has put a batch in its cache; old ones go, of whatever log."""
-
-    def report_damage(self, log: TopicLog, found: Sequence[tuple[str, Damage]]) -> None:
-        """Name damaged places to the operator."""
-
-    def report_error(self, log: TopicLog, error: Exception | None) -> None:
-        """Show an error of the disk, or (None) that there is none any more."""
+    def count_cached(self, cache: TailCache, nbytes: int) -> None:
+        """A batch was put in a cache; old ones go, of whatever log."""
 
     def drop_topic(self, log: TopicLog) -> None:
         """The topic is deleted."""
@@ -88,6 +66,7 @@ class TopicLog:
         first: messages before it are gone.
         depth: safe messages behind the frontier.
         gaps: sequences that have no message.
+        cache: the newest messages.
         cursors: of the channels, by number.
         is_deleted, is_paused: as the topic is.
         stored: what the state got last of it; None if that is not known.
@@ -99,7 +78,7 @@ class TopicLog:
 
     def __init__(
         self,
-        node: LogNode,
+        node: LogHost,
         number: int,
         name: str,
         durability: str,
@@ -115,6 +94,7 @@ class TopicLog:
         self.first = segments[0].first if segments else end
         self.depth = 0
         self.gaps = Gaps()
+        self.cache = TailCache()
         self.cursors: dict[int, Cursor] = {}
         self.caught_up: Callable[[], None] = lambda: None
         self.refused: Callable[[int, int], None] = lambda count, nbytes: None
@@ -130,12 +110,9 @@ class TopicLog:
         self._gathered: list[tuple[MessageBatch, int]] = []
         self._unsafe_nbytes = 0
         self._wants_sync = False
-        # The newest batches, from `_cache_start` on, and the first sequence of each.
-        self._cached: list[MessageBatch] = []
-        self._cached_firsts: list[int] = []
-        self._cache_start = 0
         # What is being handed on, when it had to be read.
         self._reader: Cursor | None = None
+        self._disk_reader = LogReader(node, name)
 
     def __repr__(self) -> str:
         return f"<TopicLog {self.name} {self.number} frontier={self.frontier} end={self.end}>"
@@ -178,7 +155,7 @@ class TopicLog:
         """Try again what the disk refused."""
         self.sync()
 
-    def begin_round(self) -> RoundJob | None:
+    def begin_round(self) -> RoundJob[TopicLog] | None:
         """Return the next round, for a job to write; None if there is nothing to write."""
         entries, self._gathered = self._gathered, []
         round_, self._round = self._round, None
@@ -192,12 +169,12 @@ class TopicLog:
         sync = wants_sync or self.durability == "always"
         return RoundJob(self, self._writer, entries, round_, sync=sync)
 
-    def end_round(self, job: RoundJob) -> None:
+    def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         nbytes = sum(batch.bodies.nbytes for batch, _ in job.entries)
         self._unsafe_nbytes -= nbytes
         self._take_segments(job)
-        self._node.report_error(self, job.error)
+        self._node.report_error(self.name, job.error)
         round_ = job.round
         if job.error is not None:
             if job.entries:
@@ -211,45 +188,27 @@ class TopicLog:
             self.caught_up()
             return
         for batch in job.written:
-            self._add_cached(batch)
+            self.cache.add_batch(batch)
+            self._node.count_cached(self.cache, batch.bodies.nbytes)
             self.depth += batch.count
         if job.written:
-            self.safe_end = max(self.safe_end, _end_of(job.written[-1]))
+            self.safe_end = max(self.safe_end, end_of(job.written[-1]))
         if round_ is not None:
             round_.finish()
         self.caught_up()
 
-    def _take_segments(self, job: RoundJob) -> None:
+    def _take_segments(self, job: RoundJob[TopicLog]) -> None:
         self.segments += job.begun
         if self._writer.segment is not None and job.error is None:
             self._writer.segment.end = job.offset
 
     # The newest messages, in memory
 
-    def _add_cached(self, batch: MessageBatch) -> None:
-        assert batch.sequences is not None
-        self._cached.append(batch)
-        self._cached_firsts.append(batch.sequences[0])
-        self._node.cache(self, batch.bodies.nbytes)
-
-    def evict_batch(self) -> None:
-        """Let go of the oldest batch in memory."""
-        start = self._cache_start
-        self._cached[start] = None  # type: ignore[call-overload]
-        self._cache_start = start = start + 1
-        if 2 * start > len(self._cached) and start > 64:
-            del self._cached[:start], self._cached_firsts[:start]
-            self._cache_start = 0
-
     def cached_batch(self, sequence: int) -> MessageBatch | None:
-        at = bisect_right(self._cached_firsts, sequence, self._cache_start) - 1
-        if at < self._cache_start:
-            return None
-        batch = self._cached[at]
-        return batch if sequence < _end_of(batch) else None
+        return self.cache.batch_at(sequence)
 
     def cached_segment(self, one: MessageRange) -> Segment | None:
-        batch = self.cached_batch(one.sequence)
+        batch = self.cache.batch_at(one.sequence)
         return None if batch is None else extract_range(batch, one)
 
     # Reading from the disk
@@ -257,47 +216,12 @@ class TopicLog:
     def read_block(
         self, sequence: int, end: int, place: Place | None, done: Callable[[Block | None], None]
     ) -> None:
-        blocks: list[Block] = []
-        max_bytes, segments, disk = self._node.block_bytes(), list(self.segments), self._node.disk
-
-        def job() -> None:
-            blocks.append(read_block(disk, segments, sequence, max_bytes, end, place))
-
-        def finished(error: Exception | None) -> None:
-            block = blocks[0] if blocks else None
-            self._node.release_block(max_bytes - (0 if block is None else block.nbytes))
-            self._node.report_error(self, error)
-            if block is not None and block.damage:
-                self._node.report_damage(self, block.damage)
-            done(block)
-
-        if not segments:
-            done(Block(end=end))
-            return
-        self._node.submit_read(job, finished)
+        self._disk_reader.read_block(self.segments, sequence, end, place, done)
 
     def read_ranges(
         self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
     ) -> None:
-        found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
-        max_bytes, segments, disk = self._node.block_bytes(), list(self.segments), self._node.disk
-
-        def job() -> None:
-            found.append(read_ranges(disk, segments, ranges, max_bytes))
-
-        def finished(error: Exception | None) -> None:
-            self._node.release_block(max_bytes)
-            self._node.report_error(self, error)
-            if error is not None:
-                # The disk may give them later.
-                self._node.submit_read(job, finished)
-                return
-            messages, damage, lost = found[0]
-            if damage:
-                self._node.report_damage(self, damage)
-            done(messages, lost)
-
-        self._node.submit_read(job, finished)
+        self._disk_reader.read_ranges(self.segments, ranges, done)
 
     def release_block(self, nbytes: int) -> None:
         self._node.release_block(nbytes)
@@ -313,7 +237,7 @@ class TopicLog:
             if batch is not None:
                 assert batch.sequences is not None
                 first = self.frontier - batch.sequences[0]
-                self.frontier = _end_of(batch)
+                self.frontier = end_of(batch)
                 self.depth -= batch.count - first
                 if self._reader is not None:
                     self._reader.release()
@@ -377,7 +301,7 @@ class TopicLog:
         self.is_deleted = True
         self.depth = 0
         self.frontier = self.safe_end
-        self._cached, self._cached_firsts, self._cache_start = [], [], 0
+        self.cache.clear()
         self._node.drop_topic(self)
 
     def close(self) -> None:
@@ -459,52 +383,6 @@ class _Reader(Cursor):
 
     def _is_held(self, batch: MessageBatch) -> bool:
         return False
-
-
-class RoundJob:
-    """One round of one topic on its way to the disk.
-
-    Attributes:
-        entries: batches with their first sequences.
-        round: that publishers wait for; None if there is none.
-        written: the messages as the log has them.
-        begun: segments that were begun.
-        offset: size of the newest segment.
-        error: why it failed.
-    """
-
-    def __init__(
-        self,
-        log: TopicLog,
-        writer: SegmentWriter,
-        entries: list[tuple[MessageBatch, int]],
-        round_: Round | None,
-        *,
-        sync: bool,
-    ) -> None:
-        self.log = log
-        self.entries = entries
-        self.round = round_
-        self.written: list[MessageBatch] = []
-        self.begun: list[SegmentFile] = []
-        self.offset = 0
-        self.error: Exception | None = None
-        self._writer = writer
-        self._sync = sync
-
-    def write(self) -> None:
-        """Write the round. Blocks; the result is in the attributes."""
-        try:
-            self.written = self._writer.write_round(self.entries, sync=self._sync)
-        except OSError as error:
-            self.error = error
-        self.begun = self._writer.pop_begun()
-        self.offset = self._writer.offset
-
-
-def _end_of(batch: MessageBatch) -> int:
-    assert batch.sequences is not None
-    return batch.sequences[-1] + 1
 
 
 def _text(error: Exception) -> str:

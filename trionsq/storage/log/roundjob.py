@@ -1,0 +1,55 @@
+"""A round of one topic on its way to the disk."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from trionsq.core.batch import MessageBatch
+from trionsq.core.queue import Round
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+
+__all__ = ["RoundJob"]
+
+_Log = TypeVar("_Log")
+
+
+class RoundJob(Generic[_Log]):
+    """One round of one topic on its way to the disk.
+
+    Attributes:
+        log: that it belongs to.
+        entries: batches with their first sequences.
+        round: that publishers wait for; None if there is none.
+        written: the messages as the log has them.
+        begun: segments that were begun.
+        offset: size of the newest segment.
+        error: why it failed.
+    """
+
+    def __init__(
+        self,
+        log: _Log,
+        writer: SegmentWriter,
+        entries: list[tuple[MessageBatch, int]],
+        round_: Round | None,
+        *,
+        sync: bool,
+    ) -> None:
+        self.log = log
+        self.entries = entries
+        self.round = round_
+        self.written: list[MessageBatch] = []
+        self.begun: list[SegmentFile] = []
+        self.offset = 0
+        self.error: Exception | None = None
+        self._writer = writer
+        self._sync = sync
+
+    def write(self) -> None:
+        """Write the round. Blocks; the result is in the attributes."""
+        try:
+            self.written = self._writer.write_round(self.entries, sync=self._sync)
+        except OSError as error:
+            self.error = error
+        self.begun = self._writer.pop_begun()
+        self.offset = self._writer.offset
