@@ -35,7 +35,6 @@ TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", bool
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
 ADMIN_ACCESS = choice("way", "auto", "none", "password")
-STORAGE = choice("engine", "default", "log")
 DURABILITY = choice("when", "always", "interval")
 
 
@@ -314,7 +313,7 @@ class NsqdOptions(DaemonOptions):
     storage: str = option(
         "storage",
         "default",
-        STORAGE,
+        choice("engine", "default", "log"),
         "where new topics keep their messages: default (the files of NSQ) or log",
     )
     durability: str = option(
