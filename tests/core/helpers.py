@@ -108,6 +108,9 @@ class MemoryBackend:
         self.deferred = Deferred()
         return self.deferred
 
+    def unread(self, segment: Segment) -> bool:
+        return False
+
     def is_recovering(self) -> bool:
         return False
 

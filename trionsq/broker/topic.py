@@ -19,7 +19,7 @@ from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["PublishRefused", "Topic"]
+__all__ = ["PublishRefused", "Topic", "until_safe"]
 
 # Channels created before other tasks get their turn: each has a task, and may have files.
 _MAX_CREATED: Final = 16
@@ -35,6 +35,20 @@ _MAX_DELETE: Final = 16
 
 class PublishRefused(Exception):
     """No message was queued; the text says why."""
+
+
+async def until_safe(pending: Round) -> None:
+    """Wait until what `Topic.publish` has taken is safe.
+
+    Raises:
+        PublishRefused: it is not stored.
+    """
+    if not pending.is_done:
+        done = trio.Event()
+        pending.when_done(done.set)
+        await done.wait()
+    if pending.error is not None:
+        raise PublishRefused(pending.error)
 
 
 class Topic:

@@ -12,7 +12,7 @@ from typing import Final
 
 from trionsq.wire.bodies import slice_fields
 
-__all__ = ["SEQUENCES", "IdRange", "IdSource", "RangeIds", "is_valid_id"]
+__all__ = ["SEQUENCES", "IdRange", "IdSource", "RangeIds", "is_valid_id", "ns_after_id"]
 
 _TICK_SHIFT: Final = 20
 _TICK_EPOCH: Final = 1288834974288
@@ -30,6 +30,11 @@ _HEX_DIGITS: Final = b"0123456789abcdef"
 def is_valid_id(message_id: bytes) -> bool:
     """Return whether these 16 bytes are a message id."""
     return not message_id.strip(_HEX_DIGITS)
+
+
+def ns_after_id(number: int) -> int:
+    """Return the time before which an id was made, as `IdSource.until_ns`."""
+    return ((number >> (_NODE_BITS + 12)) + _TICK_EPOCH + 1) << _TICK_SHIFT
 
 
 class RangeIds:

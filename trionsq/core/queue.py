@@ -138,6 +138,9 @@ class Backend(Protocol):
         The backend may return fewer messages than the limits allow.
         """
 
+    def unread(self, segment: Segment) -> bool:
+        """Take back the messages that the last `read` returned; False: they stay the caller's."""
+
     def peek(self) -> BackendView | None:
         """Return a view of the messages stored now, None if there are none."""
 

@@ -130,6 +130,12 @@ class TopicState:
             self.wake()
         return pending
 
+    def forget_published(self, count: int, nbytes: int) -> None:
+        """Take messages out of the counters: the round that they were in failed."""
+        self.message_count -= count
+        self.message_bytes -= nbytes
+        self.store.backend_in_count -= count
+
     def pump(self, now_s: float, now_ns: int) -> int:
         """Put a segment on the channels; after as many as fit in one turn, the next call goes on.
 
@@ -231,7 +237,10 @@ class TopicState:
                     self._end_fan_out(fan_out)
                 else:
                     self._fan_out = None
-                    self.store.memory.put_back(fan_out.segment)
+                    if not self.store.backend.unread(fan_out.segment):
+                        self.store.memory.put_back(fan_out.segment)
+                    else:
+                        self.store.backend_out_count -= fan_out.segment.count
         self.retry()
 
     def save(self) -> None:

@@ -19,7 +19,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
 from trionsq.options import LOG_LEVEL, table
-from trionsq.web.protocol import HttpError, valid_argument, valid_topic_name
+from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
 from trionsq.web.responses import empty, json_document, text
 
@@ -75,65 +75,79 @@ class Administration:
 
     async def create_topic(self) -> Response:
         """POST /topic/create."""
-        topic = self._broker.topic(valid_topic_name(query()))
+        values = query()
+        topic = self._broker.topic(valid_topic_name(values), _storage(values))
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
-        return empty()
+        return await self._durable()
 
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
-        return empty()
+        return await self._durable()
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: drop the messages of the topic, not those of its channels."""
         await self.topic_named(valid_topic_name(query())).empty().wait()
-        return empty()
+        return await self._durable()
 
     async def pause_topic(self) -> Response:
         """POST /topic/pause."""
         self._existing_topic().pause()
         await self._broker.save_metadata()
-        return empty()
+        return await self._durable()
 
     async def unpause_topic(self) -> Response:
         """POST /topic/unpause."""
         self._existing_topic().unpause()
         await self._broker.save_metadata()
-        return empty()
+        return await self._durable()
 
     async def create_channel(self) -> Response:
         """POST /channel/create: the topic must exist."""
         topic, name = self._topic_and_channel_name()
         topic.channel(name)
-        return empty()
+        return await self._durable()
 
     async def delete_channel(self) -> Response:
         """POST /channel/delete: its consumers are disconnected."""
         channel = self.existing_channel()
         await channel.topic.delete_channel(channel.name).wait()
-        return empty()
+        return await self._durable()
 
     async def empty_channel(self) -> Response:
         """POST /channel/empty: drop its waiting, in-flight and deferred messages."""
         await self.existing_channel().empty().wait()
-        return empty()
+        return await self._durable()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        response = self._change_channel(Channel.pause)
+        self._change_channel(Channel.pause)
         await self._broker.save_metadata()
-        return response
+        return await self._durable()
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        response = self._change_channel(Channel.unpause)
+        self._change_channel(Channel.unpause)
         await self._broker.save_metadata()
-        return response
+        return await self._durable()
 
-    def _change_channel(self, change: Callable[[Channel], None]) -> Response:
+    def _change_channel(self, change: Callable[[Channel], None]) -> None:
         change(self.existing_channel())
+
+    async def _durable(self) -> Response:
+        """The response to a change: what is in the state of the logs waits for its commit."""
+        error = await self._broker.logs.commit()
+        if error is not None:
+            raise HttpError(500, f"NOT_DURABLE: {error}")
         return empty()
+
+
+def _storage(values: Query) -> str:
+    storage = values.get(b"storage", b"").decode(errors="replace")
+    if storage not in ("", "default", "log"):
+        raise HttpError(400, "INVALID_STORAGE")
+    return storage
 
 
 class Configuration:

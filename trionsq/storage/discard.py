@@ -40,6 +40,9 @@ class DiscardingBackend:
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
         return None
 
+    def unread(self, segment: Segment) -> bool:
+        return False
+
     def peek(self) -> BackendView | None:
         return None
 

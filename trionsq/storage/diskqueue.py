@@ -217,6 +217,9 @@ class DiskQueue:
             )
             self._positions.depth = 0
 
+    def unread(self, segment: Segment) -> bool:
+        return False
+
     def peek(self) -> QueueView | None:
         if self._positions.all_read:
             return None

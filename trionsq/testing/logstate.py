@@ -43,12 +43,13 @@ class _DatabaseContent(FileContent):
     def __init__(self, connection: sqlite3.Connection, random: Random) -> None:
         self._connection = connection
         self._random = random
+        self._final: bytes | None = None
         self.uncertain: bytes | None = None
         super().__init__()
 
     @property
     def data(self) -> bytearray:
-        return bytearray(self._connection.serialize())
+        return bytearray(self._final or self._connection.serialize())
 
     @data.setter
     def data(self, data: bytearray) -> None:
@@ -56,6 +57,12 @@ class _DatabaseContent(FileContent):
 
     def __deepcopy__(self, memo: object) -> FileContent:
         return FileContent(self.after_power_loss(self._random))
+
+    def close(self) -> bytes:
+        """Close the connection; the content stays as it is. Return it."""
+        self._final = bytes(self.data)
+        self._connection.close()
+        return self._final
 
     def after_power_loss(self, random: Random) -> bytes:
         if self.uncertain is not None and random.random() < 0.5:
@@ -92,7 +99,7 @@ class MemoryState:
         self._tables = StateTables(self._connection)
         try:
             self._connection.deserialize(bytes(image))
-            fault = self._tables.fault()
+            fault = self._tables.fault(quick=True)
         except sqlite3.Error as error:
             fault = f"is damaged: {error}"
         if fault:
@@ -130,8 +137,7 @@ class MemoryState:
 
     def close(self) -> None:
         """Leave the content as an ordinary file. The disk must not have crashed in between."""
-        self._place(FileContent(bytes(self._content.data)))
-        self._connection.close()
+        self._place(FileContent(self._content.close()))
 
     def _commit(self, changes: Sequence[Change]) -> None:
         def commit() -> None:

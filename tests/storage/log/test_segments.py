@@ -484,7 +484,7 @@ def test_the_index_finds_a_place_near_each_sequence() -> None:
     )
     index = SparseIndex(HEADER)
     for head in scan_segment(file_of(data), HEADER).records:
-        index.add(head)
+        index.add(head.sequence, head.offset)
     places = dict(zip(sequences, offsets, strict=True))
     for place, sequence in enumerate(sequences[:-1]):
         for wanted in sequence, sequence + 19:

@@ -368,11 +368,14 @@ class SparseIndex:
         self._sequences = array("Q", [header.first_sequence])
         self._offsets = array("Q", [SEGMENT_HEADER_BYTES])
 
-    def add(self, head: RecordHead) -> None:
-        """Note a record, which lies behind all that were added before."""
-        if head.offset - self._offsets[-1] >= _INDEX_EVERY_BYTES:
-            self._sequences.append(head.sequence)
-            self._offsets.append(head.offset)
+    def add(self, sequence: int, offset: int) -> None:
+        """Note a record, which lies behind all that were added before.
+
+        Another thread may call `find` meanwhile.
+        """
+        if offset - self._offsets[-1] >= _INDEX_EVERY_BYTES:
+            self._offsets.append(offset)
+            self._sequences.append(sequence)
 
     def find(self, sequence: int) -> tuple[int, int]:
         """Return sequence and offset of a record, or of the first one, not far before another.

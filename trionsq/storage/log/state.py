@@ -30,9 +30,7 @@ _MIN_FREE_BYTES: Final = 1 << 20
 _SQLITE_IOERR: Final = 10
 _SQLITE_FULL: Final = 13
 
-# The first has to come before any access: without it WAL uses shared memory.
 _PRAGMAS: Final = (
-    "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
     "wal_autocheckpoint = 0",
@@ -70,6 +68,7 @@ class SqliteState:
         self._reserve = DiskReserve(disk, reserve_bytes)
         if sqlite3.sqlite_version_info < _MIN_SQLITE:
             raise StateError(f"{self.path}: SQLite {sqlite3.sqlite_version} is older than 3.36")
+        self._reserve.make()
         try:
             self._create()
             self._connection = self._call(lambda: (connect or _connect)(self.path))
@@ -83,7 +82,6 @@ class SqliteState:
                 raise
         except OSError as error:
             raise StateError(f"{self.path}: {error.strerror}") from error
-        self._reserve.make()
 
     def __repr__(self) -> str:
         return f"<SqliteState {self.path}>"
@@ -120,13 +118,24 @@ class SqliteState:
             )
         image = bytearray(empty_state())
         image[18:20] = b"\2\2"  # the file format's versions: with WAL
-        replace_file(self._disk, STATE_FILE, bytes(image), draft=f"{STATE_FILE}.tmp")
+        try:
+            replace_file(self._disk, STATE_FILE, bytes(image), draft=f"{STATE_FILE}.tmp")
+        except OSError:
+            # The folder may not be synced, and a later sync need not make up for it.
+            with suppress(OSError):
+                self._disk.unlink(STATE_FILE)
+            raise
 
     def _configure(self) -> None:
-        for pragma in _PRAGMAS:
-            self._run(f"PRAGMA {pragma}")
+        # Before any access: without it WAL uses shared memory.
+        self._run("PRAGMA locking_mode = EXCLUSIVE")
         if fault := self._tables.fault():
             raise StateError(f"{self.path} {fault}")
+        for pragma in _PRAGMAS:
+            self._run(f"PRAGMA {pragma}")
+        # If a sync failed before the last process ended, what it wrote may be in the page cache
+        # alone, and no sync makes it durable: it has to be written again.
+        self._again_if_full(lambda: self._run("PRAGMA wal_checkpoint(TRUNCATE)"))
 
     # Transactions
 

@@ -157,6 +157,7 @@ class _Changes:
         self.meta: dict[str, bytes] = {}
         self.dropped_topics: dict[int, str | None] = {}  # with the name if added here
         self.dropped_channels: set[int] = set()
+        self.forgotten_first: set[int] = set()  # before anything is dropped
         self.forgotten: set[int] = set()
         self.next_number = 0
         for change in changes:
@@ -184,12 +185,13 @@ class _Changes:
                 self.added_channels[row.number] = row
             case DropTopic(number):
                 added = self.added_topics.get(number)
-                self.dropped_topics[number] = added.name if added else None
-                self.forgotten.discard(number)
+                self.dropped_topics.setdefault(number, added.name if added else None)
             case DropChannel(number):
                 self.dropped_channels.add(number)
-            case ForgetTopic(number):
+            case ForgetTopic(number) if number in self.dropped_topics:
                 self.forgotten.add(number)
+            case ForgetTopic(number):
+                self.forgotten_first.add(number)
 
 
 class StateTables:
@@ -198,14 +200,14 @@ class StateTables:
     def __init__(self, connection: StateConnection) -> None:
         self.connection = connection
 
-    def fault(self) -> str | None:
-        """Return why the file cannot be used, to be put behind its name."""
+    def fault(self, *, quick: bool = False) -> str | None:
+        """Return why the file cannot be used, as a predicate; ``quick``: by its version alone."""
         version = self._value("PRAGMA user_version")
         if version > SCHEMA_VERSION:
             return f"has schema version {version}; this nsqd knows versions up to {SCHEMA_VERSION}"
         if version < 1:
             return "is no state of nsqd"
-        result = self._value("PRAGMA quick_check(1)")
+        result = "ok" if quick else self._value("PRAGMA quick_check(1)")
         return None if result == "ok" else f"is damaged: {result}"
 
     def load(self) -> StateContent:
@@ -243,6 +245,7 @@ class StateTables:
     def write(self, changes: Sequence[Change]) -> None:
         """Change the rows; the caller begins and ends the transaction."""
         new = _Changes(changes)
+        self._delete(_FORGET_TOPICS, new.forgotten_first)
         self._delete(_DROP_TOPICS, new.dropped_topics)
         dropped = new.dropped_topics.items()
         self._write(_ADD_TOMBSTONES, (((number, name), b"") for number, name in dropped if name))

@@ -1,0 +1,260 @@
+"""What a start finds: the state, and the segments that it knows nothing of yet.
+
+Blocks: for a job, before the broker serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.format import FormatError, RecordHead, SegmentHeader, UnsupportedError
+from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.ranges import HeldRange, unpack_open
+from trionsq.storage.log.rows import (
+    ForgetTopic,
+    StateContent,
+    StateError,
+    StoredChannel,
+    StoredHeld,
+    StoredTopic,
+    UpdateTopic,
+)
+from trionsq.storage.log.segments import (
+    parse_segment_name,
+    read_header,
+    scan_segment,
+)
+from trionsq.storage.log.segmentwriter import SegmentFile
+from trionsq.storage.log.topiclog import TopicLog
+
+__all__ = ["FoundLog", "open_logs"]
+
+log = logging.getLogger("trionsq")
+
+_MS_NS: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class FoundLog:
+    """A topic that the state names.
+
+    Attributes:
+        log: of the topic.
+        channels: the cursors of its channels.
+        last_id: of the last message; 0 if there is none.
+    """
+
+    log: TopicLog
+    channels: list[Cursor] = field(default_factory=list)
+    last_id: int = 0
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What a scan found behind the positions of the state.
+
+    Attributes:
+        end: the sequence behind the last record.
+        deferred: heads of deferred records.
+        last_id: of the last message.
+    """
+
+    end: int = 0
+    deferred: list[RecordHead] = field(default_factory=list)
+    last_id: int = 0
+
+
+def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
+    """Make the logs that the state names, and remove what it has deleted.
+
+    Raises:
+        StateError: a later release wrote a segment.
+        OSError: a file cannot be read.
+    """
+    disk = node.disk
+    files = _list_segments(disk)
+    node.next_number = max(
+        [
+            content.next_number,
+            *(number + 1 for number in files),
+            *(n + 1 for n in content.tombstones),
+        ]
+    )
+    channels: dict[int, list[StoredChannel]] = defaultdict(list)
+    for channel in content.channels:
+        channels[channel.topic].append(channel)
+    held: dict[int, list[StoredHeld]] = defaultdict(list)
+    for row in content.held:
+        held[row.channel].append(row)
+    found = [
+        _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
+        for row in content.topics
+    ]
+    for number in content.tombstones:
+        _remove(disk, [name for _, name in files.pop(number, [])])
+        node.commit([ForgetTopic(number)])
+    for number, names in files.items():
+        log.warning(
+            "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
+            len(names),
+            number,
+            names[0][1],
+        )
+    return found
+
+
+def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
+    """Return first sequences and names of the segments by incarnation."""
+    files: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for name in disk.names():
+        parsed = parse_segment_name(name)
+        if parsed is not None:
+            _, number, first = parsed
+            files[number].append((first, name))
+    for names in files.values():
+        names.sort()
+    return files
+
+
+def _remove(disk: Disk, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            disk.unlink(name)
+    if names:
+        disk.sync_folder()
+
+
+def _open_log(
+    node: LogNode,
+    row: StoredTopic,
+    files: list[tuple[int, str]],
+    channels: list[StoredChannel],
+    held: dict[int, list[StoredHeld]],
+) -> FoundLog:
+    segments = _chain(node, row, files)
+    frontiers = [channel.frontier for channel in channels]
+    scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
+    tail = _scan_tail(node.disk, segments, scan_from)
+    end = max([tail.end, row.end, *frontiers, *(channel.next for channel in channels)])
+    last = segments[-1] if segments else None
+    topic_log = TopicLog(
+        node,
+        row.number,
+        row.name,
+        row.durability,
+        node.new_writer(row.name, row.number, last),
+        segments,
+        end,
+    )
+    for first, gap_end in row.gaps:
+        topic_log.gaps.add(first, gap_end)
+    topic_log.first = row.first
+    topic_log.gaps.add(max(tail.end, row.first), end)
+    is_standing = row.frontier is not None and (row.paused or not channels)
+    topic_log.frontier = min(row.frontier, end) if is_standing and row.frontier is not None else end
+    topic_log.depth = end - topic_log.frontier - topic_log.count_gaps(topic_log.frontier, end)
+    node.add_log(topic_log)
+    found = FoundLog(topic_log, last_id=tail.last_id)
+    for channel in channels:
+        cursor = _open_cursor(topic_log, channel, held[channel.number], tail.deferred)
+        cursor.is_paused = channel.paused
+        topic_log.cursors[channel.number] = cursor
+        found.channels.append(cursor)
+    topic_log.is_paused = row.paused
+    node.commit([UpdateTopic(topic_log.row())])
+    return found
+
+
+def _open_cursor(
+    topic_log: TopicLog,
+    row: StoredChannel,
+    held: list[StoredHeld],
+    deferred: list[RecordHead],
+) -> Cursor:
+    frontier = max(topic_log.frontier, row.frontier)
+    cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
+    opened, skipped = unpack_open(row.open)
+    sequences = {
+        sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
+    }
+    cursor.held.load(held, row.fired_ns, sequences)
+    for head in deferred:
+        first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
+        if first < end:
+            due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
+            cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
+            skipped += end - first
+    cursor.load(opened, skipped)
+    return cursor
+
+
+def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> list[SegmentFile]:
+    """Return the segments that count, in order: each names the one before it, and its end."""
+    disk = node.disk
+    headers: dict[int, tuple[str, SegmentHeader, int]] = {}
+    for first, name in files:
+        file = disk.open(name)
+        try:
+            headers[first] = (name, _read_header(file, name), file.size())
+        except FormatError as error:
+            text = f"{name}: {error}"
+            log.error("LOG(%s): %s", row.name, text)
+            node.folder.faults[name] = text
+        finally:
+            close_quietly(file)
+    segments: list[SegmentFile] = []
+    first_wanted, end = max(headers, default=None), None
+    while first_wanted is not None and first_wanted in headers:
+        name, header, size = headers.pop(first_wanted)
+        segments.append(SegmentFile(name, header, size if end is None else min(end, size), None))
+        first_wanted, end = header.previous_first, header.previous_end
+    segments.reverse()
+    if first_wanted is not None and first_wanted >= row.first:
+        # Damaged or missing: what is older is read all the same.
+        text = f"the log of {row.name} lacks its segment {first_wanted}"
+        log.error("LOG(%s): %s", row.name, text)
+        node.folder.faults[f"log of {row.name}: {first_wanted}"] = text
+        older = sorted(first for first in headers if first < first_wanted)
+        segments = [
+            *(SegmentFile(*headers[first][:2], headers[first][2], None) for first in older),
+            *segments,
+        ]
+    return segments
+
+
+def _read_header(file: DiskFile, name: str) -> SegmentHeader:
+    try:
+        return read_header(file)
+    except UnsupportedError as error:
+        raise StateError(f"{name}: {error}") from error
+
+
+def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail:
+    tail = _Tail()
+    for at, segment in enumerate(segments):
+        is_last = at + 1 == len(segments)
+        if not is_last and segments[at + 1].first <= scan_from:
+            continue
+        file = disk.open(segment.name)
+        try:
+            scan = scan_segment(file, segment.header, end=segment.end)
+            for head in scan.records:
+                tail.end = head.next_sequence
+                if head.defer_ms and head.next_sequence > scan_from:
+                    tail.deferred.append(head)
+                if head.ids:
+                    first, count = head.ids[-1]
+                    tail.last_id = max(tail.last_id, first + count - 1)
+            segment.end = scan.end
+        except UnsupportedError as error:
+            raise StateError(f"{segment.name}: {error}") from error
+        finally:
+            close_quietly(file)
+    return tail

@@ -1,0 +1,513 @@
+"""A topic's log: takes what is published into rounds, and hands on what is safe."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.deferred import DeferredMessages
+from trionsq.core.peek import BackendView
+from trionsq.core.queue import BackendError, Round
+from trionsq.disk import Disk
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.ranges import Gaps, MessageRange
+from trionsq.storage.log.reading import (
+    Block,
+    Place,
+    extract_range,
+    read_block,
+    read_ranges,
+)
+from trionsq.storage.log.rows import (
+    Change,
+    DropChannel,
+    StoredChannel,
+    StoredTopic,
+    UpdateChannel,
+    UpdateTopic,
+)
+from trionsq.storage.log.segments import Damage
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+
+__all__ = ["LogNode", "TopicLog"]
+
+# A topic with so much to be made safe takes no more: a disk in trouble must not fill the memory.
+_MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
+
+
+class LogNode(Protocol):
+    """What all logs of a node share."""
+
+    @property
+    def disk(self) -> Disk: ...
+
+    def write_soon(self, log: TopicLog) -> None:
+        """Have a round of the log written."""
+
+    def commit(self, changes: Sequence[Change]) -> Round:
+        """Have changes of the state committed, before what is published from now on is safe."""
+
+    def submit_read(
+        self, job: Callable[[], None], done: Callable[[Exception | None], None]
+    ) -> None:
+        """Run a job that reads."""
+
+    def block_bytes(self) -> int:
+        """Return how much one read should bring, and count it."""
+
+    def release_block(self, nbytes: int) -> None:
+        """What was read is let go."""
+
+    def cache(self, log: TopicLog, nbytes: int) -> None:
+        """The log has put a batch in its cache; old ones go, of whatever log."""
+
+    def report_damage(self, log: TopicLog, found: Sequence[tuple[str, Damage]]) -> None:
+        """Name damaged places to the operator."""
+
+    def report_error(self, log: TopicLog, error: Exception | None) -> None:
+        """Show an error of the disk, or (None) that there is none any more."""
+
+    def drop_topic(self, log: TopicLog) -> None:
+        """The topic is deleted."""
+
+
+class TopicLog:
+    """The `trionsq.core.queue.Backend` of a topic with a log.
+
+    Attributes:
+        number: of this incarnation of the topic, never given again.
+        name: of the topic.
+        durability: ``always`` or ``interval``: when a round is safe.
+        segments: in order.
+        end: the sequence that the next message gets.
+        safe_end: messages before it are safe.
+        frontier: the sequence up to which messages were handed to the channels.
+        first: messages before it are gone.
+        depth: safe messages behind the frontier.
+        gaps: sequences that have no message.
+        cursors: of the channels, by number.
+        is_deleted, is_paused: as the topic is.
+        stored: what the state got last of it; None if that is not known.
+        last_round: the newest that was begun; None before the first.
+        refused: gets count and bytes of messages of a round that failed.
+    """
+
+    has_published: Final = True
+
+    def __init__(
+        self,
+        node: LogNode,
+        number: int,
+        name: str,
+        durability: str,
+        writer: SegmentWriter,
+        segments: Sequence[SegmentFile] = (),
+        end: int = 0,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.durability = durability
+        self.segments = list(segments)
+        self.end = self.safe_end = self.frontier = end
+        self.first = segments[0].first if segments else end
+        self.depth = 0
+        self.gaps = Gaps()
+        self.cursors: dict[int, Cursor] = {}
+        self.caught_up: Callable[[], None] = lambda: None
+        self.refused: Callable[[int, int], None] = lambda count, nbytes: None
+        self.dropped: Counter[str] = Counter()
+        self.is_deleted = False
+        self.is_paused = False
+        self.stored: StoredTopic | None = None
+        self.last_round: Round | None = None
+        self._node = node
+        self._writer = writer
+        # The round that is being gathered, with what is in it.
+        self._round: Round | None = None
+        self._gathered: list[tuple[MessageBatch, int]] = []
+        self._unsafe_nbytes = 0
+        self._wants_sync = False
+        # The newest batches, from `_cache_start` on, and the first sequence of each.
+        self._cached: list[MessageBatch] = []
+        self._cached_firsts: list[int] = []
+        self._cache_start = 0
+        # What is being handed on, when it had to be read.
+        self._reader: Cursor | None = None
+
+    def __repr__(self) -> str:
+        return f"<TopicLog {self.name} {self.number} frontier={self.frontier} end={self.end}>"
+
+    @property
+    def behind(self) -> bool:
+        return self._unsafe_nbytes > _MAX_UNSAFE_BYTES
+
+    @property
+    def pending(self) -> Round | None:
+        return self._round
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
+        raise NotImplementedError("a topic defers nothing")
+
+    def is_recovering(self) -> bool:
+        return False
+
+    # Publishing
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        batch = segment.batch
+        if batch.sequences is not None:
+            raise NotImplementedError("these messages are in the log already")
+        if self.is_deleted:
+            raise BackendError("the topic is deleted")
+        if self._round is None:
+            self._round = self.last_round = Round()
+        self._gathered.append((batch, self.end))
+        self.end += batch.count
+        self._unsafe_nbytes += batch.bodies.nbytes
+        self._node.write_soon(self)
+
+    def sync(self) -> None:
+        """Begin to make durable what `interval` has written (every --sync-timeout)."""
+        self._wants_sync = True
+        self._node.write_soon(self)
+
+    def retry(self) -> None:
+        """Try again what the disk refused."""
+        self.sync()
+
+    def begin_round(self) -> RoundJob | None:
+        """Return the next round, for a job to write; None if there is nothing to write."""
+        entries, self._gathered = self._gathered, []
+        round_, self._round = self._round, None
+        wants_sync, self._wants_sync = self._wants_sync, False
+        if self.is_deleted:
+            if round_ is not None:
+                round_.finish("the topic is deleted")
+            return None
+        if not entries and not wants_sync:
+            return None
+        sync = wants_sync or self.durability == "always"
+        return RoundJob(self, self._writer, entries, round_, sync=sync)
+
+    def end_round(self, job: RoundJob) -> None:
+        """Take over what a job did, in the event loop."""
+        nbytes = sum(batch.bodies.nbytes for batch, _ in job.entries)
+        self._unsafe_nbytes -= nbytes
+        self._take_segments(job)
+        self._node.report_error(self, job.error)
+        round_ = job.round
+        if job.error is not None:
+            if job.entries:
+                first = job.entries[0][1]
+                count = sum(batch.count for batch, _ in job.entries)
+                self.gaps.add(first, first + count)
+                self.safe_end = max(self.safe_end, first + count)
+                self.refused(count, nbytes)
+            if round_ is not None:
+                round_.finish(_text(job.error))
+            self.caught_up()
+            return
+        for batch in job.written:
+            self._add_cached(batch)
+            self.depth += batch.count
+        if job.written:
+            self.safe_end = max(self.safe_end, _end_of(job.written[-1]))
+        if round_ is not None:
+            round_.finish()
+        self.caught_up()
+
+    def _take_segments(self, job: RoundJob) -> None:
+        self.segments += job.begun
+        if self._writer.segment is not None and job.error is None:
+            self._writer.segment.end = job.offset
+
+    # The newest messages, in memory
+
+    def _add_cached(self, batch: MessageBatch) -> None:
+        assert batch.sequences is not None
+        self._cached.append(batch)
+        self._cached_firsts.append(batch.sequences[0])
+        self._node.cache(self, batch.bodies.nbytes)
+
+    def evict_batch(self) -> None:
+        """Let go of the oldest batch in memory."""
+        start = self._cache_start
+        self._cached[start] = None  # type: ignore[call-overload]
+        self._cache_start = start = start + 1
+        if 2 * start > len(self._cached) and start > 64:
+            del self._cached[:start], self._cached_firsts[:start]
+            self._cache_start = 0
+
+    def cached_batch(self, sequence: int) -> MessageBatch | None:
+        at = bisect_right(self._cached_firsts, sequence, self._cache_start) - 1
+        if at < self._cache_start:
+            return None
+        batch = self._cached[at]
+        return batch if sequence < _end_of(batch) else None
+
+    def cached_segment(self, one: MessageRange) -> Segment | None:
+        batch = self.cached_batch(one.sequence)
+        return None if batch is None else extract_range(batch, one)
+
+    # Reading from the disk
+
+    def read_block(
+        self, sequence: int, end: int, place: Place | None, done: Callable[[Block | None], None]
+    ) -> None:
+        blocks: list[Block] = []
+        max_bytes, segments, disk = self._node.block_bytes(), list(self.segments), self._node.disk
+
+        def job() -> None:
+            blocks.append(read_block(disk, segments, sequence, max_bytes, end, place))
+
+        def finished(error: Exception | None) -> None:
+            block = blocks[0] if blocks else None
+            self._node.release_block(max_bytes - (0 if block is None else block.nbytes))
+            self._node.report_error(self, error)
+            if block is not None and block.damage:
+                self._node.report_damage(self, block.damage)
+            done(block)
+
+        if not segments:
+            done(Block(end=end))
+            return
+        self._node.submit_read(job, finished)
+
+    def read_ranges(
+        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
+    ) -> None:
+        found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
+        max_bytes, segments, disk = self._node.block_bytes(), list(self.segments), self._node.disk
+
+        def job() -> None:
+            found.append(read_ranges(disk, segments, ranges, max_bytes))
+
+        def finished(error: Exception | None) -> None:
+            self._node.release_block(max_bytes)
+            self._node.report_error(self, error)
+            if error is not None:
+                # The disk may give them later.
+                self._node.submit_read(job, finished)
+                return
+            messages, damage, lost = found[0]
+            if damage:
+                self._node.report_damage(self, damage)
+            done(messages, lost)
+
+        self._node.submit_read(job, finished)
+
+    def release_block(self, nbytes: int) -> None:
+        self._node.release_block(nbytes)
+
+    def count_gaps(self, first: int, end: int) -> int:
+        return self.gaps.count(first, end)
+
+    # To the channels
+
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        while self.frontier < self.safe_end:
+            batch = self.cached_batch(self.frontier)
+            if batch is not None:
+                assert batch.sequences is not None
+                first = self.frontier - batch.sequences[0]
+                self.frontier = _end_of(batch)
+                self.depth -= batch.count - first
+                if self._reader is not None:
+                    self._reader.release()
+                    self._reader = None
+                return Segment(batch, first, batch.count)
+            segment = self._read_stored(max_count, max_bytes)
+            if segment is None:
+                return None
+            return segment
+        return None
+
+    def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
+        """Read what was published when there was no channel."""
+        reader = self._reader
+        if reader is None or reader.next != self.frontier:
+            if reader is not None:
+                reader.release()
+            reader = self._reader = _Reader(self, self.frontier, self.safe_end)
+            reader.caught_up = lambda: self.caught_up()
+            reader.dropped = self.dropped
+        reader.frontier, reader.depth = self.safe_end, self.depth
+        before = reader.depth
+        segment = reader.read(max_count, max_bytes)
+        self.depth -= before - reader.depth
+        self.frontier = reader.next
+        return segment
+
+    def unread(self, segment: Segment) -> bool:
+        sequences = segment.batch.sequences
+        assert sequences is not None
+        self.frontier = sequences[segment.first]
+        self.depth += segment.last - segment.first
+        return True
+
+    # What is known of it
+
+    def peek(self) -> BackendView | None:
+        return None
+
+    def oldest_ns(self) -> int | None:
+        batch = self.cached_batch(self.frontier) if self.frontier < self.safe_end else None
+        if batch is None or batch.sequences is None:
+            return None
+        return int.from_bytes(batch.stamp(self.frontier - batch.sequences[0]), signed=True)
+
+    def check(self) -> str | None:
+        if self.depth < 0 or not self.frontier <= self.safe_end <= self.end:
+            return f"{self!r} is impossible: depth={self.depth} safe_end={self.safe_end}"
+        return None
+
+    # By the operator
+
+    def empty(self) -> int:
+        dropped, self.depth = self.depth, 0
+        self.frontier = self.safe_end
+        self._reader = None
+        self._node.commit([UpdateTopic(self.row())])
+        return dropped
+
+    def delete(self) -> None:
+        self.is_deleted = True
+        self.depth = 0
+        self.frontier = self.safe_end
+        self._cached, self._cached_firsts, self._cache_start = [], [], 0
+        self._node.drop_topic(self)
+
+    def close(self) -> None:
+        """Do nothing: the node is closed as one."""
+
+    @property
+    def handed_on(self) -> int:
+        """Messages before it were handed to all channels."""
+        return min([self.frontier, *(cursor.frontier for cursor in self.cursors.values())])
+
+    def retire_segments(self, low: int) -> list[str]:
+        """Leave the segments that have no message from ``low`` on, and return their names.
+
+        The files may go when the state has the new `first`.
+        """
+        segments, count = self.segments, 0
+        while count + 1 < len(segments) and segments[count + 1].first <= low:
+            count += 1
+        if not count:
+            return []
+        names = [segment.name for segment in segments[:count]]
+        del segments[:count]
+        self.first = segments[0].first
+        self.gaps.drop_before(self.first)
+        return names
+
+    def close_files(self) -> None:
+        """Release the files. In a job: the writer's thread uses them."""
+        self._writer.close()
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether something that was acknowledged is not durable."""
+        return self._writer.has_unsynced
+
+    # Channels
+
+    def drop_cursor(self, cursor: Cursor) -> None:
+        if self.cursors.pop(cursor.number, None) is not None and not self.is_deleted:
+            changes: list[Change] = [DropChannel(cursor.number)]
+            if not self.cursors:
+                # What is published from now on belongs to the next channel.
+                changes.append(UpdateTopic(self.row()))
+            self._node.commit(changes)
+
+    def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
+        if cursor.number in self.cursors:
+            row = StoredChannel(
+                number=cursor.number,
+                topic=self.number,
+                name=cursor.name,
+                paused=cursor.is_paused,
+                next=cursor.next,
+                frontier=cursor.frontier,
+                fired_ns=cursor.held.fired_ns,
+            )
+            self._node.commit([UpdateChannel(row), *dropped])
+
+    def row(self) -> StoredTopic:
+        """Return what the state should have of the topic."""
+        stands_still = self.is_paused or not self.cursors
+        return StoredTopic(
+            number=self.number,
+            name=self.name,
+            durability=self.durability,
+            paused=self.is_paused,
+            frontier=self.frontier if stands_still else None,
+            first=self.first,
+            end=self.end,
+            gaps=tuple(self.gaps),
+        )
+
+
+class _Reader(Cursor):
+    """Reads for the topic itself; unlike a channel it hands on deferred messages."""
+
+    def __init__(self, log: TopicLog, next_: int, end: int) -> None:
+        super().__init__(log, 0, "", next_, end)
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        return False
+
+
+class RoundJob:
+    """One round of one topic on its way to the disk.
+
+    Attributes:
+        entries: batches with their first sequences.
+        round: that publishers wait for; None if there is none.
+        written: the messages as the log has them.
+        begun: segments that were begun.
+        offset: size of the newest segment.
+        error: why it failed.
+    """
+
+    def __init__(
+        self,
+        log: TopicLog,
+        writer: SegmentWriter,
+        entries: list[tuple[MessageBatch, int]],
+        round_: Round | None,
+        *,
+        sync: bool,
+    ) -> None:
+        self.log = log
+        self.entries = entries
+        self.round = round_
+        self.written: list[MessageBatch] = []
+        self.begun: list[SegmentFile] = []
+        self.offset = 0
+        self.error: Exception | None = None
+        self._writer = writer
+        self._sync = sync
+
+    def write(self) -> None:
+        """Write the round. Blocks; the result is in the attributes."""
+        try:
+            self.written = self._writer.write_round(self.entries, sync=self._sync)
+        except OSError as error:
+            self.error = error
+        self.begun = self._writer.pop_begun()
+        self.offset = self._writer.offset
+
+
+def _end_of(batch: MessageBatch) -> int:
+    assert batch.sequences is not None
+    return batch.sequences[-1] + 1
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
