@@ -18,6 +18,13 @@ from trionsq.core.batch import ListColumn, MessageBatch
 from trionsq.disk import FolderLock, RealDisk
 from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SegmentHeader
+from trionsq.storage.log.ranges import (
+    HeldRange,
+    MessageRange,
+    held_to_bytes,
+    pack_held,
+    pack_open,
+)
 from trionsq.storage.log.rows import (
     AddChannel,
     AddTopic,
@@ -27,6 +34,7 @@ from trionsq.storage.log.rows import (
     StoredChannel,
     StoredHeld,
     StoredTopic,
+    UpdateTopic,
 )
 from trionsq.storage.log.segments import segment_name
 from trionsq.storage.log.state import SqliteState
@@ -158,14 +166,41 @@ def test_verify_sees_missing_and_repeated_segments(tmp_path: Path, nsq_log: NSQ_
     ended = nsq_log("verify", tmp_path)
     assert ended.code == 1
     assert lines(ended)[0] == (
-        f"{last.name}: the segments before it are missing: sequences 1000 to 1039"
+        f"{last.name}: the segment before it, from sequence 1020 on, is missing"
     )
+    put_state(tmp_path, UpdateTopic(dataclasses.replace(TOPIC, first=1040)))
+    assert nsq_log("verify", tmp_path).code == 0
+    last.path.unlink()
     Written(tmp_path, HEADER, FIVE)
-    twice = Written(
-        tmp_path, dataclasses.replace(third, first_sequence=1016, previous_first=1000), FIVE
-    )
+    twice = Written(tmp_path, dataclasses.replace(SECOND, first_sequence=1016), FIVE)
     ended = nsq_log("verify", tmp_path)
-    assert f"{twice.name}: its first sequence 1016 is below 1020" in lines(ended)
+    assert ended.code == 1
+    assert lines(ended)[0] == f"{twice.name}: its first sequence 1016 is below 1020"
+
+
+def test_verify_follows_the_segments_as_nsqd_does(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
+    """A segment that a failed write left, and one that was only begun, hold no message."""
+    first = Written(tmp_path, HEADER, FIVE)
+    failed = Written(tmp_path, dataclasses.replace(SECOND, first_sequence=1018), FIVE)
+    cut = dataclasses.replace(SECOND, previous_end=first.offsets[-1])
+    Written(tmp_path, cut, FIVE)
+    begun = tmp_path / segment_name("t", 7, 1040)
+    begun.write_bytes(b"TRIONSQL")
+    text = "not of the log: no later segment names it as the one before it"
+    ended = nsq_log("verify", tmp_path)
+    assert ended.code == 0
+    assert lines(ended) == [
+        f"{failed.name}: {text}",
+        f"{begun.name}: {text}",
+        "2 segments, 10 records, 40 messages: 0 damaged",
+    ]
+    last = dataclasses.replace(HEADER, first_sequence=1060, previous_first=1040)
+    Written(tmp_path, last, FIVE)
+    ended = nsq_log("verify", tmp_path)
+    assert ended.code == 1
+    assert lines(ended)[0] == f"{failed.name}: {text}"
+    assert f"{begun.name}: unreadable" in lines(ended)[1]
+    assert lines(ended)[2] == "4 segments, 15 records, 60 messages: 1 damaged"
 
 
 def test_verify_shows_gaps_that_the_state_does_not_know(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
@@ -300,13 +335,15 @@ def test_stat_counts_by_topic_and_channel(tmp_path: Path, nsq_log: NSQ_LOG) -> N
     first = Written(tmp_path, HEADER, FIVE)
     second = Written(tmp_path, SECOND, FIVE)
     other = dataclasses.replace(HEADER, incarnation=9, first_sequence=0)
+    open_ = [MessageRange(1001, 2, 1), MessageRange(1005, 1, 3)]
+    held = [HeldRange(99, 1006, 3, 1), HeldRange(100, 1011, 4, 0), HeldRange(200, 1030, 2, 0)]
     Written(tmp_path, other, [simple_batch([b"x"])])
     put_state(
         tmp_path,
         AddTopic(TOPIC),
-        AddChannel(StoredChannel(8, 7, "c", True, 1010, 1040)),
-        PutHeld(StoredHeld(8, 0, 3, 0, b"")),
-        PutHeld(StoredHeld(8, 1, 4, 0, b"")),
+        AddChannel(StoredChannel(8, 7, "c", True, 1010, 1040, pack_open(open_, 6), 99)),
+        AddChannel(StoredChannel(10, 9, "d", False, 0, 1)),
+        PutHeld(StoredHeld(8, 0, 7, 200, held_to_bytes(pack_held(held)))),
     )
     nbytes = first.offsets[-1] + second.offsets[-1]
     ended = nsq_log("stat", tmp_path)
@@ -315,7 +352,7 @@ def test_stat_counts_by_topic_and_channel(tmp_path: Path, nsq_log: NSQ_LOG) -> N
     assert lines(ended) == [
         f"t incarnation 7: 2 segments, {nbytes} bytes, 40 messages, sequences 1000 to 1039,"
         f" {moment} to {moment}, durability always",
-        "  channel c: next 1010, lag 30, held 7, paused",
+        "  channel c: next 1010, lag 24, open 3, held 6, paused",
         "t incarnation 9: 1 segments, 200 bytes, 1 messages, sequences 0 to 0,"
         f" {moment} to {moment}",
     ]

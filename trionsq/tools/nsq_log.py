@@ -20,6 +20,8 @@ from trionsq.core.batch import MessageBatch
 from trionsq.options import BOOL, INT, STRING, choice, option
 from trionsq.storage.log.batches import parse_batch
 from trionsq.storage.log.format import FormatError, RecordHead, UnsupportedError
+from trionsq.storage.log.ranges import unpack_open
+from trionsq.storage.log.rows import StateContent, StoredChannel
 from trionsq.tools.common import exit_with_usage, read_options
 from trionsq.tools.nsq_log_folder import (
     DAMAGED,
@@ -28,7 +30,7 @@ from trionsq.tools.nsq_log_folder import (
     LogFolder,
     LogSegment,
     TopicSegments,
-    held_counts,
+    held_count,
 )
 from trionsq.tools.nsq_log_verify import stretch, verify
 
@@ -66,27 +68,31 @@ class _Counts:
 def _stat(log: LogFolder) -> None:
     """Print a row for each topic, and one for each of its channels if the state is there."""
     rows = {row.number: row for row in log.state.topics} if log.state else {}
-    held = held_counts(log.state) if log.state else {}
     for topic in log.topics:
         counts = _count(log, topic)
         text = f"{topic.topic} incarnation {topic.incarnation}:"
         text += f" {len(topic.segments)} segments, {counts.nbytes} bytes"
         text += f", {counts.messages} messages"
-        if counts.first and counts.last:
+        if counts.first is not None and counts.last is not None:
             text += f", sequences {counts.first.sequence} to {counts.last.next_sequence - 1}"
             text += f", {_time(counts.first.timestamp_ns)} to {_time(counts.last.timestamp_ns)}"
         if topic.incarnation in rows:
             row = rows[topic.incarnation]
             text += f", durability {row.durability}" + (", paused" if row.paused else "")
         print(text)
-        for channel in log.state.channels if log.state else ():
-            if channel.topic == topic.incarnation:
-                paused = ", paused" if channel.paused else ""
-                print(
-                    f"  channel {channel.name}: next {channel.next},"
-                    f" lag {channel.frontier - channel.next},"
-                    f" held {held.get(channel.number, 0)}{paused}"
-                )
+        if log.state is not None:
+            for channel in log.state.channels:
+                if channel.topic == topic.incarnation:
+                    print(f"  channel {channel.name}: {_channel_text(log.state, channel)}")
+
+
+def _channel_text(state: StateContent, channel: StoredChannel) -> str:
+    opened, skipped = unpack_open(channel.open)
+    lag = channel.frontier - channel.next - skipped
+    return (
+        f"next {channel.next}, lag {lag}, open {sum(one.count for one in opened)},"
+        f" held {held_count(state, channel)}{', paused' if channel.paused else ''}"
+    )
 
 
 def _count(log: LogFolder, topic: TopicSegments) -> _Counts:

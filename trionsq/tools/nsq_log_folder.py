@@ -6,10 +6,10 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -21,7 +21,8 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
-from trionsq.storage.log.rows import StateContent, StateError
+from trionsq.storage.log.ranges import held_from_bytes, unpack_held
+from trionsq.storage.log.rows import StateContent, StateError, StoredChannel
 from trionsq.storage.log.segments import Scan, parse_segment_name, read_header, scan_segment
 from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tables import StateTables
@@ -33,7 +34,7 @@ __all__ = [
     "LogFolder",
     "LogSegment",
     "TopicSegments",
-    "held_counts",
+    "held_count",
 ]
 
 # Exit codes.
@@ -67,11 +68,18 @@ class LogSegment:
 
 @dataclass(frozen=True, slots=True)
 class TopicSegments:
-    """The segments of one incarnation of a topic, in order; at least one."""
+    """The segments of one incarnation of a topic.
+
+    Attributes:
+        topic, incarnation: as the names of the files say.
+        segments: the log, in order, and unreadable files that may belong to it.
+        others: files that do not: no later segment names them as the one before it.
+    """
 
     topic: str
     incarnation: int
     segments: list[LogSegment]
+    others: list[LogSegment]
 
 
 class LogFolder:
@@ -167,16 +175,40 @@ def topics_in(path: str, *, closed_only: bool) -> list[TopicSegments]:
     found.sort(key=_order)
     topics = []
     for (topic, incarnation), group in groupby(found, key=lambda it: (it.topic, it.incarnation)):
-        segments = list(_with_headers(path, group, closed_only))
-        for segment, following in pairwise(segments):
-            header = following.header
-            if header is not None and header.previous_first == segment.first:
-                segment.end = header.previous_end
+        one = _chained(topic, incarnation, list(_with_headers(path, group, closed_only)))
         if closed_only:
-            segments = segments[:-1]
-        if segments:
-            topics.append(TopicSegments(topic, incarnation, segments))
+            del one.segments[-1:]
+            one.others.clear()
+        if one.segments or one.others:
+            topics.append(one)
     return topics
+
+
+def _chained(topic: str, incarnation: int, segments: list[LogSegment]) -> TopicSegments:
+    """Follow the segments as nsqd does, from the last one back: each names the one before it."""
+    readable = {it.first: it for it in segments if it.header is not None}
+    chain = []
+    # The first sequences of segments that are named, and are not readable.
+    lacking = set()
+    wanted, end = max(readable, default=None), None
+    while wanted is not None:
+        segment = readable.pop(wanted, None)
+        if segment is None:
+            # Missing or unreadable: those before it are read all the same.
+            lacking.add(wanted)
+            wanted = max((first for first in readable if first < wanted), default=None)
+            end = None
+            continue
+        assert segment.header is not None
+        segment.end = end
+        chain.append(segment)
+        wanted, end = segment.header.previous_first, segment.header.previous_end
+    others = list(readable.values())
+    for segment in segments:
+        if segment.header is None:
+            is_empty = segment.nbytes <= SEGMENT_HEADER_BYTES and segment.first not in lacking
+            (others if is_empty else chain).append(segment)
+    return TopicSegments(topic, incarnation, sorted(chain, key=_order), sorted(others, key=_order))
 
 
 def _order(segment: LogSegment) -> tuple[str, int, int]:
@@ -247,9 +279,12 @@ def read_state(path: str) -> StateContent | None:
         raise StateError(f"{STATE_FILE}: {error}") from error
 
 
-def held_counts(state: StateContent) -> Mapping[int, int]:
-    """Return how many messages are held, by the number of their channel."""
-    counts: dict[int, int] = {}
+def held_count(state: StateContent, channel: StoredChannel) -> int:
+    """Return how many deferred messages a channel has."""
+    count = 0
     for row in state.held:
-        counts[row.channel] = counts.get(row.channel, 0) + row.count
-    return counts
+        if row.channel == channel.number:
+            packed = held_from_bytes(row.data)
+            held = (unpack_held(packed, at) for at in range(len(packed) // 3))
+            count += sum(one.count for one in held if one.due_ns > channel.fired_ns)
+    return count

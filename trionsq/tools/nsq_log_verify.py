@@ -36,19 +36,22 @@ def verify(log: LogFolder) -> None:
 
 def _verify_topic(log: LogFolder, topic: TopicSegments, sums: _Found) -> None:
     known: tuple[tuple[int, int], ...] = ()
-    before: LogSegment | None = None
+    wanted: int | None = None
+    firsts = [segment.first for segment in topic.segments]
     # The sequence that should come next; None if that is not known.
     expected: int | None = None
     if log.state is not None:
         for line in _places(log.state, topic):
-            print(f"{topic.segments[0].name}: {line}")
+            print(f"{(topic.segments or topic.others)[0].name}: {line}")
         for row in log.state.topics:
             if row.number == topic.incarnation:
-                known, expected = row.gaps, row.first
+                known, wanted = row.gaps, row.first
+    for other in topic.others:
+        print(f"{other.name}: not of the log: no later segment names it as the one before it")
     for segment in topic.segments:
         sums.segments += 1
-        faults = list(_missing(segment, before, expected))
-        if faults or before is None or segment.header is None:
+        faults = list(_missing(segment, firsts, wanted))
+        if faults or segment.header is None:
             expected = None
         if segment.fault:
             faults.append(segment.fault)
@@ -69,21 +72,17 @@ def _verify_topic(log: LogFolder, topic: TopicSegments, sums: _Found) -> None:
             print(f"{segment.name}: {fault}")
             log.code = DAMAGED
         sums.damage += len(faults)
-        before = segment
 
 
-def _missing(segment: LogSegment, before: LogSegment | None, first: int | None) -> Iterator[str]:
-    """Yield what is missing between a segment and the one before it.
+def _missing(segment: LogSegment, firsts: Sequence[int], wanted: int | None) -> Iterator[str]:
+    """Yield whether the segment before this one is missing: nsqd removes only the oldest ones.
 
-    ``first`` is the first sequence that the state needs, if there is no segment before.
+    ``firsts`` are the first sequences of all; ``wanted`` is the first that the state needs.
     """
     previous = None if segment.header is None else segment.header.previous_first
-    if previous is None:
+    if previous is None or previous in firsts:
         return
-    if before is None:
-        if first is not None and first < segment.first:
-            yield f"the segments before it are missing: sequences {first} to {segment.first - 1}"
-    elif previous != before.first:
+    if previous > firsts[0] or (wanted is not None and wanted < segment.first):
         yield f"the segment before it, from sequence {previous} on, is missing"
 
 
