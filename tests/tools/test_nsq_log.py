@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from struct import pack, pack_into
 from zlib import crc32
@@ -153,11 +155,12 @@ def test_verify_sees_what_is_missing_before_the_next_segment(
 
 def test_verify_sees_missing_and_repeated_segments(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
     """A file that is gone from the middle or the beginning, and sequences that come twice."""
-    third = dataclasses.replace(HEADER, first_sequence=1040, previous_first=1020)
+    third = dataclasses.replace(HEADER, first_sequence=1040, previous_first=1020, previous_end=150)
     Written(tmp_path, HEADER, FIVE)
     last = Written(tmp_path, third, FIVE)
     ended = nsq_log("verify", tmp_path)
     assert ended.code == 1
+    assert lines(ended)[1] == "2 segments, 10 records, 40 messages: 1 damaged"
     assert lines(ended)[0] == (
         f"{last.name}: the segment before it, from sequence 1020 on, is missing"
     )
@@ -213,6 +216,20 @@ def test_verify_shows_gaps_that_the_state_does_not_know(tmp_path: Path, nsq_log:
     assert lines(ended)[0] == f"{later.name}: gap at 128: no sequences 1020 to 1024"
     put_state(tmp_path, AddTopic(dataclasses.replace(TOPIC, gaps=((1020, 1025),))))
     assert len(lines(nsq_log("verify", tmp_path))) == 1
+    put_state(tmp_path, UpdateTopic(dataclasses.replace(TOPIC, gaps=((1020, 1023),))))
+    assert len(lines(nsq_log("verify", tmp_path))) == 2
+
+
+def test_verify_names_a_record_that_is_there_twice(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
+    """Nothing is lost by it; it is damage nevertheless."""
+    one = Written(tmp_path, HEADER, FIVE)
+    data = one.path.read_bytes()
+    begin, end = one.offsets[3:5]
+    again = data[:end] + data[begin:end] + data[end:]
+    one.path.write_bytes(again)
+    ended = nsq_log("verify", tmp_path)
+    assert ended.code == 1
+    assert lines(ended)[0] == (f"{one.name}: damage at {end} to {end + end - begin}: no sequences")
 
 
 def test_verify_checks_headers(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
@@ -252,11 +269,17 @@ def test_verify_tells_what_the_state_does_not_know(tmp_path: Path, nsq_log: NSQ_
         ended = nsq_log("verify", tmp_path)
         assert ended.code == 0
         assert lines(ended)[0].startswith(f"{one.name}: {text}")
-    (tmp_path / "trionsq.state.db").write_bytes(b"no database at all" * 100)
+    with closing(sqlite3.connect(tmp_path / "trionsq.state.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
     ended = nsq_log("verify", tmp_path)
-    assert ended.code == 1
-    assert "trionsq.state.db" in ended.err
-    assert lines(ended) == ["1 segments, 5 records, 20 messages: 0 damaged"]
+    assert ended.code == 2
+    assert "trionsq.state.db has schema version 99" in ended.err
+    (tmp_path / "trionsq.state.db").write_bytes(b"no database at all" * 100)
+    one.flip(200)
+    ended = nsq_log("verify", tmp_path)
+    assert ended.code == 2
+    assert "trionsq.state.db: file is not a database" in ended.err
+    assert lines(ended)[1] == "1 segments, 4 records, 16 messages: 1 damaged"
 
 
 # Refusals
@@ -304,13 +327,14 @@ def test_beside_an_nsqd_closed_segments_are_read(tmp_path: Path, nsq_log: NSQ_LO
     last = Written(tmp_path, dataclasses.replace(SECOND, previous_end=first.offsets[-1]), FIVE)
     last.flip(200)
     (tmp_path / "trionsq.state.db").write_bytes(b"damaged")
+    (tmp_path / segment_name("t", 7, 1040)).write_bytes(b"TRIONSQL")
     with FolderLock(str(tmp_path)):
         ended = nsq_log("verify", tmp_path)
         assert ended.code == 0
         assert lines(ended) == ["1 segments, 5 records, 20 messages: 0 damaged"]
         assert "nsqd runs: the last segment" in ended.err
         assert len(lines(nsq_log("cat", "--topic=t", tmp_path))) == 20
-    assert nsq_log("verify", tmp_path).code == 1
+    assert nsq_log("verify", tmp_path).code == 2
 
 
 def test_the_tool_changes_nothing(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
@@ -359,6 +383,16 @@ def test_stat_counts_by_topic_and_channel(tmp_path: Path, nsq_log: NSQ_LOG) -> N
     assert lines(nsq_log("stat", "--topic=u", tmp_path)) == []
 
 
+def test_stat_names_damage(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
+    """A damaged head is seen, for the counts lack its messages."""
+    one = Written(tmp_path, HEADER, FIVE)
+    one.flip(130)
+    ended = nsq_log("stat", tmp_path)
+    assert ended.code == 1
+    assert "damage at 128 to" in ended.err
+    assert " 16 messages" in lines(ended)[0]
+
+
 def test_stat_sees_what_the_last_commit_said(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
     """After kill -9 the last commits are in the WAL alone; they count."""
     Written(tmp_path, HEADER, FIVE)
@@ -373,7 +407,7 @@ def test_stat_sees_what_the_last_commit_said(tmp_path: Path, nsq_log: NSQ_LOG) -
 
 def test_cat_prints_messages_from_a_sequence_on(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
     """JSON lines over the ends of records and segments; raw bodies; of the last incarnation."""
-    Written(tmp_path, HEADER, FIVE)
+    first = Written(tmp_path, HEADER, FIVE)
     Written(tmp_path, SECOND, FIVE)
     found = list(map(json.loads, lines(nsq_log("cat", "--topic=t", tmp_path))))
     assert [one["sequence"] for one in found] == list(range(1000, 1040))
@@ -386,8 +420,10 @@ def test_cat_prints_messages_from_a_sequence_on(tmp_path: Path, nsq_log: NSQ_LOG
     }
     some = ("cat", tmp_path, "--topic=t", "--from-sequence=1018", "--count", "3", "--format=raw")
     assert nsq_log(*some).out == b"4-2\n4-3\n0-0\n"
-    last = ("cat", tmp_path, "--topic=t", "--from-sequence=1039")
-    assert len(lines(nsq_log(*last))) == 1
+    first.flip(300)
+    ended = nsq_log("cat", tmp_path, "--topic=t", "--from-sequence=1039")
+    assert (ended.code, ended.err, len(lines(ended))) == (0, "", 1)
+    first.flip(300)
     assert lines(nsq_log("cat", tmp_path, "--topic=t", "--from-sequence=1040")) == []
     other = dataclasses.replace(HEADER, incarnation=9)
     stamps = ListColumn([pack(">q", NS + 5)])

@@ -24,7 +24,6 @@ from trionsq.storage.log.ranges import unpack_open
 from trionsq.storage.log.rows import StateContent, StoredChannel
 from trionsq.tools.common import exit_with_usage, read_options
 from trionsq.tools.nsq_log_folder import (
-    DAMAGED,
     GOOD,
     UNREADABLE,
     LogFolder,
@@ -106,8 +105,9 @@ def _count(log: LogFolder, topic: TopicSegments) -> _Counts:
                 counts.messages += head.count
                 counts.first = counts.first or head
                 counts.last = head
-            elif scan.damage:
-                log.code = DAMAGED
+            else:
+                for one in scan.damage:
+                    log.damaged(f"{segment.name}: {stretch('damage', one)}")
     return counts
 
 

@@ -111,16 +111,21 @@ class LogFolder:
         try:
             self.state = read_state(path)
         except StateError as error:
-            self.damaged(str(error))
+            self.remark(str(error))
+            self.code = UNREADABLE
 
     def remark(self, text: str) -> None:
         """Write a line to stderr."""
         print(f"nsq_log: {text}", file=sys.stderr)
 
     def damaged(self, text: str) -> None:
-        """Write a line about damage to stderr, and end with the exit code for it."""
+        """Write a line about damage to stderr, and note it for the exit code."""
         self.remark(text)
-        self.code = DAMAGED
+        self.note_damage()
+
+    def note_damage(self) -> None:
+        """End with the exit code for damage, if not with a worse one."""
+        self.code = max(self.code, DAMAGED)
 
     def records(
         self, segment: LogSegment, *, check_bodies: bool

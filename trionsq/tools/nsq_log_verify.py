@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trionsq.storage.log.format import RecordHead
 from trionsq.storage.log.rows import StateContent
 from trionsq.storage.log.segments import Damage, Scan
-from trionsq.tools.nsq_log_folder import DAMAGED, LogFolder, LogSegment, TopicSegments
+from trionsq.tools.nsq_log_folder import LogFolder, LogSegment, TopicSegments
 
 __all__ = ["stretch", "verify"]
 
@@ -70,7 +70,7 @@ def _verify_topic(log: LogFolder, topic: TopicSegments, sums: _Found) -> None:
             expected = head.next_sequence
         for fault in faults:
             print(f"{segment.name}: {fault}")
-            log.code = DAMAGED
+            log.note_damage()
         sums.damage += len(faults)
 
 
