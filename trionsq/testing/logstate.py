@@ -70,6 +70,12 @@ class _DatabaseContent(FileContent):
         return bytes(self.data)
 
 
+def _open(image: bytes) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.deserialize(image)
+    return connection
+
+
 class MemoryState:
     """A `trionsq.storage.log.rows.State` on a simulated disk.
 
@@ -93,12 +99,9 @@ class MemoryState:
         except OSError as error:
             raise StateError(f"{self.path}: {error.strerror}") from error
         image[18:20] = b"\1\1"  # a real file may have been used with WAL
-        self._connection = sqlite3.connect(
-            ":memory:", isolation_level=None, check_same_thread=False
-        )
+        self._connection = _open(bytes(image))
         self._tables = StateTables(self._connection)
         try:
-            self._connection.deserialize(bytes(image))
             fault = self._tables.fault(quick=True)
         except sqlite3.Error as error:
             fault = f"is damaged: {error}"
@@ -151,10 +154,12 @@ class MemoryState:
             self._content.uncertain = None
 
         def fail() -> None:
+            # In another database: SQLite serializes only what is committed.
+            copy = _open(self._connection.serialize())
             with suppress(sqlite3.Error):
-                self._change(changes)
-                self._content.uncertain = self._connection.serialize()
-                self._connection.execute("ROLLBACK")
+                StateTables(copy).write(changes)
+                self._content.uncertain = copy.serialize()
+            copy.close()
 
         self._perform("sync", WAL_FILE, commit, fail)
 
