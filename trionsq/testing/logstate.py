@@ -144,12 +144,14 @@ class MemoryState:
 
     def _commit(self, changes: Sequence[Change]) -> None:
         def commit() -> None:
-            pages = self._pages()
+            is_limited = self._disk.capacity is not None
+            pages = self._pages() if is_limited else 0
             self._change(changes)
-            grown = max(self._pages() - pages, 1) * _PAGE_BYTES
-            if self._disk.capacity is not None and self._disk._free_bytes() < grown:
-                self._connection.execute("ROLLBACK")
-                raise self._disk._error(errno.ENOSPC, WAL_FILE)
+            if is_limited:
+                grown = max(self._pages() - pages, 1) * _PAGE_BYTES
+                if self._disk._free_bytes() < grown:
+                    self._connection.execute("ROLLBACK")
+                    raise self._disk._error(errno.ENOSPC, WAL_FILE)
             self._connection.execute("COMMIT")
             self._content.uncertain = None
 
