@@ -70,6 +70,12 @@ class _DatabaseContent(FileContent):
         return bytes(self.data)
 
 
+def _open(image: bytes) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.deserialize(image)
+    return connection
+
+
 class MemoryState:
     """A `trionsq.storage.log.rows.State` on a simulated disk.
 
@@ -93,12 +99,9 @@ class MemoryState:
         except OSError as error:
             raise StateError(f"{self.path}: {error.strerror}") from error
         image[18:20] = b"\1\1"  # a real file may have been used with WAL
-        self._connection = sqlite3.connect(
-            ":memory:", isolation_level=None, check_same_thread=False
-        )
+        self._connection = _open(bytes(image))
         self._tables = StateTables(self._connection)
         try:
-            self._connection.deserialize(bytes(image))
             fault = self._tables.fault(quick=True)
         except sqlite3.Error as error:
             fault = f"is damaged: {error}"
@@ -141,20 +144,24 @@ class MemoryState:
 
     def _commit(self, changes: Sequence[Change]) -> None:
         def commit() -> None:
-            pages = self._pages()
+            is_limited = self._disk.capacity is not None
+            pages = self._pages() if is_limited else 0
             self._change(changes)
-            grown = max(self._pages() - pages, 1) * _PAGE_BYTES
-            if self._disk.capacity is not None and self._disk._free_bytes() < grown:
-                self._connection.execute("ROLLBACK")
-                raise self._disk._error(errno.ENOSPC, WAL_FILE)
+            if is_limited:
+                grown = max(self._pages() - pages, 1) * _PAGE_BYTES
+                if self._disk._free_bytes() < grown:
+                    self._connection.execute("ROLLBACK")
+                    raise self._disk._error(errno.ENOSPC, WAL_FILE)
             self._connection.execute("COMMIT")
             self._content.uncertain = None
 
         def fail() -> None:
+            # In another database: SQLite serializes only what is committed.
+            copy = _open(self._connection.serialize())
             with suppress(sqlite3.Error):
-                self._change(changes)
-                self._content.uncertain = self._connection.serialize()
-                self._connection.execute("ROLLBACK")
+                StateTables(copy).write(changes)
+                self._content.uncertain = copy.serialize()
+            copy.close()
 
         self._perform("sync", WAL_FILE, commit, fail)
 

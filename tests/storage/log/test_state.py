@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -123,7 +124,8 @@ def test_a_deleted_topic_is_a_tombstone_until_its_files_are_gone(
 ) -> None:
     """Its name stays with its number, beside a new topic of that name, until it is forgotten."""
     state = open_it(SimulatedDisk())
-    changes: list[Change] = [AddTopic(topic(1)), AddChannel(channel(2)), DropTopic(1)]
+    changes: list[Change] = [AddTopic(topic(1)), AddChannel(channel(2))]
+    changes += [PutHeld(StoredHeld(2, 0, 1, 0, b"x")), DropTopic(1)]
     changes += [AddTopic(topic(3)), UpdateChannel(channel(2)), ForgetTopic(3)]
     for part in [changes] if together else [[change] for change in changes]:
         state.apply(part)
@@ -234,7 +236,10 @@ def test_a_full_disk_costs_the_reserve_and_not_the_commit(open_it: Callable[...,
     state.checkpoint()
     assert gave_up(state)
     assert len(state.load().channels) == 1
-    disk.capacity += 2 * RESERVE_BYTES
+    disk.capacity = sum(map(len, disk.files().values())) + RESERVE_BYTES + 100_000
+    state.checkpoint()
+    assert gave_up(state), "it would be given up again soon"
+    disk.capacity += RESERVE_BYTES
     state.checkpoint()
     assert not gave_up(state)
     assert len(disk.files()[RESERVE_FILE]) == RESERVE_BYTES
@@ -254,6 +259,19 @@ def test_without_a_reserve_a_full_disk_fails_the_commit_until_there_is_room(
     assert state.load() == StateContent()
     disk.capacity = None
     state.apply([AddTopic(topic(1)), PutMeta("key", bytes(20_000))])
+    assert state.load().topics == [topic(1)]
+
+
+@pytest.mark.parametrize("open_it", OPENINGS.values(), ids=OPENINGS)
+def test_another_error_costs_no_reserve(open_it: Callable[..., State]) -> None:
+    """Room does not help a disk that is broken."""
+    disk = SimulatedDisk()
+    state = open_it(disk, reserve_bytes=RESERVE_BYTES)
+    disk.fail(errno.EIO, only={"sync"})
+    with pytest.raises(StateError, match=STATE_FILE):
+        state.apply([AddTopic(topic(1))])
+    assert not gave_up(state)
+    state.apply([AddTopic(topic(1))])
     assert state.load().topics == [topic(1)]
 
 

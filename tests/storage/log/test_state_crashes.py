@@ -23,7 +23,7 @@ Open = Callable[[SimulatedDisk], State]
 
 # SQLite ignores that the size of a file cannot be read where it does not matter; apsw does not.
 FAILING = OPERATIONS - {"size"}
-SEEDS = range(by_level(test=1, short=4, full=24))
+SEEDS = range(by_level(test=1, short=2, full=24))
 
 each_kind = pytest.mark.parametrize("open_it", KINDS.values(), ids=KINDS)
 each_stop = pytest.mark.parametrize(
