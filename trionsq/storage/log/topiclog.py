@@ -39,6 +39,10 @@ _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
 class LogHost(ReadHost, Protocol):
     """What all logs of a node share."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be published."""
+
     def write_soon(self, log: TopicLog) -> None:
         """Have a round of the log written."""
 
@@ -139,6 +143,8 @@ class TopicLog:
             raise NotImplementedError("these messages are in the log already")
         if self.is_deleted:
             raise BackendError("the topic is deleted")
+        if self._node.is_full:
+            raise BackendError("the disk is full")
         if self._round is None:
             self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
@@ -372,7 +378,19 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
+            scan=self._scan_place(),
         )
+
+    def _scan_place(self) -> tuple[int, int, int] | None:
+        """Return a place before all that a start has to know: nothing is handed on behind it."""
+        if not self.segments:
+            return None
+        segment = self.segments[-1]
+        sequence = min(self.handed_on, self.safe_end)
+        if segment.index is None or sequence < segment.first:
+            return None
+        known, offset = segment.index.find(sequence)
+        return segment.first, offset, known
 
 
 class _Reader(Cursor):
