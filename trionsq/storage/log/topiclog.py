@@ -123,7 +123,8 @@ class TopicLog:
 
     @property
     def pending(self) -> Round | None:
-        return self._round
+        round_ = self.last_round
+        return None if round_ is None or (round_.is_done and round_.error is None) else round_
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         raise NotImplementedError("a topic defers nothing")
