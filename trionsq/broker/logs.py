@@ -22,7 +22,7 @@ from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.rows import Change, State, StateError, UpdateTopic
 from trionsq.storage.log.snapshot import take_snapshot
@@ -72,6 +72,7 @@ class LogTopics:
         self._seen: dict[Cursor, tuple[int, ...]] = {}
         self._low: dict[Cursor, int] = {}
         self.ids_after_ns = 0
+        self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
     def __repr__(self) -> str:
         return f"<LogTopics {self._node}>"
@@ -97,6 +98,7 @@ class LogTopics:
             self._folder,
             state,
             durability=self._options.durability,
+            segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
         for found in open_logs(node, content):
