@@ -123,8 +123,9 @@ class TopicLog:
 
     @property
     def pending(self) -> Round | None:
-        round_ = self.last_round
-        return None if round_ is None or (round_.is_done and round_.error is None) else round_
+        # Also while a job writes it: nothing gathers then.
+        newest = self.last_round
+        return None if newest is None or (newest.is_done and not newest.error) else newest
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         raise NotImplementedError("a topic defers nothing")
