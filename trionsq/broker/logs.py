@@ -15,17 +15,15 @@ import trio
 
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import Topic
-from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
 from trionsq.core.queue import Backend, Round
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
-from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
-from trionsq.storage.log.rows import Change, State, StateError, UpdateTopic
-from trionsq.storage.log.snapshot import take_snapshot
+from trionsq.storage.log.rows import State, StateError
+from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.wire.names import is_ephemeral
@@ -68,10 +66,9 @@ class LogTopics:
         self._node: LogNode | None = None
         self._state: State | None = None
         self._found: dict[str, FoundLog] = {}
-        # What the last snapshot of each channel saw, and below which sequence all was finished.
-        self._seen: dict[Cursor, tuple[int, ...]] = {}
-        self._low: dict[Cursor, int] = {}
+        self._snapshots = Snapshots()
         self.ids_after_ns = 0
+        self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
     def __repr__(self) -> str:
         return f"<LogTopics {self._node}>"
@@ -97,6 +94,7 @@ class LogTopics:
             self._folder,
             state,
             durability=self._options.durability,
+            segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
         for found in open_logs(node, content):
@@ -160,62 +158,18 @@ class LogTopics:
         node = self._node
         if node is None:
             return None
-        changes: list[Change] = []
         looked_at = 0
-        removed: list[str] = []
         for topic in list(self._topics.values()):
             topic_log = topic.core.store.backend
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
                 continue
             for channel in list(topic.core.channels.values()):
-                changes += self._channel_changes(channel, topic_log.number)
+                self._snapshots.add_channel(channel.core, topic_log.number)
                 looked_at += 1
                 if looked_at % _CHANNELS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
-            removed += self._retire_segments(topic, topic_log)
-            changes += self._topic_changes(topic_log)
-        if not changes:
-            return None
-        committed = node.commit(changes)
-        if removed:
-            node.remove_after(committed, removed, lambda: None, lambda: None)
-        return committed
-
-    def _channel_changes(self, core: ChannelState, topic: int) -> list[Change]:
-        cursor = core.store.backend
-        if not isinstance(cursor, Cursor):
-            return []
-        cursor.is_paused = core.paused
-        seen = (
-            cursor.next,
-            cursor.frontier,
-            cursor.depth,
-            core.finish_count,
-            core.requeue_count,
-            core.timeout_count,
-            core.in_flight.count,
-            core.store.memory.depth,
-            core.paused,
-        )
-        if self._seen.get(cursor) == seen and not cursor.held.has_changed:
-            return []
-        snapshot = take_snapshot(cursor, topic, core.store.memory, core.in_flight)
-        self._seen[cursor] = seen
-        self._low[cursor] = snapshot.low
-        return snapshot.changes
-
-    def _topic_changes(self, topic_log: TopicLog) -> list[Change]:
-        row = topic_log.row()
-        if topic_log.stored == row:
-            return []
-        topic_log.stored = row
-        return [UpdateTopic(row)]
-
-    def _retire_segments(self, topic: Topic, topic_log: TopicLog) -> list[str]:
-        """Leave the segments that nobody needs; their files go after the commit."""
-        topic_log.is_paused = topic.core.paused
-        lows = [self._low.get(cursor, 0) for cursor in topic_log.cursors.values()]
-        return topic_log.retire_segments(min([topic_log.handed_on, *lows]))
+            self._snapshots.add_topic(topic.core, topic_log)
+        return self._snapshots.commit(node)
 
     async def commit(self) -> str | None:
         """Make durable what was changed by hand so far; return why that failed."""

@@ -83,6 +83,7 @@ class ChannelState(ChannelDispatch):
         self.requeue_count = 0
         self.latencies: Latencies | None = None
         self.failed: Callable[[Exception], None] = _raise
+        self.store.backend_out_count = self.deferred_count
 
     def __repr__(self) -> str:
         return (

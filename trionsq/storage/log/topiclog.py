@@ -127,7 +127,9 @@ class TopicLog:
 
     @property
     def pending(self) -> Round | None:
-        return self._round
+        # Also while a job writes it: nothing gathers then.
+        newest = self.last_round
+        return None if newest is None or (newest.is_done and not newest.error) else newest
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         raise NotImplementedError("a topic defers nothing")
