@@ -11,11 +11,11 @@ from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import Round
 from trionsq.storage.log.held import HeldMessages, MessageSource
-from trionsq.storage.log.ranges import MessageRange, segment_ranges
+from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
-from trionsq.storage.log.rows import Change, DropHeld
+from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog"]
+__all__ = ["Cursor", "CursorLog", "TopicReader"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -318,6 +318,22 @@ class Cursor:
 
     # The state
 
+    def row(self, topic: int, open_: Iterable[MessageRange] = ()) -> StoredChannel:
+        """Return what the state should have of the channel; ``open_``: what is read, not finished.
+
+        ``topic`` is the number of its topic.
+        """
+        return StoredChannel(
+            number=self.number,
+            topic=topic,
+            name=self.name,
+            paused=self.is_paused,
+            next=self.next,
+            frontier=self.frontier,
+            open=pack_open(open_, self.skipped),
+            fired_ns=self.held.fired_ns,
+        )
+
     def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
         """Take over what was open at the last snapshot: it comes again.
 
@@ -341,6 +357,16 @@ class Cursor:
         for segment in self._fetched:
             yield from segment_ranges(segment)
         yield from self.held.in_transit()
+
+
+class TopicReader(Cursor):
+    """Reads for the topic itself; unlike a channel it hands on deferred messages."""
+
+    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
+        super().__init__(log, 0, "", next_, end)
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        return False
 
 
 def _fit(batch: MessageBatch, first: int, last: int, max_bytes: int) -> int:

@@ -10,7 +10,8 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
-from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.folder import error_text
+from trionsq.storage.log.cursor import Cursor, TopicReader
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import (
@@ -22,7 +23,6 @@ from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
-    StoredChannel,
     StoredTopic,
     UpdateChannel,
     UpdateTopic,
@@ -192,7 +192,7 @@ class TopicLog:
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
             if round_ is not None:
-                round_.finish(_text(job.error))
+                round_.finish(error_text(job.error))
             self.caught_up()
             return
         for batch in job.written:
@@ -263,7 +263,7 @@ class TopicLog:
         if reader is None or reader.next != self.frontier:
             if reader is not None:
                 reader.release()
-            reader = self._reader = _Reader(self, self.frontier, self.safe_end)
+            reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
         reader.frontier, reader.depth = self.safe_end, self.depth
@@ -357,16 +357,7 @@ class TopicLog:
 
     def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
         if cursor.number in self.cursors:
-            row = StoredChannel(
-                number=cursor.number,
-                topic=self.number,
-                name=cursor.name,
-                paused=cursor.is_paused,
-                next=cursor.next,
-                frontier=cursor.frontier,
-                fired_ns=cursor.held.fired_ns,
-            )
-            self._node.commit([UpdateChannel(row), *dropped])
+            self._node.commit([UpdateChannel(cursor.row(self.number)), *dropped])
 
     def row(self) -> StoredTopic:
         """Return what the state should have of the topic."""
@@ -393,19 +384,3 @@ class TopicLog:
             return None
         known, offset = segment.index.find(sequence)
         return segment.first, offset, known
-
-
-class _Reader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages."""
-
-    def __init__(self, log: TopicLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
