@@ -27,6 +27,7 @@ from trionsq.storage.log.rows import (
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
+    parse_draft_name,
     parse_segment_name,
     read_header,
     scan_segment,
@@ -111,9 +112,11 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
 
 
 def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
-    """Return first sequences and names of the segments by incarnation."""
+    """Return first sequences and names of the segments by incarnation; remove drafts."""
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for name in disk.names():
+    names = disk.names()
+    _remove(disk, [name for name in names if parse_draft_name(name)])
+    for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:
             _, number, first = parsed
@@ -142,7 +145,12 @@ def _open_log(
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
     tail = _scan_tail(node.disk, segments, scan_from)
-    end = max([tail.end, row.end, *frontiers, *(channel.next for channel in channels)])
+    # An unreadable file keeps its name, too.
+    unreadable = [first + 1 for first, name in files if name in node.folder.faults]
+    nexts = [channel.next for channel in channels]
+    end = max([tail.end, row.end, *frontiers, *nexts, *unreadable])
+    while segments and segments[-1].first == end:
+        segments.pop()  # it has no message, and the next segment takes its name
     last = segments[-1] if segments else None
     topic_log = TopicLog(
         node,
@@ -222,10 +230,15 @@ def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> lis
         log.error("LOG(%s): %s", row.name, text)
         node.folder.faults[f"log of {row.name}: {first_wanted}"] = text
         older = sorted(first for first in headers if first < first_wanted)
-        segments = [
+        return [
             *(SegmentFile(*headers[first][:2], headers[first][2], None) for first in older),
             *segments,
         ]
+    # Of rounds that were refused, and what was left before the last stop.
+    unneeded = [name for name, _, _ in headers.values()]
+    while len(segments) > 1 and segments[1].first <= row.first:
+        unneeded.append(segments.pop(0).name)
+    _remove(disk, unneeded)
     return segments
 
 
@@ -238,23 +251,30 @@ def _read_header(file: DiskFile, name: str) -> SegmentHeader:
 
 def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail:
     tail = _Tail()
-    for at, segment in enumerate(segments):
-        is_last = at + 1 == len(segments)
-        if not is_last and segments[at + 1].first <= scan_from:
-            continue
+    for at in reversed(range(len(segments))):
+        is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        if not is_needed and tail.last_id:
+            break
+        segment = segments[at]
+        tail.end = max(tail.end, segment.first)
         file = disk.open(segment.name)
         try:
-            scan = scan_segment(file, segment.header, end=segment.end)
-            for head in scan.records:
-                tail.end = head.next_sequence
-                if head.defer_ms and head.next_sequence > scan_from:
-                    tail.deferred.append(head)
-                if head.ids:
-                    first, count = head.ids[-1]
-                    tail.last_id = max(tail.last_id, first + count - 1)
-            segment.end = scan.end
+            _scan_segment(tail, segment, file, scan_from)
         except UnsupportedError as error:
             raise StateError(f"{segment.name}: {error}") from error
         finally:
             close_quietly(file)
+    tail.deferred.sort(key=lambda head: head.sequence)
     return tail
+
+
+def _scan_segment(tail: _Tail, segment: SegmentFile, file: DiskFile, scan_from: int) -> None:
+    scan = scan_segment(file, segment.header, end=segment.end)
+    for head in scan.records:
+        tail.end = max(tail.end, head.next_sequence)
+        if head.defer_ms and head.next_sequence > scan_from:
+            tail.deferred.append(head)
+        if head.ids:
+            first, count = head.ids[-1]
+            tail.last_id = max(tail.last_id, first + count - 1)
+    segment.end = scan.end
