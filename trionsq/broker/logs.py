@@ -164,7 +164,7 @@ class LogTopics:
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
                 continue
             for channel in list(topic.core.channels.values()):
-                self._snapshots.add_channel(channel.core, topic_log.number)
+                self._snapshots.add_channel(channel, topic_log.number)
                 looked_at += 1
                 if looked_at % _CHANNELS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
