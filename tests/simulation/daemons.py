@@ -29,6 +29,7 @@ from trionsq.http.serve import _wait_limits, gate_of
 from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import DelayedBackground
 from trionsq.testing.disk import Crashed
+from trionsq.testing.logstate import open_state
 from trionsq.testing.simulation import End, Machine, Network, Process, World
 from trionsq.transports.transport import TransportStream
 from trionsq.web.framework import Framework, HttpConnection
@@ -94,6 +95,7 @@ class NsqdNode:
         crash: in which operation of a job of the disk the process ends, and what ends it.
         unsaved: what stops could not save.
         gave_up: when each of those stops began, and when it gave up.
+        has_logs: whether its topics keep their messages in logs.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class NsqdNode:
             )
         )
         self._topics = topics
+        self.has_logs = self._options.storage == "log"
 
     def boot(self) -> None:
         """Start it, on whatever is on its disk."""
@@ -141,7 +144,8 @@ class NsqdNode:
         remove_drafts(disk)
         folder = data_folder(self._options, disk, background)
         clock = Clock(now_ns=self.machine.wall_ns)
-        broker = self.broker = Broker(self._options, folder, clock, world.random)
+        broker = self.broker = Broker(self._options, folder, clock, world.random, open_state)
+        broker.logs.segment_bytes = self._options.max_bytes_per_file
         broker.lookups.dial = dial_stream_of(self._network, process)
         broker.ports.tcp, broker.ports.http = TCP_PORT, HTTP_PORT
         async with trio.open_nursery() as nursery:

@@ -20,7 +20,7 @@ from trionsq.core.queue import Backend, Round
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
-from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
@@ -68,6 +68,7 @@ class LogTopics:
         self._found: dict[str, FoundLog] = {}
         self._snapshots = Snapshots()
         self.ids_after_ns = 0
+        self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
     def __repr__(self) -> str:
         return f"<LogTopics {self._node}>"
@@ -93,6 +94,7 @@ class LogTopics:
             self._folder,
             state,
             durability=self._options.durability,
+            segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
         for found in open_logs(node, content):
@@ -162,7 +164,7 @@ class LogTopics:
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
                 continue
             for channel in list(topic.core.channels.values()):
-                self._snapshots.add_channel(channel.core, topic_log.number)
+                self._snapshots.add_channel(channel, topic_log.number)
                 looked_at += 1
                 if looked_at % _CHANNELS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()

@@ -145,6 +145,8 @@ class TopicRegistry:
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
+        if core.deferred_count:  # in a log, since before the start
+            core.scan_at(0.0)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())

@@ -83,7 +83,7 @@ class ChannelState(ChannelDispatch):
         self.requeue_count = 0
         self.latencies: Latencies | None = None
         self.failed: Callable[[Exception], None] = _raise
-        self._deferred_at_start = len(self.deferred)
+        self.store.backend_out_count = self.deferred_count
 
     def __repr__(self) -> str:
         return (
@@ -359,7 +359,7 @@ class ChannelState(ChannelDispatch):
         The cost is constant.
         """
         store = self.store
-        came = self.message_count + store.backend_out_count + self._deferred_at_start
+        came = self.message_count + store.backend_out_count
         went = self.finish_count + store.dropped_count + store.backend_in_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"

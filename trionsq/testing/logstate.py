@@ -16,15 +16,15 @@ from contextlib import suppress
 from random import Random
 from typing import Final, TypeVar
 
-from trionsq.disk import read_file, replace_file
+from trionsq.disk import Disk, read_file, replace_file
 from trionsq.storage.log.reserve import DiskReserve
-from trionsq.storage.log.rows import Change, StateContent, StateError
-from trionsq.storage.log.state import STATE_FILE, WAL_FILE
+from trionsq.storage.log.rows import Change, State, StateContent, StateError
+from trionsq.storage.log.state import STATE_FILE, WAL_FILE, SqliteState
 from trionsq.storage.log.tables import StateTables, empty_state
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.pagecache import FileContent
 
-__all__ = ["MemoryState"]
+__all__ = ["MemoryState", "open_state"]
 
 # As with a real file, the disk is full if there is no room for a page.
 _PAGE_BYTES: Final = 4096
@@ -194,3 +194,12 @@ class MemoryState:
     def _place(self, content: FileContent) -> None:
         with self._disk._lock:
             self._disk._folder.change_durably(((STATE_FILE, content),))
+
+
+def open_state(disk: Disk) -> State:
+    """Open the state of the logs on any disk, or create it.
+
+    Raises:
+        StateError: it is damaged, or an operation of the disk failed.
+    """
+    return MemoryState(disk) if isinstance(disk, SimulatedDisk) else SqliteState(disk)

@@ -1,0 +1,71 @@
+"""Topics with a log, in a broker: what only they promise."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import Gate, check_balances, consume, finish, publish
+from trionsq.broker.runtime import Clock
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import commands
+from trionsq.wire.bodies import ListBodies
+
+LOG = {"storage": "log", "durability": "always"}
+
+
+async def test_nothing_is_answered_before_it_is_written(autojump_clock: MockClock) -> None:
+    """OK waits for the round, also for that of the first publish when nothing else goes on."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        broker.topic("t")
+        background.shut()
+        producer = Conversation.begin(broker)
+        await producer.say(commands.publish("t", b"x"))
+        await producer.silence(5)
+        background.open()
+        await producer.response()
+
+
+async def test_a_publish_that_fails_at_once_is_refused() -> None:
+    """A round that has failed by the time `publish` returns is no stored one."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        topic = broker.topic("t")
+        disk.fail(errno.ENOSPC, forever=True)
+        pending = topic.publish(ListBodies([b"x"]))
+        assert pending is not None
+        assert pending.error is not None
+        disk.heal()
+        assert topic.publish(ListBodies([b"y"])) is None
+        assert topic.core.message_count == 1
+        check_balances(broker)
+
+
+@pytest.mark.parametrize("down_s", [0, 60])
+async def test_what_is_deferred_comes_after_a_restart(
+    down_s: float, autojump_clock: MockClock
+) -> None:
+    """No other work of the channel has to wake it, and its account is right from the start."""
+    disk, clock = SimulatedDisk(), Clock.from_trio()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"late", defer_ms=25_000)
+        await wait_all_tasks_blocked()
+    due_s = trio.current_time() + 25
+    await trio.sleep(down_s)
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        began_s = trio.current_time()
+        core = broker.topics["t"].channels["c"].core
+        assert core.deferred_count == 1
+        assert core.check() is None
+        consumer, [message] = await consume(broker, "t", "c", 1)
+        assert max(due_s, began_s) <= trio.current_time() + 0.1
+        assert trio.current_time() <= max(due_s, began_s) + 1
+        await finish(consumer, message)
+        assert core.check() is None
