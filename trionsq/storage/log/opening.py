@@ -33,6 +33,7 @@ from trionsq.storage.log.rows import (
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
+    parse_draft_name,
     parse_segment_name,
     read_header,
     scan_segment,
@@ -78,7 +79,7 @@ class _Tail:
 
     def note_record(self, head: RecordHead, scan_from: int) -> None:
         """Note a record; those that were deferred before ``scan_from`` are in the state."""
-        self.end = head.next_sequence
+        self.end = max(self.end, head.next_sequence)
         if head.defer_ms and head.next_sequence > scan_from:
             self.deferred.append(head)
         if head.ids:
@@ -126,15 +127,17 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
 
 
 def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
-    """Return first sequences and names of the segments by incarnation."""
+    """Return first sequences and names of the segments by incarnation; remove drafts."""
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for name in disk.names():
+    names = disk.names()
+    _remove(disk, [name for name in names if parse_draft_name(name)])
+    for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:
             _, number, first = parsed
             files[number].append((first, name))
-    for names in files.values():
-        names.sort()
+    for segments in files.values():
+        segments.sort()
     return files
 
 
@@ -157,10 +160,13 @@ def _open_log(
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
     tail = _scan_tail(node.disk, segments, scan_from, row.scan)
-    # One without a record is begun again.
-    while segments and segments[-1].end <= SEGMENT_HEADER_BYTES:
-        segments.pop()
-    end = max([tail.end, row.end, *frontiers, *(channel.next for channel in channels)])
+    # An unreadable file keeps its name, too.
+    known = {segment.first for segment in segments}
+    unreadable = [first + 1 for first, _ in files if first not in known]
+    nexts = [channel.next for channel in channels]
+    end = max([tail.end, row.end, *frontiers, *nexts, *unreadable])
+    while segments and segments[-1].first == end:
+        segments.pop()  # it has no message, and the next segment takes its name
     last = segments[-1] if segments else None
     topic_log = TopicLog(
         node,
@@ -234,6 +240,11 @@ def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> lis
             # What is older is read all the same.
             wanted, end = max([first for first in headers if first < wanted], default=None), None
     segments.reverse()
+    # Of rounds that were refused, and what was left before the last stop.
+    unneeded = [name for name, _, _ in headers.values()]
+    while len(segments) > 1 and segments[1].first <= row.first:
+        unneeded.append(segments.pop(0).name)
+    _remove(node.disk, unneeded)
     return segments
 
 
@@ -270,10 +281,12 @@ def _scan_tail(
 ) -> _Tail:
     """Scan what was written since the state was saved, and cut what is torn."""
     tail = _Tail()
-    for at, segment in enumerate(segments):
-        is_last = at + 1 == len(segments)
-        if not is_last and segments[at + 1].first <= scan_from:
-            continue
+    for at in reversed(range(len(segments))):
+        is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        if not is_needed and tail.last_id:
+            break
+        segment = segments[at]
+        tail.end = max(tail.end, segment.first)
         start = SEGMENT_HEADER_BYTES
         if place is not None and place[0] == segment.first and place[2] <= scan_from:
             start = min(place[1], segment.end)
@@ -288,4 +301,5 @@ def _scan_tail(
             raise StateError(f"{segment.name}: {error}") from error
         finally:
             close_quietly(file)
+    tail.deferred.sort(key=lambda head: head.sequence)
     return tail

@@ -206,7 +206,10 @@ class TopicLog:
         self.caught_up()
 
     def _take_segments(self, job: RoundJob[TopicLog]) -> None:
-        self.segments += job.begun
+        for begun in job.begun:
+            while self.segments and self.segments[-1].first >= begun.first:
+                self.segments.pop()  # nothing in it counted: its file has the new one's name
+            self.segments.append(begun)
         if self._writer.segment is not None and job.error is None:
             self._writer.segment.end = job.offset
 
