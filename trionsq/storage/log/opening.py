@@ -171,7 +171,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(topic_log, channel, held[channel.number], tail.deferred)
+        cursor = _open_cursor(topic_log, channel, held[channel.number], tail)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -184,7 +184,7 @@ def _open_cursor(
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
-    deferred: list[RecordHead],
+    tail: _Tail,
 ) -> Cursor:
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
@@ -193,13 +193,13 @@ def _open_cursor(
         sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
     }
     cursor.held.load(held, row.fired_ns, sequences)
-    for head in deferred:
+    for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
-    cursor.load(opened, skipped)
+    cursor.load(opened, skipped, max(0, row.frontier - max(row.next, tail.end)))
     return cursor
 
 
