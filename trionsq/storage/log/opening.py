@@ -116,6 +116,7 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
     names = disk.names()
     _remove(disk, [name for name in names if parse_draft_name(name)])
+    disk.sync_folder()
     for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:
@@ -260,6 +261,9 @@ def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail
         file = disk.open(segment.name)
         try:
             _scan_segment(tail, segment, file, scan_from)
+            if at + 1 == len(segments):
+                # What a kill left in the page cache is handed out now, so it has to last.
+                file.sync()
         except UnsupportedError as error:
             raise StateError(f"{segment.name}: {error}") from error
         finally:
