@@ -131,6 +131,7 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
     names = disk.names()
     _remove(disk, [name for name in names if parse_draft_name(name)])
+    disk.sync_folder()
     for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:
@@ -187,7 +188,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(topic_log, channel, held[channel.number], tail.deferred)
+        cursor = _open_cursor(topic_log, channel, held[channel.number], tail)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -200,7 +201,7 @@ def _open_cursor(
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
-    deferred: list[RecordHead],
+    tail: _Tail,
 ) -> Cursor:
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
@@ -209,13 +210,13 @@ def _open_cursor(
         sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
     }
     cursor.held.load(held, row.fired_ns, sequences)
-    for head in deferred:
+    for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
-    cursor.load(opened, skipped)
+    cursor.load(opened, skipped, max(0, row.frontier - max(row.next, tail.end)))
     return cursor
 
 
@@ -297,6 +298,9 @@ def _scan_tail(
             for head in scan.records:
                 tail.note_record(head, scan_from)
             segment.end = scan.end
+            if at + 1 == len(segments):
+                # What a kill left in the page cache is handed out now, so it has to last.
+                file.sync()
         except UnsupportedError as error:
             raise StateError(f"{segment.name}: {error}") from error
         finally:

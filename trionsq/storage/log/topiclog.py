@@ -263,17 +263,19 @@ class TopicLog:
     def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
         """Read what was published when there was no channel."""
         reader = self._reader
-        if reader is None or reader.next != self.frontier:
+        if reader is None or reader.began_at != self.frontier:
             if reader is not None:
                 reader.release()
             reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
+        else:
+            # A job may have found that messages are lost.
+            self.depth -= reader.left - reader.depth
         reader.frontier, reader.depth = self.safe_end, self.depth
-        before = reader.depth
         segment = reader.read(max_count, max_bytes)
-        self.depth -= before - reader.depth
-        self.frontier = reader.next
+        self.depth = reader.left = reader.depth
+        self.frontier = reader.began_at = reader.next
         return segment
 
     def unread(self, segment: Segment) -> bool:

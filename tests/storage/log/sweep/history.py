@@ -326,7 +326,12 @@ class History:
             return
         named = {segment.name for topic in world.topics.values() for segment in topic.log.segments}
         for name in world.disk.files():
-            if ".log." in name and name not in named:
+            if ".log." not in name or name in named:
+                continue
+            parsed = parse_segment_name(name)
+            log = world.node.logs.get(parsed[1]) if parsed else None
+            # A segment without a message stays until one takes its name.
+            if parsed is None or log is None or parsed[2] != log.end:
                 raise Broken(f"nobody names the file {name}")
         with suppress(FileNotFoundError):
             for name in named - set(world.disk.files()):

@@ -336,11 +336,11 @@ class World:
         account.fan_out()
 
     def pause_channel(self, channel: LiveChannel, *, paused: bool) -> None:
-        self._answer_pause(channel.account, paused=paused)
         if paused:
             channel.core.pause()
         else:
             channel.core.unpause(self.now_s)
+        self._answer_pause(channel.account, paused=paused)
 
     def _answer_pause(self, account: TopicAccount | ChannelAccount, *, paused: bool) -> None:
         account.paused = paused
