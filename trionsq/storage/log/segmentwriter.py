@@ -128,6 +128,10 @@ class SegmentWriter:
         records = _join_entries(entries)
         counted = list(self._unsynced)
         try:
+            if self._file is None:
+                # What the disk refused to sync is in no segment that counts.
+                self._unsynced = []
+                self._append(counted)
             self._append(records)
             if sync:
                 self._sync()
@@ -143,6 +147,15 @@ class SegmentWriter:
                 self._unsynced = self._not_durable(counted)
                 raise
         return records
+
+    def probe(self, first: int) -> None:
+        """Show that the disk takes messages: begin a segment, from ``first`` on, if there is none.
+
+        Raises:
+            OSError: it does not.
+        """
+        if self._file is None:
+            self._begin_segment(first)
 
     def close(self) -> None:
         """Release the file."""
