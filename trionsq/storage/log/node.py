@@ -311,6 +311,7 @@ class LogNode:
             self.submit_read(job, done)
         for log_ in self.logs.values():
             if f"log of {log_.name}" in self.folder.faults:
+                log_.retry()
                 log_.caught_up()
                 for cursor in list(log_.cursors.values()):
                     cursor.caught_up()

@@ -114,8 +114,9 @@ class TopicLog:
         self._gathered: list[tuple[MessageBatch, int]] = []
         self._unsafe_nbytes = 0
         self._wants_sync = False
+        self._wants_probe = False
         # What is being handed on, when it had to be read.
-        self._reader: Cursor | None = None
+        self._reader: TopicReader | None = None
         self._disk_reader = LogReader(node, name)
 
     def __repr__(self) -> str:
@@ -160,7 +161,8 @@ class TopicLog:
         self._node.write_soon(self)
 
     def retry(self) -> None:
-        """Try again what the disk refused."""
+        """Find out whether the disk takes messages again, which it refused."""
+        self._wants_probe = True
         self.sync()
 
     def begin_round(self) -> RoundJob[TopicLog] | None:
@@ -168,6 +170,7 @@ class TopicLog:
         entries, self._gathered = self._gathered, []
         round_, self._round = self._round, None
         wants_sync, self._wants_sync = self._wants_sync, False
+        wants_probe, self._wants_probe = self._wants_probe, False
         if self.is_deleted:
             if round_ is not None:
                 round_.finish("the topic is deleted")
@@ -175,7 +178,8 @@ class TopicLog:
         if not entries and not wants_sync:
             return None
         sync = wants_sync or self.durability == "always"
-        return RoundJob(self, self._writer, entries, round_, sync=sync)
+        probe_at = self.end if wants_probe else None
+        return RoundJob(self, self._writer, entries, round_, sync=sync, probe_at=probe_at)
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
