@@ -32,8 +32,15 @@ class CursorLog(MessageSource, Protocol):
     ) -> None:
         """Read the messages from ``sequence`` on in a job; ``done`` gets None if that failed."""
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are sequences that have no message, or one that nobody gets."""
+
+    def gap_end(self, sequence: int) -> int | None:
+        """Return where the gap with a sequence ends; None if it is in none."""
+
     def count_gaps(self, first: int, end: int) -> int:
-        """Return how many of the sequences have no message."""
+        """Return how many of the sequences are in gaps."""
 
     def release_block(self, nbytes: int) -> None:
         """A block that was read is let go."""
@@ -148,6 +155,9 @@ class Cursor:
 
     def _read_published(self, max_count: int, max_bytes: int) -> Segment | None:
         while self.next < self.frontier:
+            if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
+                self.next = min(gap_end, self.frontier)
+                continue
             batch = self._batch_at_next()
             if batch is None:
                 return None
@@ -208,8 +218,8 @@ class Cursor:
     def _skip_to(self, sequence: int) -> None:
         """Go on behind sequences that have no message; those that had one are lost."""
         lost = sequence - self.next - self._log.count_gaps(self.next, sequence)
-        # Deferred messages are in no `depth`. All of them may be among the lost ones: rather a depth
-        # that is too high for a while than messages that nobody reads.
+        # Deferred messages are in no `depth`. All of them may be among the lost ones: rather a
+        # depth that is too high for a while than messages that nobody reads.
         lost -= self.skipped if lost > 0 else 0
         self.next = sequence
         if lost > 0:

@@ -27,7 +27,7 @@ from trionsq.storage.log.rows import (
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
-    parse_draft_name,
+    is_draft_name,
     parse_segment_name,
     read_header,
     scan_segment,
@@ -115,7 +115,7 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
     """Return first sequences and names of the segments by incarnation; remove drafts."""
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
     names = disk.names()
-    _remove(disk, [name for name in names if parse_draft_name(name)])
+    _remove(disk, [name for name in names if is_draft_name(name)])
     disk.sync_folder()
     for name in names:
         parsed = parse_segment_name(name)
@@ -196,7 +196,7 @@ def _open_cursor(
     cursor.held.load(held, row.fired_ns, sequences)
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
-        if first < end:
+        if first < end and topic_log.gap_end(first) is None:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
