@@ -339,16 +339,13 @@ class Cursor:
 
     # The state
 
-    def load(self, returned: Iterable[MessageRange], skipped: int, lost: int = 0) -> None:
+    def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
         """Take over what was open at the last snapshot: it comes again.
 
-        Args:
-            returned: what was open.
-            skipped: messages before the frontier that are, or were, in `held`.
-            lost: messages of which the snapshot knew, and which the log has not.
+        ``skipped``: messages before the frontier that are, or were, in `held`.
         """
         self._returned.extend(returned)
-        self.depth += sum(one.count for one in self._returned) - max(0, skipped - lost)
+        self.depth += sum(one.count for one in self._returned) - skipped
 
     @property
     def skipped(self) -> int:

@@ -9,14 +9,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.format import FormatError, RecordHead, SegmentHeader, UnsupportedError
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import HeldRange, unpack_open
+from trionsq.storage.log.ranges import HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
     ForgetTopic,
     StateContent,
@@ -24,6 +24,7 @@ from trionsq.storage.log.rows import (
     StoredChannel,
     StoredHeld,
     StoredTopic,
+    UpdateChannel,
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
@@ -172,7 +173,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(topic_log, channel, held[channel.number], tail)
+        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -182,6 +183,7 @@ def _open_log(
 
 
 def _open_cursor(
+    node: LogNode,
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
@@ -190,6 +192,11 @@ def _open_cursor(
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
     opened, skipped = unpack_open(row.open)
+    lost = max(0, row.frontier - max(row.next, tail.end))
+    if lost and skipped:
+        # They have become a gap, which the topic's row will have.
+        skipped = max(0, skipped - lost)
+        node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
     sequences = {
         sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
     }
@@ -200,7 +207,7 @@ def _open_cursor(
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
-    cursor.load(opened, skipped, max(0, row.frontier - max(row.next, tail.end)))
+    cursor.load(opened, skipped)
     return cursor
 
 

@@ -21,6 +21,7 @@ class Told(Enum):
     NOTHING = auto()
     OK = auto()
     REFUSED = auto()
+    EMPTIED = auto()  # it was stored, and then dropped by an operator
     UNKNOWN = auto()  # the node stopped before the answer, or the answer has lost its worth
 
 
@@ -229,7 +230,8 @@ class TopicAccount:
 
     def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
         for message in self.messages.values():
-            if message.told is Told.NOTHING:
+            # A refused one may be in the file all the same.
+            if message.told in (Told.NOTHING, Told.REFUSED):
                 message.told = Told.UNKNOWN
         if has_lost_power:
             self.doubt([one for one in self.messages.values() if not one.durable])

@@ -223,9 +223,9 @@ class World:
             return
         for channel in topic.channels.values():
             core = channel.core
-            owed = len(channel.account.owed())
+            owed = [one.body[:6] for one in channel.account.owed()]
             count = core.depth + core.deferred_count
-            if count < owed and topic.core.depth == 0:
+            if count < len(owed) and topic.core.depth == 0:
                 raise Broken(f"{channel!r} has {count} messages and owes {owed}")
 
     def check(self, topic: LiveTopic) -> None:
@@ -366,7 +366,7 @@ class World:
                     for message in dropped:
                         channel.put(message, Place.GONE)
                 for message in dropped:
-                    message.told = Told.REFUSED
+                    message.told = Told.EMPTIED
 
         for message in dropped:
             message.told = Told.UNKNOWN
