@@ -6,7 +6,7 @@ Blocks: for a job, before the broker serves.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,6 +41,8 @@ __all__ = ["FoundLog", "open_logs"]
 log = logging.getLogger("trionsq")
 
 _MS_NS: Final = 1_000_000
+# Of so many records at the end of a log the messages are checked: more are not written at once.
+_MAX_TORN: Final = 64
 
 
 @dataclass(slots=True)
@@ -267,8 +269,10 @@ def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail
         tail.end = max(tail.end, segment.first)
         file = disk.open(segment.name)
         try:
-            _scan_segment(tail, segment, file, scan_from)
+            last = _scan_segment(tail, segment, file, scan_from)
             if at + 1 == len(segments):
+                if last:
+                    _cut_torn(tail, segment, file, *last[0])
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
         except UnsupportedError as error:
@@ -279,13 +283,31 @@ def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail
     return tail
 
 
-def _scan_segment(tail: _Tail, segment: SegmentFile, file: DiskFile, scan_from: int) -> None:
+def _scan_segment(
+    tail: _Tail, segment: SegmentFile, file: DiskFile, scan_from: int
+) -> deque[tuple[int, int]]:
+    """Read the heads of a segment; return offset and sequence of its last records."""
+    last: deque[tuple[int, int]] = deque(maxlen=_MAX_TORN)
     scan = scan_segment(file, segment.header, end=segment.end)
     for head in scan.records:
         tail.end = max(tail.end, head.next_sequence)
+        last.append((head.offset, head.sequence))
         if head.defer_ms and head.next_sequence > scan_from:
             tail.deferred.append(head)
         if head.ids:
             first, count = head.ids[-1]
             tail.last_id = max(tail.last_id, first + count - 1)
     segment.end = scan.end
+    return last
+
+
+def _cut_torn(
+    tail: _Tail, segment: SegmentFile, file: DiskFile, offset: int, sequence: int
+) -> None:
+    """Leave out the last records if their messages are incomplete: nobody heard OK for them."""
+    scan = scan_segment(file, segment.header, offset, end=segment.end, check_bodies=True)
+    heads = list(scan.records)
+    if scan.end < segment.end:
+        segment.end = scan.end
+        tail.end = heads[-1].next_sequence if heads else sequence
+        tail.deferred = [head for head in tail.deferred if head.sequence < tail.end]

@@ -96,7 +96,8 @@ class ChannelAccount:
         """The channel owes these from now on."""
         for message in messages:
             if message not in self.entries:
-                self.entries[message] = _Entry(Place.OWED, message.due_ns)
+                place = Place.POSSIBLE if self.is_sampled else Place.OWED
+                self.entries[message] = _Entry(place, message.due_ns)
 
     def deliver(self, message: Message, now_ns: int) -> None:
         """A consumer has got it."""
