@@ -16,7 +16,7 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.format import FormatError, RecordHead, SegmentHeader, UnsupportedError
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import HeldRange, pack_open, unpack_open
+from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
     ForgetTopic,
     StateContent,
@@ -165,8 +165,7 @@ def _open_log(
         segments,
         end,
     )
-    for first, gap_end in row.gaps:
-        topic_log.gaps.add(first, gap_end)
+    known_gaps, topic_log.gaps = Gaps(row.gaps), Gaps(row.gaps)
     topic_log.first = row.first
     topic_log.gaps.add(max(tail.end, row.first), end)
     is_standing = row.frontier is not None and (row.paused or not channels)
@@ -175,7 +174,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail)
+        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -190,11 +189,13 @@ def _open_cursor(
     row: StoredChannel,
     held: list[StoredHeld],
     tail: _Tail,
+    known_gaps: Gaps,
 ) -> Cursor:
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
     opened, skipped = unpack_open(row.open)
-    lost = max(0, row.frontier - max(row.next, tail.end))
+    begin = max(row.next, tail.end)
+    lost = max(0, row.frontier - begin) - known_gaps.count(begin, row.frontier)
     if lost and skipped:
         # They have become a gap, which the topic's row will have.
         skipped = max(0, skipped - lost)

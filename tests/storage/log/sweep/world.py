@@ -474,18 +474,19 @@ class World:
 
     def answer(self, answered: Callable[[], None]) -> None:
         """Commit all that has changed; then an operator hears OK, unless it failed."""
-        entries = []
+        saved: list[Callable[[], None]] = []
         for topic in self.topics.values():
             for channel in topic.channels.values():
                 self.snapshots.add_channel(channel.core, topic.log.number)
-                entries += channel.account.seen_by_snapshot()
+                saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
         self.snapshots.commit(self.node)
         committed = self.node.committed() or _done()
 
         def ended() -> None:
             if committed.error is None:
-                ChannelAccount.snapshot_saved(entries)
+                for note in saved:
+                    note()
                 answered()
 
         committed.when_done(ended)
