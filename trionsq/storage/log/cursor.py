@@ -15,7 +15,7 @@ from trionsq.storage.log.ranges import MessageRange, segment_ranges
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change, DropHeld
 
-__all__ = ["Cursor", "CursorLog"]
+__all__ = ["Cursor", "CursorLog", "TopicCursor"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -341,6 +341,25 @@ class Cursor:
         for segment in self._fetched:
             yield from segment_ranges(segment)
         yield from self.held.in_transit()
+
+
+class TopicCursor(Cursor):
+    """Reads for the topic itself; unlike a channel it hands on deferred messages.
+
+    Attributes:
+        lost: messages that it found to be damaged, also when a job brought none.
+    """
+
+    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
+        super().__init__(log, 0, "", next_, end)
+        self.lost = 0
+
+    def _note_damaged(self, count: int) -> None:
+        super()._note_damaged(count)
+        self.lost += count
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        return False
 
 
 def _fit(batch: MessageBatch, first: int, last: int, max_bytes: int) -> int:

@@ -10,7 +10,7 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
-from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.cursor import Cursor, TopicCursor
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import (
@@ -112,7 +112,7 @@ class TopicLog:
         self._wants_sync = False
         self._wants_probe = False
         # What is being handed on, when it had to be read.
-        self._reader: Cursor | None = None
+        self._reader: TopicCursor | None = None
         self._disk_reader = LogReader(node, name)
 
     def __repr__(self) -> str:
@@ -245,9 +245,7 @@ class TopicLog:
                 first = self.frontier - batch.sequences[0]
                 self.frontier = end_of(batch)
                 self.depth -= batch.count - first
-                if self._reader is not None:
-                    self._reader.release()
-                    self._reader = None
+                self._drop_reader()
                 return Segment(batch, first, batch.count)
             segment = self._read_stored(max_count, max_bytes)
             if segment is None:
@@ -258,22 +256,25 @@ class TopicLog:
     def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
         """Read what was published when there was no channel."""
         reader = self._reader
-        if reader is None or reader.next != self.frontier:
-            if reader is not None:
-                reader.release()
-            reader = self._reader = _Reader(self, self.frontier, self.safe_end)
+        if reader is None:
+            reader = self._reader = TopicCursor(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
-        reader.frontier, reader.depth = self.safe_end, self.depth
-        before = reader.depth
+        reader.frontier, reader.depth = self.safe_end, self.depth - reader.lost
         segment = reader.read(max_count, max_bytes)
-        self.depth -= before - reader.depth
-        self.frontier = reader.next
+        self.depth, self.frontier = reader.depth, reader.next
+        reader.lost = 0
         return segment
+
+    def _drop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
 
     def unread(self, segment: Segment) -> bool:
         sequences = segment.batch.sequences
         assert sequences is not None
+        self._drop_reader()
         self.frontier = sequences[segment.first]
         self.depth += segment.last - segment.first
         return True
@@ -299,7 +300,7 @@ class TopicLog:
     def empty(self) -> int:
         dropped, self.depth = self.depth, 0
         self.frontier = self.safe_end
-        self._reader = None
+        self._drop_reader()
         self._node.commit([UpdateTopic(self.row())])
         return dropped
 
@@ -379,16 +380,6 @@ class TopicLog:
             end=self.end,
             gaps=tuple(self.gaps),
         )
-
-
-class _Reader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages."""
-
-    def __init__(self, log: TopicLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False
 
 
 def _text(error: Exception) -> str:
