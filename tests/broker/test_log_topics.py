@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 import trio
@@ -10,14 +11,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, publish
 from trionsq.broker.runtime import Clock
-from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
 
-LOG = {"storage": "log", "durability": "always"}
+LOG: dict[str, Any] = {"storage": "log", "durability": "always"}
 
 
 async def test_nothing_is_answered_before_it_is_written(autojump_clock: MockClock) -> None:
@@ -70,32 +70,3 @@ async def test_what_is_deferred_comes_after_a_restart(
         assert trio.current_time() <= max(due_s, began_s) + 1
         await finish(consumer, message)
         assert core.check() is None
-
-
-async def test_a_topic_reads_on_behind_a_refused_publish(autojump_clock: MockClock) -> None:
-    """Sequences that have no message end nothing: what was published later reaches a channel."""
-    disk = SimulatedDisk()
-    background = Gate()
-    async with nsqd_in_memory(disk=disk, background=background, **LOG) as broker:
-        topic = broker.topic("t")
-        publish(broker, "t", b"1")
-        disk.fail(errno.EIO, forever=True, only=("write",))
-        publish(broker, "t", b"refused")
-        disk.heal()
-        publish(broker, "t", b"2", b"3")
-        log = topic.core.store.backend
-        assert isinstance(log, TopicLog)
-        log.cache.clear()
-        # A job brings nothing at once.
-        background.shut()
-        consumer = Conversation.begin(broker)
-        await consumer.subscribe("t", "c", ready=10)
-        for _ in range(10):
-            await wait_all_tasks_blocked()
-            background.run_all()
-        background.open()
-        messages = await consumer.messages(3)
-        assert [message.body for message in messages] == [b"1", b"2", b"3"]
-        assert (topic.core.depth, topic.core.dropped.total()) == (0, 0)
-        await finish(consumer, *messages)
-        check_balances(broker)

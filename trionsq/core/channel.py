@@ -301,6 +301,7 @@ class ChannelState(ChannelDispatch):
         memory = self.store.empty()
         deferred, self.deferred = self.deferred, self.store.backend.new_deferred(self.scan_at)
         self.store.drop("emptied", len(deferred))
+        self.store.dropped_count += deferred.lost_count
         self.made_room()
         return self._empty_rest(memory, deferred)
 
@@ -361,6 +362,7 @@ class ChannelState(ChannelDispatch):
         store = self.store
         came = self.message_count + store.backend_out_count
         went = self.finish_count + store.dropped_count + store.backend_in_count
+        went += self.deferred.lost_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"
         return self.in_flight.check() or store.check()

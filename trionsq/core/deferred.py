@@ -28,8 +28,11 @@ class DeferredMessages(Protocol):
 
     Attributes:
         next_ns: when `pop_due` will have something next; None if that is not known, or never.
+        lost_count: messages that were lost here; the backend has them in its `dropped`.
     """
 
+    @property
+    def lost_count(self) -> int: ...
     @property
     def next_ns(self) -> int | None: ...
     def __len__(self) -> int: ...
@@ -61,6 +64,8 @@ class Deferred:
     """Deferred messages in memory; of those with equal times the one that came first is first."""
 
     __slots__ = ("_heap", "_order")
+
+    lost_count: Final = 0
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Segment]] = []

@@ -11,11 +11,11 @@ from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import Round
 from trionsq.storage.log.held import HeldMessages, MessageSource
-from trionsq.storage.log.ranges import MessageRange, segment_ranges
+from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
-from trionsq.storage.log.rows import Change, DropHeld
+from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog", "TopicCursor"]
+__all__ = ["Cursor", "CursorLog", "TopicReader"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -162,7 +162,16 @@ class Cursor:
             self.next = batch.sequences[0] + last
             self.depth -= last - first
             return Segment(batch, first, last)
+        if self.next >= self.frontier:
+            self._drop_surplus()
         return None
+
+    def _drop_surplus(self) -> None:
+        """All is read: what is counted beside returned messages was lost."""
+        surplus = self.depth - sum(one.count for one in self._returned_ranges())
+        if surplus:
+            self.depth -= surplus
+            self._note_damaged(surplus)
 
     def _is_held(self, batch: MessageBatch) -> bool:
         # Each channel holds deferred messages from their publishing on.
@@ -199,9 +208,11 @@ class Cursor:
     def _skip_to(self, sequence: int) -> None:
         """Go on behind sequences that have no message; those that had one are lost."""
         lost = sequence - self.next - self._log.count_gaps(self.next, sequence)
+        # Deferred messages are in no `depth`. All of them may be among the lost ones: rather a
+        # depth that is too high for a while than messages that nobody reads.
+        lost -= self.skipped if lost > 0 else 0
         self.next = sequence
         if lost > 0:
-            lost = min(lost, self.depth)
             self.depth -= lost
             self._note_damaged(lost)
 
@@ -318,45 +329,63 @@ class Cursor:
 
     # The state
 
-    def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
+    def row(self, topic: int, open_: Iterable[MessageRange] = ()) -> StoredChannel:
+        """Return what the state should have of the channel; ``open_``: what is read, not finished.
+
+        ``topic`` is the number of its topic.
+        """
+        return StoredChannel(
+            number=self.number,
+            topic=topic,
+            name=self.name,
+            paused=self.is_paused,
+            next=self.next,
+            frontier=self.frontier,
+            open=pack_open(open_, self.skipped),
+            fired_ns=self.held.fired_ns,
+        )
+
+    def load(self, returned: Iterable[MessageRange], skipped: int, lost: int = 0) -> None:
         """Take over what was open at the last snapshot: it comes again.
 
-        ``skipped``: messages before the frontier that are, or were, in `held`.
+        Args:
+            returned: what was open.
+            skipped: messages before the frontier that are, or were, in `held`.
+            lost: messages of which the snapshot knew, and which the log has not.
         """
         self._returned.extend(returned)
-        self.depth += sum(one.count for one in self._returned) - skipped
+        self.depth += sum(one.count for one in self._returned) - max(0, skipped - lost)
 
     @property
     def skipped(self) -> int:
         """Messages from `next` to the frontier that are, or were, in `held`."""
-        returned = sum(one.count for one in (*self._returned, *self._fetching))
-        returned += sum(segment.count for segment in self._fetched)
+        returned = sum(one.count for one in self._returned_ranges())
         ahead = self.frontier - self.next - self._log.count_gaps(self.next, self.frontier)
-        return ahead - (self.depth - returned)
+        return max(0, ahead - (self.depth - returned))
 
     def returned(self) -> Iterator[MessageRange]:
         """Yield what has returned, beside what is in the channel's memory."""
+        yield from self._returned_ranges()
+        yield from self.held.in_transit()
+
+    def _returned_ranges(self) -> Iterator[MessageRange]:
         yield from self._returned
         yield from self._fetching
         for segment in self._fetched:
             yield from segment_ranges(segment)
-        yield from self.held.in_transit()
 
 
-class TopicCursor(Cursor):
+class TopicReader(Cursor):
     """Reads for the topic itself; unlike a channel it hands on deferred messages.
 
     Attributes:
-        lost: messages that it found to be damaged, also when a job brought none.
+        began_at, left: `next` and `depth` when it was asked last.
     """
 
     def __init__(self, log: CursorLog, next_: int, end: int) -> None:
         super().__init__(log, 0, "", next_, end)
-        self.lost = 0
-
-    def _note_damaged(self, count: int) -> None:
-        super()._note_damaged(count)
-        self.lost += count
+        self.began_at = next_
+        self.left = 0
 
     def _is_held(self, batch: MessageBatch) -> bool:
         return False

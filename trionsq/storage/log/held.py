@@ -75,6 +75,7 @@ class HeldMessages:
 
     Attributes:
         has_changed: whether there is something new for the state.
+        lost_count: messages that could not be read.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class HeldMessages:
             first_chunk: number of the first chunk; none of before may have it.
         """
         self.has_changed = False
+        self.lost_count = 0
         self._source = source
         self._entered = entered
         self._lost = lost
@@ -225,6 +227,7 @@ class HeldMessages:
         self._ready.extend(segments)
         if lost:
             self._count -= lost
+            self.lost_count += lost
             self._lost(lost)
         self._scan_at(0.0)
 

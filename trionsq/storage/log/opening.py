@@ -14,7 +14,13 @@ from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.format import FormatError, RecordHead, SegmentHeader, UnsupportedError
+from trionsq.storage.log.format import (
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    RecordHead,
+    SegmentHeader,
+    UnsupportedError,
+)
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import HeldRange, unpack_open
 from trionsq.storage.log.rows import (
@@ -27,6 +33,7 @@ from trionsq.storage.log.rows import (
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
+    parse_draft_name,
     parse_segment_name,
     read_header,
     scan_segment,
@@ -70,6 +77,15 @@ class _Tail:
     deferred: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
 
+    def note_record(self, head: RecordHead, scan_from: int) -> None:
+        """Note a record; those that were deferred before ``scan_from`` are in the state."""
+        self.end = max(self.end, head.next_sequence)
+        if head.defer_ms and head.next_sequence > scan_from:
+            self.deferred.append(head)
+        if head.ids:
+            first, count = head.ids[-1]
+            self.last_id = max(self.last_id, first + count - 1)
+
 
 def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     """Make the logs that the state names, and remove what it has deleted.
@@ -111,15 +127,18 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
 
 
 def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
-    """Return first sequences and names of the segments by incarnation."""
+    """Return first sequences and names of the segments by incarnation; remove drafts."""
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for name in disk.names():
+    names = disk.names()
+    _remove(disk, [name for name in names if parse_draft_name(name)])
+    disk.sync_folder()
+    for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:
             _, number, first = parsed
             files[number].append((first, name))
-    for names in files.values():
-        names.sort()
+    for segments in files.values():
+        segments.sort()
     return files
 
 
@@ -141,8 +160,14 @@ def _open_log(
     segments = _chain(node, row, files)
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
-    tail = _scan_tail(node.disk, segments, scan_from)
-    end = max([tail.end, row.end, *frontiers, *(channel.next for channel in channels)])
+    tail = _scan_tail(node.disk, segments, scan_from, row.scan)
+    # An unreadable file keeps its name, too.
+    known = {segment.first for segment in segments}
+    unreadable = [first + 1 for first, _ in files if first not in known]
+    nexts = [channel.next for channel in channels]
+    end = max([tail.end, row.end, *frontiers, *nexts, *unreadable])
+    while segments and segments[-1].first == end:
+        segments.pop()  # it has no message, and the next segment takes its name
     last = segments[-1] if segments else None
     topic_log = TopicLog(
         node,
@@ -163,7 +188,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(topic_log, channel, held[channel.number], tail.deferred)
+        cursor = _open_cursor(topic_log, channel, held[channel.number], tail)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -176,7 +201,7 @@ def _open_cursor(
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
-    deferred: list[RecordHead],
+    tail: _Tail,
 ) -> Cursor:
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
@@ -185,48 +210,61 @@ def _open_cursor(
         sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
     }
     cursor.held.load(held, row.fired_ns, sequences)
-    for head in deferred:
+    for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
-    cursor.load(opened, skipped)
+    cursor.load(opened, skipped, max(0, row.frontier - max(row.next, tail.end)))
     return cursor
 
 
 def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> list[SegmentFile]:
     """Return the segments that count, in order: each names the one before it, and its end."""
-    disk = node.disk
+    headers, unreadable = _read_headers(node.disk, files)
+    segments: list[SegmentFile] = []
+    wanted, end = max(headers, default=None), None
+    while wanted is not None:
+        if wanted in headers:
+            name, header, size = headers.pop(wanted)
+            size = size if end is None else min(end, size)
+            segments.append(SegmentFile(name, header, size, None))
+            wanted, end = header.previous_first, header.previous_end
+        elif wanted < row.first:
+            break  # it was finished
+        else:
+            text = f"the log of {row.name} lacks the segment that begins at {wanted}"
+            text = unreadable.get(wanted, text)
+            log.error("LOG(%s): %s", row.name, text)
+            node.folder.faults[f"log of {row.name} at {wanted}"] = text
+            # What is older is read all the same.
+            wanted, end = max([first for first in headers if first < wanted], default=None), None
+    segments.reverse()
+    # Of rounds that were refused, and what was left before the last stop.
+    unneeded = [name for name, _, _ in headers.values()]
+    while len(segments) > 1 and segments[1].first <= row.first:
+        unneeded.append(segments.pop(0).name)
+    _remove(node.disk, unneeded)
+    return segments
+
+
+def _read_headers(
+    disk: Disk, files: list[tuple[int, str]]
+) -> tuple[dict[int, tuple[str, SegmentHeader, int]], dict[int, str]]:
+    """Return name, header and size of segments, and what is wrong with others."""
     headers: dict[int, tuple[str, SegmentHeader, int]] = {}
+    unreadable: dict[int, str] = {}
     for first, name in files:
         file = disk.open(name)
         try:
             headers[first] = (name, _read_header(file, name), file.size())
         except FormatError as error:
-            text = f"{name}: {error}"
-            log.error("LOG(%s): %s", row.name, text)
-            node.folder.faults[name] = text
+            # Perhaps a crash left it; if not, the next segment names it.
+            unreadable[first] = f"{name}: {error}"
         finally:
             close_quietly(file)
-    segments: list[SegmentFile] = []
-    first_wanted, end = max(headers, default=None), None
-    while first_wanted is not None and first_wanted in headers:
-        name, header, size = headers.pop(first_wanted)
-        segments.append(SegmentFile(name, header, size if end is None else min(end, size), None))
-        first_wanted, end = header.previous_first, header.previous_end
-    segments.reverse()
-    if first_wanted is not None and first_wanted >= row.first:
-        # Damaged or missing: what is older is read all the same.
-        text = f"the log of {row.name} lacks its segment {first_wanted}"
-        log.error("LOG(%s): %s", row.name, text)
-        node.folder.faults[f"log of {row.name}: {first_wanted}"] = text
-        older = sorted(first for first in headers if first < first_wanted)
-        segments = [
-            *(SegmentFile(*headers[first][:2], headers[first][2], None) for first in older),
-            *segments,
-        ]
-    return segments
+    return headers, unreadable
 
 
 def _read_header(file: DiskFile, name: str) -> SegmentHeader:
@@ -236,25 +274,36 @@ def _read_header(file: DiskFile, name: str) -> SegmentHeader:
         raise StateError(f"{name}: {error}") from error
 
 
-def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail:
+def _scan_tail(
+    disk: Disk,
+    segments: list[SegmentFile],
+    scan_from: int,
+    place: tuple[int, int, int] | None,
+) -> _Tail:
+    """Scan what was written since the state was saved, and cut what is torn."""
     tail = _Tail()
-    for at, segment in enumerate(segments):
-        is_last = at + 1 == len(segments)
-        if not is_last and segments[at + 1].first <= scan_from:
-            continue
+    for at in reversed(range(len(segments))):
+        is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        if not is_needed and tail.last_id:
+            break
+        segment = segments[at]
+        tail.end = max(tail.end, segment.first)
+        start = SEGMENT_HEADER_BYTES
+        if place is not None and place[0] == segment.first and place[2] <= scan_from:
+            start = min(place[1], segment.end)
+            tail.end = max(tail.end, place[2])
         file = disk.open(segment.name)
         try:
-            scan = scan_segment(file, segment.header, end=segment.end)
+            scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
             for head in scan.records:
-                tail.end = head.next_sequence
-                if head.defer_ms and head.next_sequence > scan_from:
-                    tail.deferred.append(head)
-                if head.ids:
-                    first, count = head.ids[-1]
-                    tail.last_id = max(tail.last_id, first + count - 1)
+                tail.note_record(head, scan_from)
             segment.end = scan.end
+            if at + 1 == len(segments):
+                # What a kill left in the page cache is handed out now, so it has to last.
+                file.sync()
         except UnsupportedError as error:
             raise StateError(f"{segment.name}: {error}") from error
         finally:
             close_quietly(file)
+    tail.deferred.sort(key=lambda head: head.sequence)
     return tail

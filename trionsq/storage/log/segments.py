@@ -37,6 +37,8 @@ __all__ = [
     "Damage",
     "Scan",
     "SparseIndex",
+    "draft_name",
+    "parse_draft_name",
     "parse_segment_name",
     "read_header",
     "read_records",
@@ -49,6 +51,7 @@ _BLOCK_BYTES: Final = 1 << 20
 _LEAST_BLOCK_BYTES: Final = 2 * MAX_HEAD_BYTES
 _INDEX_EVERY_BYTES: Final = 64 * 1024
 
+_DRAFT: Final = ".tmp"
 # Used with fullmatch only.
 _NAME: Final = re.compile(r"(.+)\.log\.([0-9]{8,20})\.([0-9]{16,20})\.dat")
 
@@ -56,6 +59,16 @@ _NAME: Final = re.compile(r"(.+)\.log\.([0-9]{8,20})\.([0-9]{16,20})\.dat")
 def segment_name(topic: str, incarnation: int, first: int) -> str:
     """Return the name of the segment whose first sequence is ``first``."""
     return f"{topic}.log.{incarnation:08d}.{first:016d}.dat"
+
+
+def draft_name(name: str) -> str:
+    """Return the name that a segment has until it counts."""
+    return name + _DRAFT
+
+
+def parse_draft_name(name: str) -> tuple[str, int, int] | None:
+    """As `parse_segment_name`, for the name of a draft."""
+    return parse_segment_name(name.removesuffix(_DRAFT)) if name.endswith(_DRAFT) else None
 
 
 def parse_segment_name(name: str) -> tuple[str, int, int] | None:

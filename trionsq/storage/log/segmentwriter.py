@@ -19,7 +19,7 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
-from trionsq.storage.log.segments import SparseIndex, segment_name
+from trionsq.storage.log.segments import SparseIndex, draft_name, segment_name
 
 __all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
@@ -86,6 +86,7 @@ class SegmentWriter:
         self._max_bytes = max_bytes
         self._fsync_s = fsync_s
         self._file: DiskFile | None = None
+        self._is_named = True
         # The segment before the present one, while nothing in that is durable.
         self._before: SegmentFile | None = None
         self._offset = 0 if last is None else last.end
@@ -94,6 +95,10 @@ class SegmentWriter:
         self._safe = 0
         self._unsynced: list[MessageBatch] = []
         self._begun: list[SegmentFile] = []
+        # Whether a segment gets its name only when what is in it is durable.
+        self._is_draft = False
+        # Whether some of `_unsynced` is in no segment that goes on.
+        self._is_behind = False
 
     def __repr__(self) -> str:
         return f"<SegmentWriter {self._topic} {self._number} at {self._offset}>"
@@ -128,25 +133,36 @@ class SegmentWriter:
         records = _join_entries(entries)
         counted = list(self._unsynced)
         try:
-            if self._file is None:
-                # What the disk refused to sync is in no segment that counts.
-                self._unsynced = []
-                self._append(counted)
+            if self._is_behind:
+                self._write_again(counted)
             self._append(records)
             if sync:
                 self._sync()
         except OSError:
-            self._end_segment()
-            self._unsynced = []
             try:
                 # A failed fsync says nothing of what it left undone.
-                self._append(self._not_durable([*counted, *records]))
-                self._sync()
+                self._write_again([*counted, *records])
             except OSError:
                 self._end_segment()
                 self._unsynced = self._not_durable(counted)
+                self._is_behind = bool(self._unsynced)
                 raise
         return records
+
+    def _write_again(self, batches: Iterable[MessageBatch]) -> None:
+        """Write what is not durable to a new segment, and make it durable.
+
+        Until then the segment has no name: a stop in between leaves what was there before.
+        """
+        self._end_segment()
+        self._unsynced = []
+        self._is_draft = True
+        try:
+            self._append(self._not_durable(batches))
+            self._sync()
+        finally:
+            self._is_draft = False
+        self._is_behind = False
 
     def probe(self, first: int) -> None:
         """Show that the disk takes messages: begin a segment, from ``first`` on, if there is none.
@@ -199,6 +215,7 @@ class SegmentWriter:
         began_s = time.perf_counter()
         self._file.sync()
         self._fsync_s.observe(time.perf_counter() - began_s)
+        self._name_segment()
         self._synced = self._offset
         self._safe = end_of(self._unsynced[-1])
         self._unsynced = []
@@ -219,22 +236,28 @@ class SegmentWriter:
             None if previous is None else end,
         )
         name = segment_name(self._topic, self._number, first)
+        draft = draft_name(name)
         with suppress(FileNotFoundError):
-            self._disk.unlink(name)  # of a round that was refused
-        file = self._disk.create(name)
-        try:
-            file.write(header.to_bytes(), 0)
-            file.sync()
-            # The name has to last before anything in the file is acknowledged.
-            self._disk.sync_folder()
-        except BaseException:
-            close_quietly(file)
-            raise
-        self._file = file
+            self._disk.unlink(draft)
+        file = self._file = self._disk.create(draft)
         self._before = previous
         self.segment = SegmentFile(name, header, SEGMENT_HEADER_BYTES, SparseIndex(header))
         self._offset = self._synced = SEGMENT_HEADER_BYTES
+        self._is_named = False
         self._begun.append(self.segment)
+        file.write(header.to_bytes(), 0)
+        if not self._is_draft:
+            file.sync()
+            self._name_segment()
+
+    def _name_segment(self) -> None:
+        """Give the present segment its name, which takes the place of one that does not count."""
+        if self._is_named or self.segment is None:
+            return
+        self._disk.rename(draft_name(self.segment.name), self.segment.name)
+        # The name has to last before anything in the file is acknowledged.
+        self._disk.sync_folder()
+        self._is_named = True
 
     def _end_segment(self) -> None:
         """Nothing more goes to the present segment: it ends where it is surely durable."""

@@ -10,7 +10,8 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
-from trionsq.storage.log.cursor import Cursor, TopicCursor
+from trionsq.storage.folder import error_text
+from trionsq.storage.log.cursor import Cursor, TopicReader
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import (
@@ -22,7 +23,6 @@ from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
-    StoredChannel,
     StoredTopic,
     UpdateChannel,
     UpdateTopic,
@@ -38,6 +38,10 @@ _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
 
 class LogHost(ReadHost, Protocol):
     """What all logs of a node share."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be published."""
 
     def write_soon(self, log: TopicLog) -> None:
         """Have a round of the log written."""
@@ -112,7 +116,7 @@ class TopicLog:
         self._wants_sync = False
         self._wants_probe = False
         # What is being handed on, when it had to be read.
-        self._reader: TopicCursor | None = None
+        self._reader: TopicReader | None = None
         self._disk_reader = LogReader(node, name)
 
     def __repr__(self) -> str:
@@ -142,6 +146,8 @@ class TopicLog:
             raise NotImplementedError("these messages are in the log already")
         if self.is_deleted:
             raise BackendError("the topic is deleted")
+        if self._node.is_full:
+            raise BackendError("the disk is full")
         if self._round is None:
             self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
@@ -190,7 +196,7 @@ class TopicLog:
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
             if round_ is not None:
-                round_.finish(_text(job.error))
+                round_.finish(error_text(job.error))
             self.caught_up()
             return
         for batch in job.written:
@@ -204,7 +210,10 @@ class TopicLog:
         self.caught_up()
 
     def _take_segments(self, job: RoundJob[TopicLog]) -> None:
-        self.segments += job.begun
+        for begun in job.begun:
+            while self.segments and self.segments[-1].first >= begun.first:
+                self.segments.pop()  # nothing in it counted: its file has the new one's name
+            self.segments.append(begun)
         if self._writer.segment is not None and job.error is None:
             self._writer.segment.end = job.offset
 
@@ -256,14 +265,19 @@ class TopicLog:
     def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
         """Read what was published when there was no channel."""
         reader = self._reader
-        if reader is None:
-            reader = self._reader = TopicCursor(self, self.frontier, self.safe_end)
+        if reader is None or reader.began_at != self.frontier:
+            if reader is not None:
+                reader.release()
+            reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
-        reader.frontier, reader.depth = self.safe_end, self.depth - reader.lost
+        else:
+            # A job may have found that messages are lost.
+            self.depth -= reader.left - reader.depth
+        reader.frontier, reader.depth = self.safe_end, self.depth
         segment = reader.read(max_count, max_bytes)
-        self.depth, self.frontier = reader.depth, reader.next
-        reader.lost = 0
+        self.depth = reader.left = reader.depth
+        self.frontier = reader.began_at = reader.next
         return segment
 
     def _drop_reader(self) -> None:
@@ -356,16 +370,7 @@ class TopicLog:
 
     def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
         if cursor.number in self.cursors:
-            row = StoredChannel(
-                number=cursor.number,
-                topic=self.number,
-                name=cursor.name,
-                paused=cursor.is_paused,
-                next=cursor.next,
-                frontier=cursor.frontier,
-                fired_ns=cursor.held.fired_ns,
-            )
-            self._node.commit([UpdateChannel(row), *dropped])
+            self._node.commit([UpdateChannel(cursor.row(self.number)), *dropped])
 
     def row(self) -> StoredTopic:
         """Return what the state should have of the topic."""
@@ -379,10 +384,16 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
+            scan=self._scan_place(),
         )
 
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    def _scan_place(self) -> tuple[int, int, int] | None:
+        """Return a place before all that a start has to know: nothing is handed on behind it."""
+        if not self.segments:
+            return None
+        segment = self.segments[-1]
+        sequence = min(self.handed_on, self.safe_end)
+        if segment.index is None or sequence < segment.first:
+            return None
+        known, offset = segment.index.find(sequence)
+        return segment.first, offset, known
