@@ -171,7 +171,11 @@ class SegmentWriter:
             OSError: it does not.
         """
         if self._file is None:
-            self._begin_segment(first)
+            try:
+                self._begin_segment(first)
+            except OSError:
+                self._end_segment()
+                raise
 
     def close(self) -> None:
         """Release the file."""
