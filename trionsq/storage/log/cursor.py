@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
-from trionsq.core.queue import Round
+from trionsq.core.queue import Round, count_fitting
 from trionsq.storage.log.held import HeldMessages, MessageSource
 from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
@@ -158,7 +158,7 @@ class Cursor:
                 self.next = batch.sequences[0] + last
                 continue
             last = min(last, first + max_count)
-            last = first + _fit(batch, first, last, max_bytes)
+            last = first + count_fitting(batch.bodies, first, last - first, max_bytes)
             self.next = batch.sequences[0] + last
             self.depth -= last - first
             return Segment(batch, first, last)
@@ -389,19 +389,3 @@ class TopicReader(Cursor):
 
     def _is_held(self, batch: MessageBatch) -> bool:
         return False
-
-
-def _fit(batch: MessageBatch, first: int, last: int, max_bytes: int) -> int:
-    """Return how many of the messages fit, at least one."""
-    bodies = batch.bodies
-    if bodies.nbytes <= max_bytes:
-        return last - first
-    if bodies.size:
-        return min(last - first, max(1, max_bytes // bodies.size))
-    nbytes = fit = 0
-    for body in bodies.slice(first, last):
-        nbytes += len(body)
-        if nbytes > max_bytes:
-            break
-        fit += 1
-    return max(1, fit)
