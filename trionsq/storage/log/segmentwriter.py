@@ -269,6 +269,9 @@ class SegmentWriter:
         if self._file is None or segment is None:
             return
         self.close()
+        if not self._is_named:
+            with suppress(OSError):
+                self._disk.unlink(draft_name(segment.name))
         if self._synced == SEGMENT_HEADER_BYTES:
             # Nothing in it counts, so the next segment follows the one before.
             if segment in self._begun:
