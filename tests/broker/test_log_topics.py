@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
 
-LOG = {"storage": "log", "durability": "always"}
+LOG: dict[str, Any] = {"storage": "log", "durability": "always"}
 
 
 async def test_nothing_is_answered_before_it_is_written(autojump_clock: MockClock) -> None:

@@ -1,6 +1,7 @@
 """nsqd's options: the whole table against the documented facts, and the rules among them."""
 
 import dataclasses
+import hashlib
 import socket
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_the_node_id_of_a_host_stays_the_same() -> None:
     """The default node id depends on the host name alone, and fits its ten bits."""
     assert default_node_id("abc") == 849
     assert 0 <= default_node_id() < 1024
+
+
+def test_the_node_id_needs_no_digest_for_security(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that forbids MD5 for that lets nsqd start all the same."""
+    md5 = hashlib.md5
+
+    def strict(data: bytes, *, usedforsecurity: bool = True) -> Any:
+        if usedforsecurity:
+            raise ValueError("disabled for FIPS")
+        return md5(data, usedforsecurity=False)
+
+    monkeypatch.setattr(hashlib, "md5", strict)
+    assert default_node_id("abc") == 849
 
 
 def test_the_defaults_start() -> None:

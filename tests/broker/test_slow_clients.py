@@ -108,6 +108,23 @@ async def test_messages_of_a_client_that_never_reads_time_out(autojump_clock: Mo
         check_balances(broker)
 
 
+async def test_a_client_that_reads_slowly_is_listened_to(autojump_clock: MockClock) -> None:
+    """Its FIN counts while messages wait to be written, whatever it was answered before."""
+    async with nsqd_in_memory() as broker:
+        sluggish, client, _ = connect(broker, capacity_bytes=4 * KIB)
+        await sluggish.subscribe("t", "c", ready=2500)
+        publish(broker, "t", *numbered(100, size=KIB))
+        message = await sluggish.message()
+        await wait_all_tasks_blocked()
+        core = broker.topics["t"].channels["c"].core
+        for finished in range(1, 4):
+            assert client.output.pending
+            await finish(sluggish, message)
+            assert core.finish_count == finished
+            message = await sluggish.message()
+        check_balances(broker)
+
+
 async def test_expired_deliveries_are_not_written(autojump_clock: MockClock) -> None:
     """What was emptied away before it was written is left out when reading begins."""
     async with nsqd_in_memory(msg_timeout_ns=2 * SECOND_NS) as broker:

@@ -304,15 +304,14 @@ async def test_a_reply_wakes_all_who_wait_for_it() -> None:
 
 
 async def test_a_connection_takes_a_mebibyte_ahead_of_its_socket() -> None:
-    """A program goes on publishing while nsqd is slow, and waits only above that."""
+    """While nsqd is slow, a program goes on publishing; it waits only above that."""
     async with connected() as (connection, _, _):
-        body = bytes(256 * 1024)
+        quarter = commands.publish("t", bytes(256 * 1024 - len(b"PUB t\n") - 4))
         sent = 0
         while connection.has_room:
-            connection.request(commands.publish("t", body))
+            connection.request(quarter)
             sent += 1
-        # The last one goes over the limit.
-        assert sent == 4
+        assert sent * len(quarter) == (1024 + 256) * 1024, "a whole one, and what went over it"
 
 
 async def test_a_reply_raises_its_error() -> None:

@@ -434,6 +434,27 @@ async def test_a_lost_connection_is_made_again(autojump_clock: MockClock) -> Non
             (await anext(consumer.__aiter__())).finish()
 
 
+async def test_answers_that_nsqd_refused_are_counted(autojump_clock: MockClock) -> None:
+    """On all connections, also on those that were lost."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+
+        async def refuse() -> None:
+            for refusals in (1, 2):
+                peer = await subscribed(network)
+                for _ in range(refusals):
+                    await peer.refuse("E_FIN_FAILED", "FIN 0123456789abcdef failed")
+                if refusals == 1:
+                    peer.stream.close()
+
+        nursery.start_soon(refuse)
+        async with consumer_of(network) as consumer:
+            await trio.sleep(60)
+            stats = consumer.stats()
+            assert (stats.refused, stats.connections) == (3, 1)
+            nursery.cancel_scope.cancel()
+
+
 async def test_messages_of_a_lost_connection_are_not_handed_out(
     autojump_clock: MockClock,
 ) -> None:

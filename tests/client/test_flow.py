@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from trionsq.client.backoff import Outcome, Phase
 from trionsq.client.config import Config
 from trionsq.client.flow import (
     SETTLE_S,
@@ -337,4 +338,23 @@ async def test_a_closing_connections_room_is_given_on_at_once(autojump_clock: Mo
         flow.retire_connection(closing)
         await wait_all_tasks_blocked()
         assert [closing.share.rdy, other.share.rdy] == [0, 3]
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_connections_take_turns_at_being_tested(autojump_clock: MockClock) -> None:
+    """In backoff the tested one may be idle; the other one then gets RDY 1."""
+    flow = FlowControl(Config(max_in_flight=10, low_rdy_idle_timeout_s=10), Random(1))
+    receivers = [Receiver(), Receiver()]
+    async with trio.open_nursery() as nursery:
+        flow.start(nursery)
+        for receiver in receivers:
+            flow.add_connection(receiver)
+        await trio.sleep(1)
+        flow.note_answer(Outcome.FAILURE, True)
+        await trio.sleep(5)
+        assert flow.backoff.phase is Phase.TESTING
+        [tested] = [each for each in receivers if each.share.rdy]
+        await trio.sleep(12)
+        [other] = [each for each in receivers if each.share.rdy]
+        assert other is not tested
         nursery.cancel_scope.cancel()

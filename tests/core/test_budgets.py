@@ -120,6 +120,22 @@ def test_a_scan_takes_back_a_bounded_number(count: int) -> None:
     assert (channel.in_flight_count, channel.depth) == (0, count)
 
 
+@pytest.mark.parametrize(("size", "at_once"), [(16, MAX_SCAN), (64 * 1024, MAX_SCAN // 16)])
+def test_a_scan_queues_a_bounded_number_and_size(size: int, at_once: int) -> None:
+    """Of all deferred messages that are due at the same moment; the next scan goes on at once."""
+    channel, _ = crowd(1)
+    count = 3 * at_once
+    for number in range(count):
+        one = Segment(batch(10**6 + number, 1, (size,), defer_ms=500), 0, 1)
+        channel.put(one, 0.0, wall_ns(0.0))
+    while channel.deferred_count:
+        before = channel.deferred_count
+        channel.scan(0.5, wall_ns(0.5))
+        assert 0 < before - channel.deferred_count <= at_once
+        assert (channel.wake_at_s <= 0.5) == (channel.deferred_count > 0)
+    assert channel.depth == count
+
+
 @numbers
 def test_a_scan_looks_at_nobody_for_whom_nothing_is_due(count: int) -> None:
     """One deferred message comes due beside any number of messages in flight."""

@@ -115,8 +115,8 @@ class Account:
         Due times are written by a sync, within ``sync_s``.
         """
         self.allowance.killed.add(NSQD)
-        self.allowance.note_forgetful(NSQD, self.clock() - sync_s, self.clock())
         # Its last words are read after its end, and nobody publishes later.
+        self.allowance.note_forgetful(NSQD, self.clock() - sync_s, math.inf)
         self.allowance.note_late(NSQD, asked_s, math.inf)
         self.allowance.note_stats(NSQD, topics, None if is_exact else ready)
 

@@ -22,6 +22,7 @@ from tests.processes import NsqdFailedError, NsqdProcess, free_address, running_
 
 REMOVALS_MAX = 100
 SCAN_EVERY_CHANNEL = "--queue-scan-selection-count=1000"
+_LOADING_S = 30.0
 """Each scan looks at this many channels, chosen at random: with the default of 20 and the
 channels of a hundred cases on one server, a timeout would be noticed seconds too late."""
 
@@ -130,6 +131,10 @@ class SocketPlace:
             fixed = {name: free_address() for name in ("tcp", "http", "https")}
             flags += [f"--{name}-address={address}" for name, address in fixed.items()]
         async with running_nsqd(data_path, flags, https=wanted.tls) as nsqd:
+            # It listens before it has read its data path, which a transcript may take away.
+            with trio.fail_after(_LOADING_S):
+                while not (data_path / "nsqd.dat").exists():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
             yield ProcessUnderTest(nsqd, fixed)
 
     @asynccontextmanager

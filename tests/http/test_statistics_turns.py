@@ -100,6 +100,26 @@ async def test_channels_are_shown_some_at_a_time(
         assert body.count(b" re-q: ") == count
 
 
+@pytest.mark.parametrize("count", [10, 3_000])
+async def test_names_are_sorted_some_at_a_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """In parts, of which each is a turn's work."""
+    parts: list[int] = []
+
+    def counted(names: list[str]) -> list[str]:
+        parts.append(len(names))
+        return sorted(names)
+
+    monkeypatch.setattr(statistics_module, "sorted", counted, raising=False)
+    with with_channels(broker, count):
+        document = await document_of(broker)
+    names = [channel["channel_name"] for channel in document["topics"][0]["channels"]]
+    assert names == sorted(names)
+    assert sum(parts) == 1 + count
+    assert max(parts) <= 1_000
+
+
 @pytest.mark.parametrize("count", [10, 300])
 async def test_clients_are_shown_some_at_a_time(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, meter: Meter, count: int

@@ -96,6 +96,7 @@ async def test_the_last_answer_is_not_lost(registry: Registry, autojump_clock: M
         await ours.send_all(MAGIC + b"NOPE\n")
         await ours.send_all(b"PING\n" * 1000)
         assert await all_answers(ours) == [b"E_INVALID invalid command NOPE"]
+        assert trio.current_time() == 0, "the end is sent at once"
     assert trio.current_time() == daemon.LINGER_S
 
 
@@ -111,6 +112,24 @@ async def test_a_half_closed_connection_gets_its_answers(registry: Registry) -> 
             b"E_BAD_BODY IDENTIFY failed to read body size",
         ]
         await ours.aclose()
+
+
+async def test_what_a_command_leaves_void_is_swept_at_once(
+    registry: Registry, nursery: trio.Nursery
+) -> None:
+    """Not only when the connection ends, which may be in months."""
+    ours, theirs = memory_stream_pair()
+    nursery.start_soon(serve, theirs, registry)
+    await ours.send_all(MAGIC + identify())
+    await ours.receive_some()
+    names = registry.names
+    await ours.send_all(b"REGISTER t#ephemeral c\n")
+    await ours.receive_some()
+    assert registry.names > names
+    await ours.send_all(b"UNREGISTER t#ephemeral\n")
+    await ours.receive_some()
+    assert not registry._sweeps
+    await ours.aclose()
 
 
 async def test_a_reset_is_no_failure(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:

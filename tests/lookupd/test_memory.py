@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tracemalloc
 from random import Random
 
@@ -104,9 +105,10 @@ def test_names_are_counted_right(registry: Registry, monkeypatch: pytest.MonkeyP
     assert refused > 10
 
 
-def test_a_name_takes_little_memory(registry: Registry) -> None:
+def test_a_name_takes_little_memory(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
     """A topic with a channel, registered by one nsqd, takes at most 2 kB: full, with all names
     registered by one connection, nsqlookupd takes 1 GB."""
+    caplog.set_level(logging.WARNING, "trionsq")  # pytest keeps what is logged
     session = Session(registry, PEER, IDENTITY)
     session.receive(MAGIC + identify(), 0)
     commands = [b"REGISTER topic_%d channel_%d\n" % (n, n) for n in range(5_000)]

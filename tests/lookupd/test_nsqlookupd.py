@@ -7,12 +7,14 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
+from lookupd import cli
 from lookupd.daemon import Lookupd, running_nsqlookupd
 from lookupd.options import NsqlookupdOptions
 from lookupd.session import MAGIC
@@ -37,6 +39,16 @@ def test_version_is_printed_before_the_config_is_read() -> None:
     done = nsqlookupd("--config=/nonexistent", "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "nsqlookupd v1.3.0 (built w/go1.19.8)\n"
+
+
+def test_without_arguments_those_of_the_process_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but its name, in their order."""
+    monkeypatch.setattr(sys, "argv", ["nsqlookupd", "--first", "--version"])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli.main()
+    assert "-first" in capsys.readouterr().err
 
 
 def test_a_usage_error_exits_with_2() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.swarm import Swarm, live_seeds
 from tests.soak import LEVEL, by_level, more_in_soak
 
-SEEDS = range(by_level(test=100, short=300, full=10_000))
+SEEDS = range(by_level(test=60, short=300, full=10_000))
 
 
 @more_in_soak

@@ -10,6 +10,7 @@ import pytest
 
 from tests.storage.queues import (
     DEFERRAL_FILE,
+    EVERYTHING,
     QUEUE,
     STAMP_NS,
     Message,
@@ -168,6 +169,20 @@ def test_a_kill_while_the_deferral_file_is_tidied_costs_no_delay() -> None:
 def drain_some(queue: DiskQueue, count: int) -> None:
     for _ in range(count):
         assert queue.read(1, 1_000) is not None
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 18, 48, 49, 50, 100])
+def test_a_read_ends_before_a_deferred_message(count: int) -> None:
+    """However many messages stand before it, and not sooner."""
+    queue = queue_on(SimulatedDisk())
+    put(queue, messages(0, count))
+    put(queue, messages(count, 1, due_ns=DUE_NS))
+    put(queue, messages(count + 1, count))
+    put(queue, messages(2 * count + 1, 1, due_ns=DUE_NS))
+    counts = []
+    while (one := queue.read(1000, EVERYTHING)) is not None:
+        counts.append(one.count)
+    assert counts == [count, 1, count, 1]
 
 
 @pytest.mark.parametrize("due_ns", [10**19 - 1, 10**19, STAMP_NS + 2**63])

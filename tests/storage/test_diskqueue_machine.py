@@ -331,5 +331,5 @@ class QueueMachine(RuleBasedStateMachine):
 def test_a_queue_is_a_list() -> None:
     """Order, contents, depth, due times, room and faults are as told, whatever happens when."""
     SEEN.clear()
-    counts = by_level(test=(120, 300), short=(300,), full=(3_000,))
+    counts = by_level(test=(60, 200), short=(300,), full=(3_000,))
     run_until_seen(QueueMachine, SEEN, EVENTS, counts, steps=40)

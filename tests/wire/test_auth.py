@@ -278,6 +278,11 @@ def test_patterns_that_are_kept_are_bounded_in_bytes() -> None:
         assert 0 < compiler.cache_info().currsize <= size.kept
 
 
+def test_groups_cost_nothing() -> None:
+    """Nobody asks what a group matched, so a pattern with groups fits where one without does."""
+    assert auth._compiled("(a)(b)").instructions == auth._compiled("ab").instructions
+
+
 def test_many_entries_may_share_patterns() -> None:
     """Only different patterns count, so a long list of usual entries is fine."""
     got = grant(*[entry(f"^t{number}$", (".*", "")) for number in range(4000)])

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from trionsq.core.batch import Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
+from trionsq.wire.bodies import Bodies
 
 __all__ = [
     "Backend",
@@ -20,6 +21,7 @@ __all__ = [
     "MessageQueue",
     "Round",
     "Store",
+    "count_fitting",
 ]
 
 # Messages moved to the backend in one append, at the end of the broker's life.
@@ -167,6 +169,21 @@ class Backend(Protocol):
         """
 
 
+def count_fitting(bodies: Bodies, first: int, count: int, max_bytes: int) -> int:
+    """Return how many of ``count`` bodies from ``first`` on are within a limit; at least one."""
+    if bodies.nbytes <= max_bytes:
+        return count
+    if bodies.size:
+        return min(count, max(1, max_bytes // bodies.size))
+    nbytes = fit = 0
+    for body in bodies.slice(first, first + count):
+        nbytes += len(body)
+        if nbytes > max_bytes:
+            break
+        fit += 1
+    return max(1, fit)
+
+
 class MessageQueue:
     """A FIFO of messages in memory, by segments.
 
@@ -207,28 +224,13 @@ class MessageQueue:
         first = head.first
         count = head.last - first
         if count > max_count or head.batch.bodies.nbytes > max_bytes:
-            count = self._fit(head, min(count, max_count), max_bytes)
+            count = count_fitting(head.batch.bodies, first, min(count, max_count), max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:
             return self._segments.popleft()
         head.first = last
         return Segment(head.batch, first, last, head.attempts)
-
-    @staticmethod
-    def _fit(head: Segment, count: int, max_bytes: int) -> int:
-        bodies = head.batch.bodies
-        if bodies.nbytes <= max_bytes:
-            return count
-        if bodies.size:
-            return min(count, max(1, max_bytes // bodies.size))
-        nbytes = fit = 0
-        for body in bodies.slice(head.first, head.first + count):
-            nbytes += len(body)
-            if nbytes > max_bytes:
-                break
-            fit += 1
-        return max(1, fit)
 
     def peek(self) -> Iterator[Segment]:
         """Return the segments in order. Neither they nor the queue may change meanwhile."""

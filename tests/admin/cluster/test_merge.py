@@ -92,9 +92,11 @@ def test_a_channel_has_the_clients_of_all_nodes() -> None:
 
 
 def test_a_node_has_totals() -> None:
-    """Messages of topics, clients of channels; without topics there is null."""
-    said = stats(topic("t", 4, channel("c", 1, clients=[client("x"), client("y")])), topic("u", 5))
+    """Messages of topics, clients of channels, by host name; without topics there is null."""
+    said = stats(topic("t", 4, channel("c", 1, clients=[client("y"), client("x")])), topic("u", 5))
     shown = merge.node_object("n", merge.topics_on_nodes([(NODES[0], said)]))
+    clients = shown["topics"][0]["channels"][0]["clients"]
+    assert [each["hostname"] for each in clients] == ["x", "y"]
     assert (shown["total_messages"], shown["total_clients"], len(shown["topics"])) == (9, 2, 2)
     assert merge.node_object("n", [])["topics"] is None
 

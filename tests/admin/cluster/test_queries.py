@@ -75,10 +75,10 @@ async def test_silent_nodes_get_little_time(autojump_clock: trio.testing.MockClo
 
 
 async def test_nodes_are_the_union_of_what_nsqlookupds_know() -> None:
-    """Each once, with its address at each of them; the dead one is a warning, old nodes marked."""
+    """Each once, by name, with its address at each; the dead one is a warning, old nodes marked."""
     async with Fakes() as fakes:
         old = producer("10.0.0.9:4151", "t", version="1.2.0")
-        first = await fakes.node(lookupd([producer("10.0.0.1:4151", "t"), old]))
+        first = await fakes.node(lookupd([old, producer("10.0.0.1:4151", "t")]))
         second = await fakes.node(lookupd([producer("10.0.0.1:4151", "t")]))
         dead = free_address()
         addresses = (first.address, dead, second.address)

@@ -127,6 +127,7 @@ def test_deadletter(spark: SparkSession, nsqd: OpenBroker) -> None:
     assert sorted(taken(nsqd.tcp_address, 10, "orders_again")) == numbered(10, 5)
 
 
+@in_short_soak
 def test_replay(spark: SparkSession, nsqd: OpenBroker, folder: Path) -> None:
     """The whole topic is published in its order; a second run publishes nothing."""
     table = folder / "run/archive/table"

@@ -9,13 +9,13 @@ from typing import Final, Protocol
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
-from trionsq.core.queue import Round
+from trionsq.core.queue import Round, count_fitting
 from trionsq.storage.log.held import HeldMessages, MessageSource
-from trionsq.storage.log.ranges import MessageRange, segment_ranges
+from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
-from trionsq.storage.log.rows import Change, DropHeld
+from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog"]
+__all__ = ["Cursor", "CursorLog", "TopicReader"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -168,7 +168,7 @@ class Cursor:
                 self.next = batch.sequences[0] + last
                 continue
             last = min(last, first + max_count)
-            last = first + _fit(batch, first, last, max_bytes)
+            last = first + count_fitting(batch.bodies, first, last - first, max_bytes)
             self.next = batch.sequences[0] + last
             self.depth -= last - first
             return Segment(batch, first, last)
@@ -339,6 +339,22 @@ class Cursor:
 
     # The state
 
+    def row(self, topic: int, open_: Iterable[MessageRange] = ()) -> StoredChannel:
+        """Return what the state should have of the channel; ``open_``: what is read, not finished.
+
+        ``topic`` is the number of its topic.
+        """
+        return StoredChannel(
+            number=self.number,
+            topic=topic,
+            name=self.name,
+            paused=self.is_paused,
+            next=self.next,
+            frontier=self.frontier,
+            open=pack_open(open_, self.skipped),
+            fired_ns=self.held.fired_ns,
+        )
+
     def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
         """Take over what was open at the last snapshot: it comes again.
 
@@ -366,17 +382,17 @@ class Cursor:
             yield from segment_ranges(segment)
 
 
-def _fit(batch: MessageBatch, first: int, last: int, max_bytes: int) -> int:
-    """Return how many of the messages fit, at least one."""
-    bodies = batch.bodies
-    if bodies.nbytes <= max_bytes:
-        return last - first
-    if bodies.size:
-        return min(last - first, max(1, max_bytes // bodies.size))
-    nbytes = fit = 0
-    for body in bodies.slice(first, last):
-        nbytes += len(body)
-        if nbytes > max_bytes:
-            break
-        fit += 1
-    return max(1, fit)
+class TopicReader(Cursor):
+    """Reads for the topic itself; unlike a channel it hands on deferred messages.
+
+    Attributes:
+        began_at, left: `next` and `depth` when it was asked last.
+    """
+
+    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
+        super().__init__(log, 0, "", next_, end)
+        self.began_at = next_
+        self.left = 0
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        return False

@@ -97,6 +97,11 @@ class LogNode:
     def disk(self) -> Disk:
         return self.folder.disk
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is so full that nothing may be published: finishing needs the rest."""
+        return self.state.reserve_given_up
+
     # Topics and channels
 
     def new_topic(self, name: str, durability: str | None = None) -> TopicLog:
@@ -243,9 +248,32 @@ class LogNode:
                         job.error = error
                     job.log.end_round(job)
             finally:
+                self._checkpoint_if_due()
                 self._work()
 
         self.folder.background.submit(work, done)
+
+    def _checkpoint_if_due(self) -> None:
+        """Shorten SQLite's journal, after the publishers have their answers."""
+        if self._commits < _COMMITS_PER_CHECKPOINT:
+            return
+        self._commits = 0
+        self._is_working = True
+        failures: list[StateError] = []
+
+        def checkpoint() -> None:
+            try:
+                self.state.checkpoint()
+            except StateError as error:
+                failures.append(error)
+
+        def done(error: Exception | None) -> None:
+            self._is_working = False
+            for failure in failures:
+                log.warning("LOG: %s", failure)  # the next checkpoint tries again
+            self._work()
+
+        self.folder.background.submit(checkpoint, done)
 
     def _end_commit(
         self, changes: list[Change], committed: Round | None, failure: Exception | None
@@ -279,13 +307,16 @@ class LogNode:
 
     def retry(self) -> None:
         """Commit what could not be committed, and read what could not be read."""
-        if self._failed:
+        if self.is_full:
+            self._commits = _COMMITS_PER_CHECKPOINT  # a checkpoint makes the reserve again
+        if self._failed or self.is_full:
             self.commit([])
         reads, self._reads_to_retry = self._reads_to_retry, []
         for job, done in reads:
             self.submit_read(job, done)
         for log_ in self.logs.values():
             if f"log of {log_.name}" in self.folder.faults:
+                log_.retry()
                 log_.caught_up()
                 for cursor in list(log_.cursors.values()):
                     cursor.caught_up()

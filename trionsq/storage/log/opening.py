@@ -6,7 +6,7 @@ Blocks: for a job, before the broker serves.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,13 @@ from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.format import FormatError, RecordHead, SegmentHeader, UnsupportedError
+from trionsq.storage.log.format import (
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    RecordHead,
+    SegmentHeader,
+    UnsupportedError,
+)
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
@@ -41,8 +47,6 @@ __all__ = ["FoundLog", "open_logs"]
 log = logging.getLogger("trionsq")
 
 _MS_NS: Final = 1_000_000
-# Of so many records at the end of a log the messages are checked: more are not written at once.
-_MAX_TORN: Final = 64
 
 
 @dataclass(slots=True)
@@ -73,6 +77,15 @@ class _Tail:
     end: int = 0
     deferred: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
+
+    def note_record(self, head: RecordHead, scan_from: int) -> None:
+        """Note a record; those that were deferred before ``scan_from`` are in the state."""
+        self.end = max(self.end, head.next_sequence)
+        if head.defer_ms and head.next_sequence > scan_from:
+            self.deferred.append(head)
+        if head.ids:
+            first, count = head.ids[-1]
+            self.last_id = max(self.last_id, first + count - 1)
 
 
 def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
@@ -125,8 +138,8 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
         if parsed is not None:
             _, number, first = parsed
             files[number].append((first, name))
-    for names in files.values():
-        names.sort()
+    for segments in files.values():
+        segments.sort()
     return files
 
 
@@ -148,9 +161,10 @@ def _open_log(
     segments = _chain(node, row, files)
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
-    tail = _scan_tail(node.disk, segments, scan_from)
+    tail = _scan_tail(node.disk, segments, scan_from, row.scan)
     # An unreadable file keeps its name, too.
-    unreadable = [first + 1 for first, name in files if name in node.folder.faults]
+    known = {segment.first for segment in segments}
+    unreadable = [first + 1 for first, _ in files if first not in known]
     nexts = [channel.next for channel in channels]
     end = max([tail.end, row.end, *frontiers, *nexts, *unreadable])
     while segments and segments[-1].first == end:
@@ -216,41 +230,49 @@ def _open_cursor(
 
 def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> list[SegmentFile]:
     """Return the segments that count, in order: each names the one before it, and its end."""
-    disk = node.disk
+    headers, unreadable = _read_headers(node.disk, files)
+    segments: list[SegmentFile] = []
+    wanted, end = max(headers, default=None), None
+    while wanted is not None:
+        if wanted in headers:
+            name, header, size = headers.pop(wanted)
+            size = size if end is None else min(end, size)
+            segments.append(SegmentFile(name, header, size, None))
+            wanted, end = header.previous_first, header.previous_end
+        elif wanted < row.first:
+            break  # it was finished
+        else:
+            text = f"the log of {row.name} lacks the segment that begins at {wanted}"
+            text = unreadable.get(wanted, text)
+            log.error("LOG(%s): %s", row.name, text)
+            node.folder.faults[f"log of {row.name} at {wanted}"] = text
+            # What is older is read all the same.
+            wanted, end = max([first for first in headers if first < wanted], default=None), None
+    segments.reverse()
+    # Of rounds that were refused, and what was left before the last stop.
+    unneeded = [name for name, _, _ in headers.values()]
+    while len(segments) > 1 and segments[1].first <= row.first:
+        unneeded.append(segments.pop(0).name)
+    _remove(node.disk, unneeded)
+    return segments
+
+
+def _read_headers(
+    disk: Disk, files: list[tuple[int, str]]
+) -> tuple[dict[int, tuple[str, SegmentHeader, int]], dict[int, str]]:
+    """Return name, header and size of segments, and what is wrong with others."""
     headers: dict[int, tuple[str, SegmentHeader, int]] = {}
+    unreadable: dict[int, str] = {}
     for first, name in files:
         file = disk.open(name)
         try:
             headers[first] = (name, _read_header(file, name), file.size())
         except FormatError as error:
-            text = f"{name}: {error}"
-            log.error("LOG(%s): %s", row.name, text)
-            node.folder.faults[name] = text
+            # Perhaps a crash left it; if not, the next segment names it.
+            unreadable[first] = f"{name}: {error}"
         finally:
             close_quietly(file)
-    segments: list[SegmentFile] = []
-    first_wanted, end = max(headers, default=None), None
-    while first_wanted is not None and first_wanted in headers:
-        name, header, size = headers.pop(first_wanted)
-        segments.append(SegmentFile(name, header, size if end is None else min(end, size), None))
-        first_wanted, end = header.previous_first, header.previous_end
-    segments.reverse()
-    if first_wanted is not None and first_wanted >= row.first:
-        # Damaged or missing: what is older is read all the same.
-        text = f"the log of {row.name} lacks its segment {first_wanted}"
-        log.error("LOG(%s): %s", row.name, text)
-        node.folder.faults[f"log of {row.name}: {first_wanted}"] = text
-        older = sorted(first for first in headers if first < first_wanted)
-        return [
-            *(SegmentFile(*headers[first][:2], headers[first][2], None) for first in older),
-            *segments,
-        ]
-    # Of rounds that were refused, and what was left before the last stop.
-    unneeded = [name for name, _, _ in headers.values()]
-    while len(segments) > 1 and segments[1].first <= row.first:
-        unneeded.append(segments.pop(0).name)
-    _remove(disk, unneeded)
-    return segments
+    return headers, unreadable
 
 
 def _read_header(file: DiskFile, name: str) -> SegmentHeader:
@@ -260,7 +282,13 @@ def _read_header(file: DiskFile, name: str) -> SegmentHeader:
         raise StateError(f"{name}: {error}") from error
 
 
-def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail:
+def _scan_tail(
+    disk: Disk,
+    segments: list[SegmentFile],
+    scan_from: int,
+    place: tuple[int, int, int] | None,
+) -> _Tail:
+    """Scan what was written since the state was saved, and cut what is torn."""
     tail = _Tail()
     for at in reversed(range(len(segments))):
         is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
@@ -268,12 +296,17 @@ def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail
             break
         segment = segments[at]
         tail.end = max(tail.end, segment.first)
+        start = SEGMENT_HEADER_BYTES
+        if place is not None and place[0] == segment.first and place[2] <= scan_from:
+            start = min(place[1], segment.end)
+            tail.end = max(tail.end, place[2])
         file = disk.open(segment.name)
         try:
-            last = _scan_segment(tail, segment, file, scan_from)
+            scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
+            for head in scan.records:
+                tail.note_record(head, scan_from)
+            segment.end = scan.end
             if at + 1 == len(segments):
-                if last:
-                    _cut_torn(tail, segment, file, *last[0])
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
         except UnsupportedError as error:
@@ -282,33 +315,3 @@ def _scan_tail(disk: Disk, segments: list[SegmentFile], scan_from: int) -> _Tail
             close_quietly(file)
     tail.deferred.sort(key=lambda head: head.sequence)
     return tail
-
-
-def _scan_segment(
-    tail: _Tail, segment: SegmentFile, file: DiskFile, scan_from: int
-) -> deque[tuple[int, int]]:
-    """Read the heads of a segment; return offset and sequence of its last records."""
-    last: deque[tuple[int, int]] = deque(maxlen=_MAX_TORN)
-    scan = scan_segment(file, segment.header, end=segment.end)
-    for head in scan.records:
-        tail.end = max(tail.end, head.next_sequence)
-        last.append((head.offset, head.sequence))
-        if head.defer_ms and head.next_sequence > scan_from:
-            tail.deferred.append(head)
-        if head.ids:
-            first, count = head.ids[-1]
-            tail.last_id = max(tail.last_id, first + count - 1)
-    segment.end = scan.end
-    return last
-
-
-def _cut_torn(
-    tail: _Tail, segment: SegmentFile, file: DiskFile, offset: int, sequence: int
-) -> None:
-    """Leave out the last records if their messages are incomplete: nobody heard OK for them."""
-    scan = scan_segment(file, segment.header, offset, end=segment.end, check_bodies=True)
-    heads = list(scan.records)
-    if scan.end < segment.end:
-        segment.end = scan.end
-        tail.end = heads[-1].next_sequence if heads else sequence
-        tail.deferred = [head for head in tail.deferred if head.sequence < tail.end]

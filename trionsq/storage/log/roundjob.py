@@ -24,6 +24,8 @@ class RoundJob(Generic[_Log]):
         begun: segments that were begun.
         offset: size of the newest segment.
         error: why it failed.
+
+    ``probe_at``: the sequence of the next message, if the disk has to show that it works again.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class RoundJob(Generic[_Log]):
         round_: Round | None,
         *,
         sync: bool,
+        probe_at: int | None = None,
     ) -> None:
         self.log = log
         self.entries = entries
@@ -44,11 +47,14 @@ class RoundJob(Generic[_Log]):
         self.error: Exception | None = None
         self._writer = writer
         self._sync = sync
+        self._probe_at = probe_at
 
     def write(self) -> None:
         """Write the round. Blocks; the result is in the attributes."""
         try:
             self.written = self._writer.write_round(self.entries, sync=self._sync)
+            if self._probe_at is not None:
+                self._writer.probe(self._probe_at)
         except OSError as error:
             self.error = error
         self.begun = self._writer.pop_begun()

@@ -47,6 +47,8 @@ class StoredTopic:
         first: messages below it are gone.
         end: sequences below it may be in use.
         gaps: ranges ``(first, end)`` of sequences that have no message.
+        scan: from where on a start looks for what the state does not know: first sequence of a
+            segment, offset and sequence of a record in it; None: from the segment that it needs.
     """
 
     number: int
@@ -57,6 +59,7 @@ class StoredTopic:
     first: int
     end: int
     gaps: tuple[tuple[int, int], ...] = ()
+    scan: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

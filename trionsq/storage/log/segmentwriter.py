@@ -164,6 +164,19 @@ class SegmentWriter:
             self._is_draft = False
         self._is_behind = False
 
+    def probe(self, first: int) -> None:
+        """Show that the disk takes messages: begin a segment, from ``first`` on, if there is none.
+
+        Raises:
+            OSError: it does not.
+        """
+        if self._file is None:
+            try:
+                self._begin_segment(first)
+            except OSError:
+                self._end_segment()
+                raise
+
     def close(self) -> None:
         """Release the file."""
         if self._file is not None:

@@ -19,8 +19,8 @@ from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import MessageRange, pack_open, ranges_of, segment_ranges
-from trionsq.storage.log.rows import Change, StoredChannel, UpdateChannel, UpdateTopic
+from trionsq.storage.log.ranges import MessageRange, ranges_of, segment_ranges
+from trionsq.storage.log.rows import Change, UpdateChannel, UpdateTopic
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["ChannelSnapshot", "Snapshots", "take_snapshot"]
@@ -54,16 +54,7 @@ def take_snapshot(
     )
     held_first = cursor.held.min_sequence
     low = min([cursor.next, *(one.sequence for one in ranges[:1])])
-    row = StoredChannel(
-        number=cursor.number,
-        topic=topic,
-        name=cursor.name,
-        paused=cursor.is_paused,
-        next=cursor.next,
-        frontier=cursor.frontier,
-        open=pack_open(ranges, cursor.skipped),
-        fired_ns=cursor.held.fired_ns,
-    )
+    row = cursor.row(topic, ranges)
     changes: list[Change] = [UpdateChannel(row), *cursor.held.changes(cursor.number)]
     return ChannelSnapshot(
         changes,

@@ -48,7 +48,8 @@ CREATE TABLE topics (
     frontier INTEGER CHECK (typeof(frontier) IN ('integer', 'null')),
     first INTEGER NOT NULL CHECK (typeof(first) = 'integer'),
     "end" INTEGER NOT NULL CHECK (typeof("end") = 'integer'),
-    gaps TEXT NOT NULL
+    gaps TEXT NOT NULL,
+    scan TEXT NOT NULL
 );
 CREATE TABLE channels (
     number INTEGER PRIMARY KEY,
@@ -78,11 +79,12 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 # {0}, {1}, ...: the values of a row, in the order of its array. {blob}: the row's part of the BLOB.
 _ADD_TOPICS: Final = """
-INSERT OR REPLACE INTO topics (number, name, durability, paused, frontier, first, "end", gaps)
-SELECT {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7} FROM json_each(?1) AS j"""
+INSERT OR REPLACE INTO topics
+(number, name, durability, paused, frontier, first, "end", gaps, scan)
+SELECT {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8} FROM json_each(?1) AS j"""
 _UPDATE_TOPICS: Final = """
 UPDATE topics SET durability = {2}, paused = {3}, frontier = {4}, first = {5}, "end" = {6},
-gaps = {7} FROM json_each(?1) AS j WHERE number = {0}"""
+gaps = {7}, scan = {8} FROM json_each(?1) AS j WHERE number = {0}"""
 _ADD_CHANNELS: Final = """
 INSERT OR REPLACE INTO channels (number, topic, name, paused, next, frontier, fired_ns, open)
 SELECT {0}, {1}, {2}, {3}, {4}, {5}, {6}, {blob} FROM json_each(?1) AS j
@@ -216,10 +218,18 @@ class StateTables:
         return StateContent(
             topics=[
                 StoredTopic(
-                    number, name, durability, bool(paused), frontier, first, end, _gaps(gaps)
+                    number,
+                    name,
+                    durability,
+                    bool(paused),
+                    frontier,
+                    first,
+                    end,
+                    _gaps(gaps),
+                    _place(scan),
                 )
-                for number, name, durability, paused, frontier, first, end, gaps in rows(
-                    'SELECT number, name, durability, paused, frontier, first, "end", gaps '
+                for number, name, durability, paused, frontier, first, end, gaps, scan in rows(
+                    'SELECT number, name, durability, paused, frontier, first, "end", gaps, scan '
                     "FROM topics ORDER BY number"
                 )
             ],
@@ -302,6 +312,11 @@ class StateTables:
             pass
 
 
+def _place(text: str) -> tuple[int, int, int] | None:
+    found = json.loads(text)
+    return None if found is None else tuple(found)
+
+
 def _gaps(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((first, end) for first, end in json.loads(text))
 
@@ -315,7 +330,8 @@ def _without(
 
 def _topic_values(row: StoredTopic) -> _Row:
     values = (row.number, row.name, row.durability, row.paused)
-    return (*values, row.frontier, row.first, row.end, json.dumps(row.gaps)), b""
+    texts = json.dumps(row.gaps), json.dumps(row.scan)
+    return (*values, row.frontier, row.first, row.end, *texts), b""
 
 
 def _channel_values(row: StoredChannel) -> _Row:

@@ -10,7 +10,8 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
-from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.folder import error_text
+from trionsq.storage.log.cursor import Cursor, TopicReader
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import (
@@ -22,7 +23,6 @@ from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
-    StoredChannel,
     StoredTopic,
     UpdateChannel,
     UpdateTopic,
@@ -38,6 +38,10 @@ _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
 
 class LogHost(ReadHost, Protocol):
     """What all logs of a node share."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be published."""
 
     def write_soon(self, log: TopicLog) -> None:
         """Have a round of the log written."""
@@ -110,8 +114,9 @@ class TopicLog:
         self._gathered: list[tuple[MessageBatch, int]] = []
         self._unsafe_nbytes = 0
         self._wants_sync = False
+        self._wants_probe = False
         # What is being handed on, when it had to be read.
-        self._reader: Cursor | None = None
+        self._reader: TopicReader | None = None
         self._disk_reader = LogReader(node, name)
 
     def __repr__(self) -> str:
@@ -141,6 +146,8 @@ class TopicLog:
             raise NotImplementedError("these messages are in the log already")
         if self.is_deleted:
             raise BackendError("the topic is deleted")
+        if self._node.is_full:
+            raise BackendError("the disk is full")
         if self._round is None:
             self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
@@ -154,7 +161,8 @@ class TopicLog:
         self._node.write_soon(self)
 
     def retry(self) -> None:
-        """Try again what the disk refused."""
+        """Find out whether the disk takes messages again, which it refused."""
+        self._wants_probe = True
         self.sync()
 
     def begin_round(self) -> RoundJob[TopicLog] | None:
@@ -162,6 +170,7 @@ class TopicLog:
         entries, self._gathered = self._gathered, []
         round_, self._round = self._round, None
         wants_sync, self._wants_sync = self._wants_sync, False
+        wants_probe, self._wants_probe = self._wants_probe, False
         if self.is_deleted:
             if round_ is not None:
                 round_.finish("the topic is deleted")
@@ -169,7 +178,8 @@ class TopicLog:
         if not entries and not wants_sync:
             return None
         sync = wants_sync or self.durability == "always"
-        return RoundJob(self, self._writer, entries, round_, sync=sync)
+        probe_at = self.end if wants_probe else None
+        return RoundJob(self, self._writer, entries, round_, sync=sync, probe_at=probe_at)
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
@@ -186,7 +196,7 @@ class TopicLog:
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
             if round_ is not None:
-                round_.finish(_text(job.error))
+                round_.finish(error_text(job.error))
             self.caught_up()
             return
         for batch in job.written:
@@ -267,7 +277,7 @@ class TopicLog:
         if reader is None or reader.began_at != self.frontier:
             if reader is not None:
                 reader.release()
-            reader = self._reader = _Reader(self, self.frontier, self.safe_end)
+            reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
         else:
@@ -366,16 +376,7 @@ class TopicLog:
 
     def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
         if cursor.number in self.cursors:
-            row = StoredChannel(
-                number=cursor.number,
-                topic=self.number,
-                name=cursor.name,
-                paused=cursor.is_paused,
-                next=cursor.next,
-                frontier=cursor.frontier,
-                fired_ns=cursor.held.fired_ns,
-            )
-            self._node.commit([UpdateChannel(row), *dropped])
+            self._node.commit([UpdateChannel(cursor.row(self.number)), *dropped])
 
     def row(self) -> StoredTopic:
         """Return what the state should have of the topic."""
@@ -389,26 +390,16 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
+            scan=self._scan_place(),
         )
 
-
-class _Reader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages.
-
-    Attributes:
-        began_at, left: `next` and `depth` when it was asked last.
-    """
-
-    def __init__(self, log: TopicLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-        self.began_at = next_
-        self.left = 0
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    def _scan_place(self) -> tuple[int, int, int] | None:
+        """Return a place before all that a start has to know: nothing is handed on behind it."""
+        if not self.segments:
+            return None
+        segment = self.segments[-1]
+        sequence = min(self.handed_on, self.safe_end)
+        if segment.index is None or sequence < segment.first:
+            return None
+        known, offset = segment.index.find(sequence)
+        return segment.first, offset, known
