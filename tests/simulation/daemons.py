@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -41,6 +42,10 @@ HTTP_PORT: Final = 4151
 LOOKUPD_TCP_PORT: Final = 4160
 LOOKUPD_HTTP_PORT: Final = 4161
 _NEVER: Final = 1 << 62
+# What a log says of its damage, as long as it has it.
+_DAMAGE: Final = re.compile(
+    r"are damaged|does not begin with the header of a segment|lacks its segment|header of the"
+)
 
 
 def dial_stream_of(network: Network, process: Process) -> Callable[[str, int], Any]:
@@ -93,6 +98,7 @@ class NsqdNode:
         refuses_until_s: until then no connection is accepted: the process has no descriptor left.
         disk_delay_s: how long a job in the background takes.
         crash: in which operation of a job of the disk the process ends, and what ends it.
+        has_damage: whether a bit of its files was flipped.
         unsaved: what stops could not save.
         gave_up: when each of those stops began, and when it gave up.
         has_logs: whether its topics keep their messages in logs.
@@ -108,6 +114,7 @@ class NsqdNode:
         self.refuses_until_s = 0.0
         self.disk_delay_s = 0.0005
         self.crash: tuple[int, Callable[[], None]] | None = None
+        self.has_damage = False
         self.unsaved: list[str] = []
         self.gave_up: list[tuple[float, float]] = []
         self._world = world
@@ -169,6 +176,17 @@ class NsqdNode:
         self.unsaved += broker.unsaved
         if broker.unsaved:
             self.gave_up.append((stopped_s, world.now_s))
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not well; None if it is, or has found damage and said so."""
+        broker = self.broker
+        if broker is None or self.machine.process is None or broker.registry.is_loading:
+            return "it does not run"
+        faults = broker.folder.faults.values()
+        if self.has_logs and self.has_damage:
+            return next((text for text in faults if not _DAMAGE.search(text)), None)
+        return None if broker.health == "OK" else broker.health
 
     def _run_until_crash(
         self, process: Process, job: Callable[[], None], operation: int, crash: Callable[[], None]

@@ -225,7 +225,7 @@ class Day:
     def _is_drained(self) -> bool:
         return all(
             nsqd.broker is not None
-            and nsqd.broker.not_ready_reason is None
+            and nsqd.trouble is None
             and all(
                 topic.core.depth == 0
                 and all(

@@ -143,8 +143,11 @@ class Saboteur:
         if not isinstance(node, NsqdNode) or not self._kill(fault):
             return False
         disk, random = node.machine.disk, self._world.random
-        end = ".dat" if node.has_logs else "0.dat"
-        names = [name for name, data in disk.files().items() if name.endswith(end) and data]
+        names = [
+            name
+            for name, data in disk.files().items()
+            if data and (".log." in name if node.has_logs else name.endswith("0.dat"))
+        ]
         if not names:
             return False
         name = random.choice(names)
@@ -152,6 +155,7 @@ class Saboteur:
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         disk.write_file(name, bytes(data))
         self._losses.note_damage(node)
+        node.has_damage = True
         return True
 
     def _lose_power(self, fault: FaultPlan) -> bool:

@@ -70,3 +70,15 @@ def test_a_probe_fails_as_long_as_the_disk_does(has_unsynced: bool) -> None:
     writer.write_round([(batch(b"new"), 2)], sync=True)
     bodies = [b"counts", b"new"] if has_unsynced else [b"new"]
     assert stored(disk, writer) == bodies
+
+
+def test_refused_rounds_leave_no_files() -> None:
+    """A full disk is not filled by what it refuses."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    writer.write_round([(batch(b"counts"), 0)], sync=True)
+    disk.fail(errno.ENOSPC, forever=True, only=("write", "sync"))
+    for sequence in range(1, 5):
+        with pytest.raises(OSError, match="space"):
+            writer.write_round([(batch(b"refused"), sequence)], sync=True)
+    assert len(disk.files()) == 1

@@ -19,7 +19,8 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
-from trionsq.storage.log.segments import SparseIndex, draft_name, segment_name
+from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.segments import SparseIndex
 
 __all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
@@ -269,6 +270,9 @@ class SegmentWriter:
         if self._file is None or segment is None:
             return
         self.close()
+        if not self._is_named:
+            with suppress(OSError):
+                self._disk.unlink(draft_name(segment.name))
         if self._synced == SEGMENT_HEADER_BYTES:
             # Nothing in it counts, so the next segment follows the one before.
             if segment in self._begun:

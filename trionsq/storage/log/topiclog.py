@@ -261,9 +261,7 @@ class TopicLog:
                 first = self.frontier - batch.sequences[0]
                 self.frontier = end_of(batch)
                 self.depth -= batch.count - first
-                if self._reader is not None:
-                    self._reader.release()
-                    self._reader = None
+                self._drop_reader()
                 return Segment(batch, first, batch.count)
             segment = self._read_stored(max_count, max_bytes)
             if segment is None:
@@ -289,9 +287,15 @@ class TopicLog:
         self.frontier = reader.began_at = reader.next
         return segment
 
+    def _drop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
+
     def unread(self, segment: Segment) -> bool:
         sequences = segment.batch.sequences
         assert sequences is not None
+        self._drop_reader()
         self.frontier = sequences[segment.first]
         self.depth += segment.last - segment.first
         return True
@@ -318,9 +322,7 @@ class TopicLog:
         dropped, self.depth = self.depth, 0
         self.gaps.add(self.frontier, self.safe_end)
         self.frontier = self.safe_end
-        if self._reader is not None:
-            self._reader.release()
-            self._reader = None
+        self._drop_reader()
         self._node.commit([UpdateTopic(self.row())])
         return dropped
 

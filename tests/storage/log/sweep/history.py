@@ -11,8 +11,8 @@ from typing import Final
 
 from tests.storage.log.sweep.account import Broken
 from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic, World
+from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
-from trionsq.storage.log.segments import parse_segment_name
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
 

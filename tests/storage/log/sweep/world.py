@@ -21,10 +21,10 @@ from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.rows import State
-from trionsq.storage.log.segments import parse_segment_name
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
@@ -370,6 +370,8 @@ class World:
 
         for message in dropped:
             message.told = Told.UNKNOWN
+        if not is_sure:
+            account.doubt(list(account.messages.values()))
         self.answer(answered)
 
     def empty_channel(self, channel: LiveChannel) -> None:
