@@ -173,7 +173,10 @@ class SegmentWriter:
         """
         if self._file is None:
             try:
-                self._begin_segment(first)
+                if self._is_behind:
+                    self._write_again(list(self._unsynced))
+                else:
+                    self._begin_segment(first)
             except OSError:
                 self._end_segment()
                 raise

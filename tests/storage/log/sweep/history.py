@@ -118,6 +118,9 @@ class History:
                 raise Broken(f"it does not start: {error}") from error
             world.disk.heal()
             world.disk.faults.clear()
+            if world.durability == "interval":
+                # What a failed fsync left undone no later one makes good.
+                world.forgive_all()
             world.open()
 
     def _stop(self) -> None:
@@ -323,7 +326,7 @@ class History:
 
     def _check_files(self) -> None:
         world = self._world
-        if world.is_damaged or world.disk.faults:
+        if world.is_damaged or self._has_faults:
             return
         named = {segment.name for topic in world.topics.values() for segment in topic.log.segments}
         for name in world.disk.files():

@@ -264,6 +264,12 @@ class World:
         for account in self.accounts.values():
             account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
 
+    def forgive_all(self) -> None:
+        """Nothing that was acknowledged so far need come."""
+        self.may_lose = True
+        for account in self.accounts.values():
+            account.doubt(list(account.messages.values()))
+
     def forgive(self, name: str) -> None:
         """A file was damaged: what was in it, or may have been, need not come."""
         self.is_damaged = self.may_lose = True
