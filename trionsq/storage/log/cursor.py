@@ -32,8 +32,15 @@ class CursorLog(MessageSource, Protocol):
     ) -> None:
         """Read the messages from ``sequence`` on in a job; ``done`` gets None if that failed."""
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are sequences that have no message, or one that nobody gets."""
+
+    def gap_end(self, sequence: int) -> int | None:
+        """Return where the gap with a sequence ends; None if it is in none."""
+
     def count_gaps(self, first: int, end: int) -> int:
-        """Return how many of the sequences have no message."""
+        """Return how many of the sequences are in gaps."""
 
     def release_block(self, nbytes: int) -> None:
         """A block that was read is let go."""
@@ -155,6 +162,9 @@ class Cursor:
 
     def _read_published(self, max_count: int, max_bytes: int) -> Segment | None:
         while self.next < self.frontier:
+            if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
+                self.next = min(gap_end, self.frontier)
+                continue
             batch = self._batch_at_next()
             if batch is None:
                 return None
@@ -352,16 +362,13 @@ class Cursor:
             fired_ns=self.held.fired_ns,
         )
 
-    def load(self, returned: Iterable[MessageRange], skipped: int, lost: int = 0) -> None:
+    def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
         """Take over what was open at the last snapshot: it comes again.
 
-        Args:
-            returned: what was open.
-            skipped: messages before the frontier that are, or were, in `held`.
-            lost: messages of which the snapshot knew, and which the log has not.
+        ``skipped``: messages before the frontier that are, or were, in `held`.
         """
         self._returned.extend(returned)
-        self.depth += sum(one.count for one in self._returned) - max(0, skipped - lost)
+        self.depth += sum(one.count for one in self._returned) - skipped
 
     @property
     def skipped(self) -> int:

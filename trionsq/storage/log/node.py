@@ -27,7 +27,7 @@ from trionsq.storage.log.rows import (
     StateError,
     StoredChannel,
 )
-from trionsq.storage.log.segments import Damage
+from trionsq.storage.log.segments import Damage, incarnation_of
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
@@ -139,37 +139,42 @@ class LogNode:
 
     def drop_topic(self, log_: TopicLog) -> None:
         self.logs.pop(log_.number, None)
-        names = [segment.name for segment in log_.segments]
         number = log_.number
+
+        def names() -> list[str]:
+            # A round that is under way may begin a segment still.
+            log_.close_files()
+            return [name for name in self.disk.names() if incarnation_of(name) == number]
 
         def removed() -> None:
             self.commit([ForgetTopic(number)])
 
         committed = self.commit([DropTopic(number)])
-        self.remove_after(committed, names, log_.close_files, removed)
+        self.remove_after(committed, names, removed)
 
     def remove_after(
         self,
         committed: Round,
-        names: Sequence[str],
-        close: Callable[[], None],
+        names: Callable[[], Sequence[str]],
         removed: Callable[[], None],
     ) -> None:
-        """Remove files after a commit, unless that fails; then the next start does it."""
+        """Remove files after a commit, unless that fails; then the next start does it.
+
+        ``names`` is called in the job that does it.
+        """
 
         def remove() -> None:
             if committed.error is None:
-                self._remove_files(names, close, removed)
+                self._remove_files(names, removed)
 
         committed.when_done(remove)
 
     def _remove_files(
-        self, names: Sequence[str], close: Callable[[], None], removed: Callable[[], None]
+        self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
 
         def job() -> None:
-            close()
-            for name in names:
+            for name in names():
                 with suppress(FileNotFoundError):
                     self.disk.unlink(name)
             self.disk.sync_folder()

@@ -9,7 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
@@ -22,7 +22,7 @@ from trionsq.storage.log.format import (
     UnsupportedError,
 )
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import HeldRange, unpack_open
+from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
     ForgetTopic,
     StateContent,
@@ -30,10 +30,11 @@ from trionsq.storage.log.rows import (
     StoredChannel,
     StoredHeld,
     StoredTopic,
+    UpdateChannel,
     UpdateTopic,
 )
 from trionsq.storage.log.segments import (
-    parse_draft_name,
+    is_draft_name,
     parse_segment_name,
     read_header,
     scan_segment,
@@ -48,6 +49,7 @@ log = logging.getLogger("trionsq")
 _MS_NS: Final = 1_000_000
 
 
+# Of so many records at the end of a log the messages are checked: more are not written at once.
 @dataclass(slots=True)
 class FoundLog:
     """A topic that the state names.
@@ -130,7 +132,7 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
     """Return first sequences and names of the segments by incarnation; remove drafts."""
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
     names = disk.names()
-    _remove(disk, [name for name in names if parse_draft_name(name)])
+    _remove(disk, [name for name in names if is_draft_name(name)])
     disk.sync_folder()
     for name in names:
         parsed = parse_segment_name(name)
@@ -178,8 +180,7 @@ def _open_log(
         segments,
         end,
     )
-    for first, gap_end in row.gaps:
-        topic_log.gaps.add(first, gap_end)
+    known_gaps, topic_log.gaps = Gaps(row.gaps), Gaps(row.gaps)
     topic_log.first = row.first
     topic_log.gaps.add(max(tail.end, row.first), end)
     is_standing = row.frontier is not None and (row.paused or not channels)
@@ -188,7 +189,7 @@ def _open_log(
     node.add_log(topic_log)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
-        cursor = _open_cursor(topic_log, channel, held[channel.number], tail)
+        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -198,25 +199,33 @@ def _open_log(
 
 
 def _open_cursor(
+    node: LogNode,
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
     tail: _Tail,
+    known_gaps: Gaps,
 ) -> Cursor:
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
     opened, skipped = unpack_open(row.open)
+    begin = max(row.next, tail.end)
+    lost = max(0, row.frontier - begin) - known_gaps.count(begin, row.frontier)
+    if lost and skipped:
+        # They have become a gap, which the topic's row will have.
+        skipped = max(0, skipped - lost)
+        node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
     sequences = {
         sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
     }
     cursor.held.load(held, row.fired_ns, sequences)
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
-        if first < end:
+        if first < end and topic_log.gap_end(first) is None:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
-    cursor.load(opened, skipped, max(0, row.frontier - max(row.next, tail.end)))
+    cursor.load(opened, skipped)
     return cursor
 
 

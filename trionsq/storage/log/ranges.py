@@ -118,7 +118,7 @@ def held_from_bytes(data: bytes) -> array[int]:
 
 
 class Gaps:
-    """Sequences of a log that have no message: refused, damaged, or never given."""
+    """Sequences of a log that nobody gets: refused, emptied, damaged, or never given."""
 
     __slots__ = ("_ends", "_firsts")
 
@@ -131,6 +131,14 @@ class Gaps:
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._firsts, self._ends, strict=True)
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def end_at(self, sequence: int) -> int | None:
+        """Return the end of the range that has a sequence; None if none has it."""
+        at = bisect_right(self._firsts, sequence) - 1
+        return self._ends[at] if at >= 0 and sequence < self._ends[at] else None
 
     def add(self, first: int, end: int) -> None:
         """Add a range; those that it touches become one with it."""

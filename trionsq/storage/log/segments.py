@@ -38,7 +38,8 @@ __all__ = [
     "Scan",
     "SparseIndex",
     "draft_name",
-    "parse_draft_name",
+    "incarnation_of",
+    "is_draft_name",
     "parse_segment_name",
     "read_header",
     "read_records",
@@ -66,9 +67,15 @@ def draft_name(name: str) -> str:
     return name + _DRAFT
 
 
-def parse_draft_name(name: str) -> tuple[str, int, int] | None:
-    """As `parse_segment_name`, for the name of a draft."""
-    return parse_segment_name(name.removesuffix(_DRAFT)) if name.endswith(_DRAFT) else None
+def is_draft_name(name: str) -> bool:
+    """Return whether a segment without its own name yet has this one."""
+    return name.endswith(_DRAFT) and incarnation_of(name) is not None
+
+
+def incarnation_of(name: str) -> int | None:
+    """Return the incarnation of a segment's topic from its name, or the one before it had that."""
+    parsed = parse_segment_name(name.removesuffix(_DRAFT))
+    return None if parsed is None else parsed[1]
 
 
 def parse_segment_name(name: str) -> tuple[str, int, int] | None:

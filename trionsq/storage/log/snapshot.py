@@ -121,7 +121,7 @@ class Snapshots:
             return None
         committed = node.commit(changes)
         if removed:
-            node.remove_after(committed, removed, lambda: None, lambda: None)
+            node.remove_after(committed, lambda: removed, lambda: None)
         return committed
 
 

@@ -65,7 +65,7 @@ class TopicLog:
         frontier: the sequence up to which messages were handed to the channels.
         first: messages before it are gone.
         depth: safe messages behind the frontier.
-        gaps: sequences that have no message.
+        gaps: sequences that have no message, or one that was emptied.
         cache: the newest messages.
         cursors: of the channels, by number.
         is_deleted, is_paused: as the topic is.
@@ -241,6 +241,13 @@ class TopicLog:
     def release_block(self, nbytes: int) -> None:
         self._node.release_block(nbytes)
 
+    @property
+    def has_gaps(self) -> bool:
+        return bool(self.gaps)
+
+    def gap_end(self, sequence: int) -> int | None:
+        return self.gaps.end_at(sequence)
+
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
 
@@ -313,6 +320,7 @@ class TopicLog:
 
     def empty(self) -> int:
         dropped, self.depth = self.depth, 0
+        self.gaps.add(self.frontier, self.safe_end)
         self.frontier = self.safe_end
         self._drop_reader()
         self._node.commit([UpdateTopic(self.row())])

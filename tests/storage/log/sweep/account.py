@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -21,6 +21,7 @@ class Told(Enum):
     NOTHING = auto()
     OK = auto()
     REFUSED = auto()
+    EMPTIED = auto()  # it was stored, and then dropped by an operator
     UNKNOWN = auto()  # the node stopped before the answer, or the answer has lost its worth
 
 
@@ -95,7 +96,8 @@ class ChannelAccount:
         """The channel owes these from now on."""
         for message in messages:
             if message not in self.entries:
-                self.entries[message] = _Entry(Place.OWED, message.due_ns)
+                place = Place.POSSIBLE if self.is_sampled else Place.OWED
+                self.entries[message] = _Entry(place, message.due_ns)
 
     def deliver(self, message: Message, now_ns: int) -> None:
         """A consumer has got it."""
@@ -118,20 +120,19 @@ class ChannelAccount:
             place = Place.POSSIBLE
         self.entries[message] = _Entry(place, due_ns)
 
-    def seen_by_snapshot(self) -> list[_Entry]:
-        """The entries of which a crash may change nothing once the snapshot is committed."""
-        return [
-            entry
-            for entry in self.entries.values()
-            if entry.place is Place.FINISHED or (entry.due_ns and not entry.due_is_saved)
-        ]
+    def seen_by_snapshot(self) -> Callable[[], None]:
+        """Return what is to be called when the snapshot that is taken now is committed."""
+        entries = self.entries.values()
+        finished = [entry for entry in entries if entry.place is Place.FINISHED]
+        with_due = [entry for entry in entries if entry.due_ns and not entry.due_is_saved]
 
-    @staticmethod
-    def snapshot_saved(entries: Iterable[_Entry]) -> None:
-        for entry in entries:
-            if entry.place is Place.FINISHED:
+        def saved() -> None:
+            for entry in finished:
                 entry.place = Place.GONE
-            entry.due_is_saved = True
+            for entry in with_due:
+                entry.due_is_saved = True
+
+        return saved
 
     def empty(self, *, is_sure: bool) -> list[_Entry]:
         """Drop all; return what an answer makes sure."""
@@ -229,7 +230,8 @@ class TopicAccount:
 
     def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
         for message in self.messages.values():
-            if message.told is Told.NOTHING:
+            # A refused one may be in the file all the same.
+            if message.told in (Told.NOTHING, Told.REFUSED):
                 message.told = Told.UNKNOWN
         if has_lost_power:
             self.doubt([one for one in self.messages.values() if not one.durable])

@@ -177,7 +177,8 @@ class History:
             world.note_synced()
         if not world.jobs and not world.disk.crashed:
             # Nothing to do for the disk: a crash can come here as well.
-            world.disk.free_bytes()
+            with suppress(OSError):
+                world.disk.free_bytes()
 
     def _fail(self) -> None:
         random, disk = self._random, self._world.disk

@@ -223,9 +223,9 @@ class World:
             return
         for channel in topic.channels.values():
             core = channel.core
-            owed = len(channel.account.owed())
+            owed = [one.body[:6] for one in channel.account.owed()]
             count = core.depth + core.deferred_count
-            if count < owed and topic.core.depth == 0:
+            if count < len(owed) and topic.core.depth == 0:
                 raise Broken(f"{channel!r} has {count} messages and owes {owed}")
 
     def check(self, topic: LiveTopic) -> None:
@@ -366,7 +366,7 @@ class World:
                     for message in dropped:
                         channel.put(message, Place.GONE)
                 for message in dropped:
-                    message.told = Told.REFUSED
+                    message.told = Told.EMPTIED
 
         for message in dropped:
             message.told = Told.UNKNOWN
@@ -474,18 +474,19 @@ class World:
 
     def answer(self, answered: Callable[[], None]) -> None:
         """Commit all that has changed; then an operator hears OK, unless it failed."""
-        entries = []
+        saved: list[Callable[[], None]] = []
         for topic in self.topics.values():
             for channel in topic.channels.values():
                 self.snapshots.add_channel(channel.core, topic.log.number)
-                entries += channel.account.seen_by_snapshot()
+                saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
         self.snapshots.commit(self.node)
         committed = self.node.committed() or _done()
 
         def ended() -> None:
             if committed.error is None:
-                ChannelAccount.snapshot_saved(entries)
+                for note in saved:
+                    note()
                 answered()
 
         committed.when_done(ended)
