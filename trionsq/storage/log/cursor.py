@@ -45,6 +45,9 @@ class CursorLog(MessageSource, Protocol):
     def release_block(self, nbytes: int) -> None:
         """A block that was read is let go."""
 
+    def count_on_disk(self, first: int, end: int) -> int:
+        """Return how many of the messages are not in the cache."""
+
     def drop_cursor(self, cursor: Cursor) -> None:
         """The channel is deleted."""
 
@@ -104,6 +107,10 @@ class Cursor:
             lambda at_s: self._scan_at(at_s),
             first_chunk,
         )
+
+    @property
+    def on_disk(self) -> int:
+        return min(self.depth, self._log.count_on_disk(self.next, self.frontier))
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         """Return `held`, which `empty` has replaced by an empty one."""

@@ -14,11 +14,7 @@ from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor, TopicReader
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
-from trionsq.storage.log.reading import (
-    Block,
-    Place,
-    extract_range,
-)
+from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
@@ -131,6 +127,10 @@ class TopicLog:
         # Also while a job writes it: nothing gathers then.
         newest = self.last_round
         return None if newest is None or (newest.is_done and not newest.error) else newest
+
+    @property
+    def on_disk(self) -> int:
+        return min(self.depth, self.count_on_disk(self.frontier, self.safe_end))
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         raise NotImplementedError("a topic defers nothing")
@@ -251,6 +251,10 @@ class TopicLog:
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
 
+    def count_on_disk(self, first: int, end: int) -> int:
+        end = self.cache.first_from(end)
+        return max(0, end - first - self.count_gaps(first, end))
+
     # To the channels
 
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
@@ -263,18 +267,14 @@ class TopicLog:
                 self.depth -= batch.count - first
                 self._drop_reader()
                 return Segment(batch, first, batch.count)
-            segment = self._read_stored(max_count, max_bytes)
-            if segment is None:
-                return None
-            return segment
+            return self._read_stored(max_count, max_bytes)
         return None
 
     def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
         """Read what was published when there was no channel."""
         reader = self._reader
         if reader is None or reader.began_at != self.frontier:
-            if reader is not None:
-                reader.release()
+            self._drop_reader()
             reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
