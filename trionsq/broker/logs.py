@@ -15,6 +15,7 @@ import trio
 
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
 from trionsq.core.queue import Backend, Round
 from trionsq.core.topic import TopicState
