@@ -47,7 +47,7 @@ class BadChange(msgspec.Struct, forbid_unknown_fields=True):
     file: str
     old: str
     new: str
-    points: int = 20_000
+    points: int = 6_000
 
     def apply(self, folder: Path) -> None:
         """Change the file below a folder with the sources.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.soak import by_level, in_short_soak, in_soak, more_in_soak
+from tests.storage.log.sqlite_disk import open_state
 from tests.storage.log.sweep.history import run
 from tests.storage.log.sweep.mutants import ROOT, BadChange, bad_changes, find
 
@@ -24,6 +25,15 @@ def test_no_promise_is_broken(part: int) -> None:
     seed, points = part * SEEDS_A_PART, 0
     while points < POINTS // len(PARTS):
         points += run(seed).crashes
+        seed += 1
+
+
+@in_short_soak
+def test_no_promise_is_broken_with_the_files_of_sqlite() -> None:
+    """The same with SQLite's own files on the disk that crashes."""
+    seed = points = 0
+    while points < by_level(test=0, short=300, full=1_000):
+        points += run(seed, open_state).crashes
         seed += 1
 
 
