@@ -15,7 +15,7 @@ from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog", "TopicReader"]
+__all__ = ["Cursor", "CursorLog"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -387,19 +387,3 @@ class Cursor:
         yield from self._fetching
         for segment in self._fetched:
             yield from segment_ranges(segment)
-
-
-class TopicReader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages.
-
-    Attributes:
-        began_at, left: `next` and `depth` when it was asked last.
-    """
-
-    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-        self.began_at = next_
-        self.left = 0
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
-from trionsq.storage.log.cursor import Cursor, TopicReader
-from trionsq.storage.log.logreader import LogReader, ReadHost
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.logreader import LogReader, TopicReader
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
-from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.roundjob import LogHost, RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
@@ -26,30 +26,10 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
 
-__all__ = ["LogHost", "TopicLog"]
+__all__ = ["TopicLog"]
 
 # A topic with so much to be made safe takes no more: a disk in trouble must not fill the memory.
 _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
-
-
-class LogHost(ReadHost, Protocol):
-    """What all logs of a node share."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing may be published."""
-
-    def write_soon(self, log: TopicLog) -> None:
-        """Have a round of the log written."""
-
-    def commit(self, changes: Sequence[Change]) -> Round:
-        """Have changes of the state committed, before what is published from now on is safe."""
-
-    def count_cached(self, cache: TailCache, nbytes: int) -> None:
-        """A batch was put in a cache; old ones go, of whatever log."""
-
-    def drop_topic(self, log: TopicLog) -> None:
-        """The topic is deleted."""
 
 
 class TopicLog:
@@ -78,7 +58,7 @@ class TopicLog:
 
     def __init__(
         self,
-        node: LogHost,
+        node: LogHost[TopicLog],
         number: int,
         name: str,
         durability: str,
