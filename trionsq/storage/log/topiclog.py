@@ -30,6 +30,8 @@ __all__ = ["TopicLog"]
 
 # A topic with so much to be made safe takes no more: a disk in trouble must not fill the memory.
 _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
+# What a message costs beside its body.
+_MESSAGE_BYTES: Final = 100
 
 
 class TopicLog:
@@ -132,7 +134,7 @@ class TopicLog:
             self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
         self.end += batch.count
-        self._unsafe_nbytes += batch.bodies.nbytes
+        self._unsafe_nbytes += batch.bodies.nbytes + batch.count * _MESSAGE_BYTES
         self._node.write_soon(self)
 
     def sync(self) -> None:
@@ -164,7 +166,9 @@ class TopicLog:
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         nbytes = sum(batch.bodies.nbytes for batch, _ in job.entries)
-        self._unsafe_nbytes -= nbytes
+        self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * sum(
+            batch.count for batch, _ in job.entries
+        )
         self._take_segments(job)
         self._node.report_error(self.name, job.error)
         round_ = job.round
