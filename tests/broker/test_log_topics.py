@@ -94,3 +94,27 @@ async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
             (4, 3),
             (3, 2),
         ]
+
+
+async def test_small_messages_do_not_fill_the_memory_while_the_disk_hangs() -> None:
+    """Publishers wait long before there are as many as fit in 16 MiB by their bodies alone."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        topic = broker.topic("t")
+        background.shut()
+        topic.publish(ListBodies([b"x"] * 200_000))
+        assert topic.should_wait(1)
+        background.open()
+        await wait_all_tasks_blocked()
+        assert not topic.should_wait(1)
+
+
+async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockClock) -> None:
+    """It ends in bounded time, and says that the log may not be durable."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        publish(broker, "t", b"x")
+        background.shut()
+        stopped_s = trio.current_time()
+    assert trio.current_time() - stopped_s < 200
+    assert any("did not become durable in time" in line for line in broker.unsaved)

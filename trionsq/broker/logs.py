@@ -222,8 +222,8 @@ class LogTopics:
                 for topic_log in node.logs.values()
                 if topic_log.has_unsynced
             ]
-        self._folder.background.submit(partial(_close, node), lambda error: None)
-        await self._folder.background.wait_idle()
+            self._folder.background.submit(partial(_close, node), lambda error: None)
+            await self._folder.background.wait_idle()
         return failures
 
 

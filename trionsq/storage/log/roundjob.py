@@ -1,16 +1,41 @@
-"""A round of one topic on its way to the disk."""
+"""A round of one topic on its way to the disk, and what all topics of a node share."""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.queue import Round
+from trionsq.storage.log.logreader import ReadHost
+from trionsq.storage.log.rows import Change
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.tailcache import TailCache
 
-__all__ = ["RoundJob"]
+__all__ = ["LogHost", "RoundJob"]
 
 _Log = TypeVar("_Log")
+_AnyLog = TypeVar("_AnyLog", contravariant=True)
+
+
+class LogHost(ReadHost, Protocol[_AnyLog]):
+    """What all logs of a node share."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be published."""
+
+    def write_soon(self, log: _AnyLog) -> None:
+        """Have a round of the log written."""
+
+    def commit(self, changes: Sequence[Change]) -> Round:
+        """Have changes of the state committed, before what is published from now on is safe."""
+
+    def count_cached(self, cache: TailCache, nbytes: int) -> None:
+        """A batch was put in a cache; old ones go, of whatever log."""
+
+    def drop_topic(self, log: _AnyLog) -> None:
+        """The topic is deleted."""
 
 
 class RoundJob(Generic[_Log]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
@@ -12,10 +12,10 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.logreader import LogReader, ReadHost
+from trionsq.storage.log.logreader import LogReader, TopicReader
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
-from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.roundjob import LogHost, RoundJob
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
@@ -26,32 +26,13 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
-from trionsq.storage.log.topicreader import TopicReader
 
-__all__ = ["LogHost", "TopicLog"]
+__all__ = ["TopicLog"]
 
 # A topic with so much to be made safe takes no more: a disk in trouble must not fill the memory.
 _MAX_UNSAFE_BYTES: Final = 16 * 1024 * 1024
-
-
-class LogHost(ReadHost, Protocol):
-    """What all logs of a node share."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing may be published."""
-
-    def write_soon(self, log: TopicLog) -> None:
-        """Have a round of the log written."""
-
-    def commit(self, changes: Sequence[Change]) -> Round:
-        """Have changes of the state committed, before what is published from now on is safe."""
-
-    def count_cached(self, cache: TailCache, nbytes: int) -> None:
-        """A batch was put in a cache; old ones go, of whatever log."""
-
-    def drop_topic(self, log: TopicLog) -> None:
-        """The topic is deleted."""
+# What a message costs beside its body.
+_MESSAGE_BYTES: Final = 100
 
 
 class TopicLog:
@@ -80,7 +61,7 @@ class TopicLog:
 
     def __init__(
         self,
-        node: LogHost,
+        node: LogHost[TopicLog],
         number: int,
         name: str,
         durability: str,
@@ -154,7 +135,7 @@ class TopicLog:
             self._round = self.last_round = Round()
         self._gathered.append((batch, self.end))
         self.end += batch.count
-        self._unsafe_nbytes += batch.bodies.nbytes
+        self._unsafe_nbytes += batch.bodies.nbytes + batch.count * _MESSAGE_BYTES
         self._node.write_soon(self)
 
     def sync(self) -> None:
@@ -186,7 +167,9 @@ class TopicLog:
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         nbytes = sum(batch.bodies.nbytes for batch, _ in job.entries)
-        self._unsafe_nbytes -= nbytes
+        self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * sum(
+            batch.count for batch, _ in job.entries
+        )
         self._take_segments(job)
         self._node.report_error(self.name, job.error)
         round_ = job.round
