@@ -20,6 +20,7 @@ from trionsq.core.batch import ListColumn, MessageBatch
 from trionsq.disk import FolderLock, RealDisk
 from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SegmentHeader
+from trionsq.storage.log.names import segment_name
 from trionsq.storage.log.ranges import (
     HeldRange,
     MessageRange,
@@ -38,7 +39,6 @@ from trionsq.storage.log.rows import (
     StoredTopic,
     UpdateTopic,
 )
-from trionsq.storage.log.segments import segment_name
 from trionsq.storage.log.state import SqliteState
 from trionsq.wire.bodies import ListBodies
 

@@ -21,9 +21,10 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
+from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.ranges import held_from_bytes, unpack_held
 from trionsq.storage.log.rows import StateContent, StateError, StoredChannel
-from trionsq.storage.log.segments import Scan, parse_segment_name, read_header, scan_segment
+from trionsq.storage.log.segments import Scan, read_header, scan_segment
 from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tables import StateTables
 

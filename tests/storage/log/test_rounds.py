@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+
 from trionsq.core.ids import IdSource
+from trionsq.core.queue import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
-from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
 from trionsq.wire.bodies import ListBodies
 
@@ -41,3 +45,91 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     node.jobs.run_all()
     assert heard == [None]
     assert node.log.pending is None
+
+
+def publish(node: Node, *bodies: bytes) -> Round:
+    pending = node.topic.publish(ListBodies(list(bodies)), NOW_NS)
+    assert pending is not None
+    return pending
+
+
+def test_what_was_acknowledged_survives_a_kill_while_it_is_written_again() -> None:
+    """Two writes fail, and the process is killed at any operation of the third attempt."""
+    at = 0
+    while True:
+        at += 1
+        node = Node("interval")
+        publish(node, b"a")
+        node.jobs.run_all()
+        node.disk.fail(errno.EIO, only=["write"])
+        node.disk.fail(errno.EIO, at=2, only=["write"])
+        refused = publish(node, b"b")
+        node.jobs.run_all()
+        assert refused.error
+        node.disk.crash_at(at)
+        try:
+            publish(node, b"c")
+            node.jobs.run_all()
+        except Crashed:
+            assert b"a" in bodies_after(node.disk.after_kill())
+        else:
+            break
+    assert at > 5
+
+
+def test_a_kill_and_then_a_power_cut_take_nothing() -> None:
+    """What a kill leaves in the page cache only, the next start makes durable."""
+    node = Node("interval")
+    publish(node, b"a")
+    node.jobs.run_all()
+    disk = node.disk.after_kill()
+    assert bodies_after(disk) == [b"a"]
+    for _ in range(20):
+        assert bodies_after(disk.after_power_loss()) == [b"a"]
+
+
+def bodies_after(disk: SimulatedDisk) -> list[bytes]:
+    """Start on a disk; return what the topic has."""
+    state = MemoryState(disk)
+    content = state.load()
+    jobs = HeldBackground()
+    node = LogNode(DataFolder(disk, jobs), state, next_number=content.next_number)
+    [found] = open_logs(node, content)
+    jobs.run_all()
+    bodies: list[bytes] = []
+    while True:
+        segment = found.log.read(100, 1 << 20)
+        jobs.run_all()
+        if segment is None:
+            segment = found.log.read(100, 1 << 20)
+            if segment is None:
+                return bodies
+        bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+
+
+def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
+    """The round begins a segment after the command came, and before its files go."""
+    node = Node()
+    publish(node, b"a")
+    node.log.delete()
+    node.jobs.run_all()
+    assert not [name for name in node.disk.files() if name.startswith("t.log.")]
+
+
+def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
+    """A channel that stands before it gets what is published after it, and that alone."""
+    node = Node()
+    cursor = node.node.new_cursor(node.log, "c")
+    publish(node, b"a")
+    node.jobs.run_all()
+    assert node.log.empty() == 1
+    publish(node, b"b")
+    node.jobs.run_all()
+    segment = node.log.read(100, 1 << 20)
+    assert segment is not None
+    cursor.append(segment)
+    got = cursor.read(100, 1 << 20)
+    assert got is not None
+    assert got.batch.bodies.slice(got.first, got.last) == [b"b"]
+    assert cursor.read(100, 1 << 20) is None
+    assert cursor.depth == 0

@@ -33,15 +33,14 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
+from trionsq.storage.log.names import parse_segment_name, segment_name
 from trionsq.storage.log.segments import (
     Damage,
     Scan,
     SparseIndex,
-    parse_segment_name,
     read_header,
     read_records,
     scan_segment,
-    segment_name,
 )
 from trionsq.testing.disk import SimulatedDisk
 

@@ -156,6 +156,9 @@ class HeldMessages:
         """Add consecutive messages."""
         self.has_changed = True
         self._count += one.count
+        if one.due_ns <= self._fired_ns:
+            # It was due while its topic was paused. What has left before is not to come again.
+            one = one._replace(due_ns=self._fired_ns + 1)
         heappush(self._recent, one)
         if len(self._recent) >= _CHUNK_RANGES:
             chunk = _Chunk(self._number, pack_held(sorted(self._recent)))

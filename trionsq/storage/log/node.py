@@ -16,6 +16,7 @@ from trionsq.core.queue import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.names import incarnation_of
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     AddChannel,
@@ -27,7 +28,7 @@ from trionsq.storage.log.rows import (
     StateError,
     StoredChannel,
 )
-from trionsq.storage.log.segments import Damage, incarnation_of
+from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog

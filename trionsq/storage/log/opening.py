@@ -21,6 +21,7 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
+from trionsq.storage.log.names import is_draft_name, parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
@@ -33,12 +34,7 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
-from trionsq.storage.log.segments import (
-    is_draft_name,
-    parse_segment_name,
-    read_header,
-    scan_segment,
-)
+from trionsq.storage.log.segments import read_header, scan_segment
 from trionsq.storage.log.segmentwriter import SegmentFile
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -49,7 +45,6 @@ log = logging.getLogger("trionsq")
 _MS_NS: Final = 1_000_000
 
 
-# Of so many records at the end of a log the messages are checked: more are not written at once.
 @dataclass(slots=True)
 class FoundLog:
     """A topic that the state names.

@@ -139,6 +139,8 @@ def read_ranges(
     found: list[Segment] = []
     damage: list[tuple[str, Damage]] = []
     lost = 0
+    if not segments:  # all of them are unreadable
+        return found, damage, sum(one.count for one in ranges)
     block: Block | None = None
     for one in sorted(ranges):
         sequence, end = one.sequence, one.sequence + one.count

@@ -19,7 +19,8 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
-from trionsq.storage.log.segments import SparseIndex, draft_name, segment_name
+from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.segments import SparseIndex
 
 __all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
@@ -172,7 +173,10 @@ class SegmentWriter:
         """
         if self._file is None:
             try:
-                self._begin_segment(first)
+                if self._is_behind:
+                    self._write_again(list(self._unsynced))
+                else:
+                    self._begin_segment(first)
             except OSError:
                 self._end_segment()
                 raise

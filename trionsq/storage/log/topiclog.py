@@ -12,7 +12,7 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.logreader import LogReader, TopicReader
+from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob
@@ -23,8 +23,10 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
+from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["TopicLog"]
 
@@ -194,10 +196,7 @@ class TopicLog:
         self.caught_up()
 
     def _take_segments(self, job: RoundJob[TopicLog]) -> None:
-        for begun in job.begun:
-            while self.segments and self.segments[-1].first >= begun.first:
-                self.segments.pop()  # nothing in it counted: its file has the new one's name
-            self.segments.append(begun)
+        add_begun(self.segments, job.begun)
         if self._writer.segment is not None and job.error is None:
             self._writer.segment.end = job.offset
 
@@ -330,15 +329,10 @@ class TopicLog:
 
         The files may go when the state has the new `first`.
         """
-        segments, count = self.segments, 0
-        while count + 1 < len(segments) and segments[count + 1].first <= low:
-            count += 1
-        if not count:
-            return []
-        names = [segment.name for segment in segments[:count]]
-        del segments[:count]
-        self.first = segments[0].first
-        self.gaps.drop_before(self.first)
+        names = leave_segments(self.segments, low)
+        if names:
+            self.first = self.segments[0].first
+            self.gaps.drop_before(self.first)
         return names
 
     def close_files(self) -> None:
@@ -376,16 +370,5 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
-            scan=self._scan_place(),
+            scan=scan_place(self.segments, min(self.handed_on, self.safe_end)),
         )
-
-    def _scan_place(self) -> tuple[int, int, int] | None:
-        """Return a place before all that a start has to know: nothing is handed on behind it."""
-        if not self.segments:
-            return None
-        segment = self.segments[-1]
-        sequence = min(self.handed_on, self.safe_end)
-        if segment.index is None or sequence < segment.first:
-            return None
-        known, offset = segment.index.find(sequence)
-        return segment.first, offset, known

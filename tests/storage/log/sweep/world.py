@@ -21,10 +21,10 @@ from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.rows import State
-from trionsq.storage.log.segments import parse_segment_name
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
@@ -264,6 +264,12 @@ class World:
         for account in self.accounts.values():
             account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
 
+    def forgive_all(self) -> None:
+        """Nothing that was acknowledged so far need come."""
+        self.may_lose = True
+        for account in self.accounts.values():
+            account.doubt(list(account.messages.values()))
+
     def forgive(self, name: str) -> None:
         """A file was damaged: what was in it, or may have been, need not come."""
         self.is_damaged = self.may_lose = True
@@ -370,6 +376,8 @@ class World:
 
         for message in dropped:
             message.told = Told.UNKNOWN
+        if not is_sure:
+            account.doubt(list(account.messages.values()))
         self.answer(answered)
 
     def empty_channel(self, channel: LiveChannel) -> None:
