@@ -35,11 +35,21 @@ run: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs=2 lint machine
 	$(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	$(if $(ARGS),,$(ON_LOG) $(LOG_TEST))
+
+# The same tests with topics that have a log: tests/engines.py says which have nothing to ask there.
+ON_LOG = TRIONSQ_TEST_STORAGE=log $(PY) -m pytest --numprocesses=$(WORKERS)
+LOG_TEST := tests/golden/test_in_process.py tests/drill tests/simulation/test_swarm.py \
+	-k "whole or every_day or (broken and kill and not start)"
+LOG_SHORT := tests/golden/test_in_process.py tests/drill tests/simulation/test_swarm.py \
+	tests/broker/test_restart.py tests/broker/test_chaos.py tests/broker/test_topics.py
+LOG_FULL := $(addprefix tests/,golden drill simulation foreign broker http client)
 
 # What takes long: tests that `make test` leaves out, and some that do more here; hours.
 # SHORT=1 is the part that continuous integration runs.
 soak: $(INSTALLED) machine
 	TRIONSQ_SOAK=$(if $(SHORT),short,full) $(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	$(if $(ARGS),,TRIONSQ_SOAK=$(if $(SHORT),short,full) $(ON_LOG) $(if $(SHORT),$(LOG_SHORT),$(LOG_FULL)))
 
 # The parts that know no browser, no Spark and no foreign client, on each Python from 3.11 on that is
 # found; an environment for each is kept in build/.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -277,7 +277,12 @@ class Client:
                     continue
                 if not isinstance(reply, bytes):
                     # Messages don't wait for these answers.
-                    self._write_replies(replies)
+                    try:
+                        self._write_replies(replies)
+                    except OSError:
+                        if isinstance(reply, Coroutine):
+                            reply.close()  # nobody waits for it any more
+                        raise
                     self._owes_replies = True
                     if not isinstance(reply, OwedAnswer):
                         # The command has to wait. The commands after it wait in the parser.

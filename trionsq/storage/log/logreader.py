@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.batch import Segment
 from trionsq.disk import Disk
 from trionsq.storage.folder import Job, JobDone
-from trionsq.storage.log.cursor import Cursor, CursorLog
 from trionsq.storage.log.ranges import MessageRange
 from trionsq.storage.log.reading import Block, Place, read_block, read_ranges
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile
 
-__all__ = ["LogReader", "ReadHost", "TopicReader"]
+__all__ = ["LogReader", "ReadHost"]
 
 
 class ReadHost(Protocol):
@@ -105,19 +104,3 @@ class LogReader:
             done(messages, lost)
 
         self._node.submit_read(job, finished)
-
-
-class TopicReader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages.
-
-    Attributes:
-        began_at, left: `next` and `depth` when it was asked last.
-    """
-
-    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-        self.began_at = next_
-        self.left = 0
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False

@@ -12,7 +12,7 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.logreader import LogReader, TopicReader
+from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob
