@@ -26,6 +26,7 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["TopicLog"]
 
