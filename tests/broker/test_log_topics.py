@@ -70,3 +70,27 @@ async def test_what_is_deferred_comes_after_a_restart(
         assert trio.current_time() <= max(due_s, began_s) + 1
         await finish(consumer, message)
         assert core.check() is None
+
+
+async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
+    """/stats does not call the newest messages of a log, which are in memory, its backend."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"1", b"2")
+        publish(broker, "waits", b"1", b"2", b"3")
+        await wait_all_tasks_blocked()
+        stored = [broker.topics["waits"].core.store, broker.topics["t"].channels["c"].core.store]
+        assert [(store.backend.depth, store.backend.on_disk) for store in stored] == [
+            (3, 0),
+            (2, 0),
+        ]
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        publish(broker, "t", b"3")
+        publish(broker, "waits", b"4")
+        await wait_all_tasks_blocked()
+        stored = [broker.topics["waits"].core.store, broker.topics["t"].channels["c"].core.store]
+        assert [(store.backend.depth, store.backend.on_disk) for store in stored] == [
+            (4, 3),
+            (3, 2),
+        ]

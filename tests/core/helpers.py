@@ -101,6 +101,10 @@ class MemoryBackend:
         self.segments: list[Segment] = []
 
     @property
+    def on_disk(self) -> int:
+        return self.depth
+
+    @property
     def pending(self) -> Round | None:
         return None
 

@@ -15,8 +15,10 @@ import trio
 
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
 from trionsq.core.queue import Backend, Round
+from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
@@ -153,11 +155,11 @@ class LogTopics:
                 self._node.retry()
                 await self.take_snapshots()
 
-    async def take_snapshots(self) -> Round | None:
-        """Commit what has changed since the last snapshots; return the round, None if nothing."""
+    async def take_snapshots(self) -> None:
+        """Commit what has changed since the last snapshots."""
         node = self._node
         if node is None:
-            return None
+            return
         looked_at = 0
         for topic in list(self._topics.values()):
             topic_log = topic.core.store.backend
@@ -167,15 +169,30 @@ class LogTopics:
                 self._snapshots.add_channel(channel, topic_log.number)
                 looked_at += 1
                 if looked_at % _CHANNELS_PER_TURN == 0:
+                    # At once: what an operator does meanwhile must come after it.
+                    self._snapshots.commit(node)
                     await trio.lowlevel.checkpoint()
             self._snapshots.add_topic(topic.core, topic_log)
-        return self._snapshots.commit(node)
+        self._snapshots.commit(node)
 
-    async def commit(self) -> str | None:
-        """Make durable what was changed by hand so far; return why that failed."""
+    async def commit(
+        self, topic: TopicState | None = None, channel: ChannelState | None = None
+    ) -> str | None:
+        """Make durable what an operator did; return why that failed.
+
+        Args:
+            topic: that was paused or unpaused, or whose channel was.
+            channel: that was.
+        """
         if self._node is None:
             return None
-        await self.take_snapshots()
+        topic_log = None if topic is None else topic.store.backend
+        if topic is not None and isinstance(topic_log, TopicLog):
+            if channel is None:
+                self._snapshots.add_topic(topic, topic_log)
+            else:
+                self._snapshots.add_channel(channel, topic_log.number)
+            self._snapshots.commit(self._node)
         return await wait_for_round(self._node.committed())
 
     # The stop
@@ -196,6 +213,7 @@ class LogTopics:
         with trio.move_on_after(_STOP_S):
             for topic_log in node.logs.values():
                 topic_log.sync()
+            await self.take_snapshots()
             error = await self.commit()
             await self._folder.background.wait_idle()
             failures = [] if error is None else [f"the state of the log: {error}"]

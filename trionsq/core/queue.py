@@ -87,6 +87,7 @@ class Backend(Protocol):
     Attributes:
         depth: messages that were appended and not yet read; above 0 as long as `read` may return
             some.
+        on_disk: of `depth`, messages that only the disk has.
         behind: whether too much waits to be made durable. Callers look at it before `append`,
             which does not refuse for it.
         pending: the round of what was appended last, until that is safe; None if it is. What is
@@ -94,8 +95,7 @@ class Backend(Protocol):
         has_published: whether the backend takes all that is published, whatever room memory has.
             Memory is then for messages that return: those requeued, timed out or due.
         caught_up: is called when `behind` has become false, or when there is more to read.
-        dropped: number of messages that the backend gave up on its own, by reason; the owner may
-            replace the counter by its own.
+        dropped: messages that the backend gave up on its own, by reason; the owner may replace it.
     """
 
     caught_up: Callable[[], None]
@@ -103,6 +103,8 @@ class Backend(Protocol):
 
     @property
     def depth(self) -> int: ...
+    @property
+    def on_disk(self) -> int: ...
     @property
     def behind(self) -> bool: ...
     @property

@@ -18,6 +18,8 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
+from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
@@ -93,15 +95,11 @@ class Administration:
 
     async def pause_topic(self) -> Response:
         """POST /topic/pause."""
-        self._existing_topic().pause()
-        await self._broker.save_metadata()
-        return await self._durable()
+        return await self._change_topic(Topic.pause)
 
     async def unpause_topic(self) -> Response:
         """POST /topic/unpause."""
-        self._existing_topic().unpause()
-        await self._broker.save_metadata()
-        return await self._durable()
+        return await self._change_topic(Topic.unpause)
 
     async def create_channel(self) -> Response:
         """POST /channel/create: the topic must exist."""
@@ -122,22 +120,30 @@ class Administration:
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        self._change_channel(Channel.pause)
-        await self._broker.save_metadata()
-        return await self._durable()
+        return await self._change_channel(Channel.pause)
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        self._change_channel(Channel.unpause)
+        return await self._change_channel(Channel.unpause)
+
+    async def _change_topic(self, change: Callable[[Topic], None]) -> Response:
+        topic = self._existing_topic()
+        change(topic)
         await self._broker.save_metadata()
-        return await self._durable()
+        return await self._durable(topic.core)
 
-    def _change_channel(self, change: Callable[[Channel], None]) -> None:
-        change(self.existing_channel())
+    async def _change_channel(self, change: Callable[[Channel], None]) -> Response:
+        channel = self.existing_channel()
+        change(channel)
+        await self._broker.save_metadata()
+        topic = self._broker.topics.get(channel.topic.name)
+        return await self._durable(None if topic is None else topic.core, channel.core)
 
-    async def _durable(self) -> Response:
+    async def _durable(
+        self, topic: TopicState | None = None, channel: ChannelState | None = None
+    ) -> Response:
         """The response to a change: what is in the state of the logs waits for its commit."""
-        error = await self._broker.logs.commit()
+        error = await self._broker.logs.commit(topic, channel)
         if error is not None:
             raise HttpError(500, f"NOT_DURABLE: {error}")
         return empty()

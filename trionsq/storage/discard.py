@@ -20,6 +20,7 @@ class DiscardingBackend:
     """
 
     depth = 0
+    on_disk = 0
     behind = False
     pending = None
     has_published = False

@@ -115,6 +115,10 @@ class DiskQueue:
         return 0 if positions.all_read else max(1, positions.depth)
 
     @property
+    def on_disk(self) -> int:
+        return self.depth
+
+    @property
     def behind(self) -> bool:
         return self._sync.is_behind
 

@@ -15,7 +15,7 @@ from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog", "TopicReader"]
+__all__ = ["Cursor", "CursorLog"]
 
 # Returned messages that are read in one job.
 _MAX_FETCH: Final = 64
@@ -44,6 +44,9 @@ class CursorLog(MessageSource, Protocol):
 
     def release_block(self, nbytes: int) -> None:
         """A block that was read is let go."""
+
+    def count_on_disk(self, first: int, end: int) -> int:
+        """Return how many of the messages are not in the cache."""
 
     def drop_cursor(self, cursor: Cursor) -> None:
         """The channel is deleted."""
@@ -104,6 +107,10 @@ class Cursor:
             lambda at_s: self._scan_at(at_s),
             first_chunk,
         )
+
+    @property
+    def on_disk(self) -> int:
+        return min(self.depth, self._log.count_on_disk(self.next, self.frontier))
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         """Return `held`, which `empty` has replaced by an empty one."""
@@ -380,19 +387,3 @@ class Cursor:
         yield from self._fetching
         for segment in self._fetched:
             yield from segment_ranges(segment)
-
-
-class TopicReader(Cursor):
-    """Reads for the topic itself; unlike a channel it hands on deferred messages.
-
-    Attributes:
-        began_at, left: `next` and `depth` when it was asked last.
-    """
-
-    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
-        super().__init__(log, 0, "", next_, end)
-        self.began_at = next_
-        self.left = 0
-
-    def _is_held(self, batch: MessageBatch) -> bool:
-        return False

@@ -41,6 +41,10 @@ class TailCache:
         batch = self._batches[at]
         return batch if batch is not None and sequence < end_of(batch) else None
 
+    def first_from(self, end: int) -> int:
+        """Return the first sequence that is here; ``end`` if none before it is."""
+        return min(end, self._firsts[self._start]) if len(self) else end
+
     def evict_batch(self) -> None:
         """Let go of the oldest batch, if there is one."""
         if self._start == len(self._batches):

@@ -11,14 +11,10 @@ from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
-from trionsq.storage.log.cursor import Cursor, TopicReader
+from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.logreader import LogReader, ReadHost
 from trionsq.storage.log.ranges import Gaps, MessageRange
-from trionsq.storage.log.reading import (
-    Block,
-    Place,
-    extract_range,
-)
+from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     Change,
@@ -27,8 +23,10 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
+from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["LogHost", "TopicLog"]
 
@@ -132,6 +130,10 @@ class TopicLog:
         newest = self.last_round
         return None if newest is None or (newest.is_done and not newest.error) else newest
 
+    @property
+    def on_disk(self) -> int:
+        return min(self.depth, self.count_on_disk(self.frontier, self.safe_end))
+
     def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
         raise NotImplementedError("a topic defers nothing")
 
@@ -210,10 +212,7 @@ class TopicLog:
         self.caught_up()
 
     def _take_segments(self, job: RoundJob[TopicLog]) -> None:
-        for begun in job.begun:
-            while self.segments and self.segments[-1].first >= begun.first:
-                self.segments.pop()  # nothing in it counted: its file has the new one's name
-            self.segments.append(begun)
+        add_begun(self.segments, job.begun)
         if self._writer.segment is not None and job.error is None:
             self._writer.segment.end = job.offset
 
@@ -251,6 +250,10 @@ class TopicLog:
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
 
+    def count_on_disk(self, first: int, end: int) -> int:
+        end = self.cache.first_from(end)
+        return max(0, end - first - self.count_gaps(first, end))
+
     # To the channels
 
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
@@ -263,18 +266,14 @@ class TopicLog:
                 self.depth -= batch.count - first
                 self._drop_reader()
                 return Segment(batch, first, batch.count)
-            segment = self._read_stored(max_count, max_bytes)
-            if segment is None:
-                return None
-            return segment
+            return self._read_stored(max_count, max_bytes)
         return None
 
     def _read_stored(self, max_count: int, max_bytes: int) -> Segment | None:
         """Read what was published when there was no channel."""
         reader = self._reader
         if reader is None or reader.began_at != self.frontier:
-            if reader is not None:
-                reader.release()
+            self._drop_reader()
             reader = self._reader = TopicReader(self, self.frontier, self.safe_end)
             reader.caught_up = lambda: self.caught_up()
             reader.dropped = self.dropped
@@ -346,15 +345,10 @@ class TopicLog:
 
         The files may go when the state has the new `first`.
         """
-        segments, count = self.segments, 0
-        while count + 1 < len(segments) and segments[count + 1].first <= low:
-            count += 1
-        if not count:
-            return []
-        names = [segment.name for segment in segments[:count]]
-        del segments[:count]
-        self.first = segments[0].first
-        self.gaps.drop_before(self.first)
+        names = leave_segments(self.segments, low)
+        if names:
+            self.first = self.segments[0].first
+            self.gaps.drop_before(self.first)
         return names
 
     def close_files(self) -> None:
@@ -392,16 +386,5 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
-            scan=self._scan_place(),
+            scan=scan_place(self.segments, min(self.handed_on, self.safe_end)),
         )
-
-    def _scan_place(self) -> tuple[int, int, int] | None:
-        """Return a place before all that a start has to know: nothing is handed on behind it."""
-        if not self.segments:
-            return None
-        segment = self.segments[-1]
-        sequence = min(self.handed_on, self.safe_end)
-        if segment.index is None or sequence < segment.first:
-            return None
-        known, offset = segment.index.find(sequence)
-        return segment.first, offset, known
