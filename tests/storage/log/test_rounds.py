@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.ids import IdSource
 from trionsq.core.queue import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -133,3 +137,28 @@ def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
     assert got.batch.bodies.slice(got.first, got.last) == [b"b"]
     assert cursor.read(100, 1 << 20) is None
     assert cursor.depth == 0
+
+
+class _OneMessage:
+    """A log whose messages are all in memory."""
+
+    def cached_segment(self, one: MessageRange) -> Segment | None:
+        ids = ListColumn([b"%016x" % one.sequence])
+        batch = MessageBatch(ListBodies([b"a"]), ids, NOW_NS, sequences=[one.sequence])
+        return Segment(batch, 0, 1, one.attempts)
+
+    def read_ranges(
+        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
+    ) -> None:
+        raise AssertionError("all is in memory")
+
+
+def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() -> None:
+    """What the state knows as left stays so when one is entered that was due before."""
+    held = HeldMessages(_OneMessage(), lambda one: None, lambda count: None, lambda at_s: None)
+    held.add_range(HeldRange(10, 0, 1, 0))
+    held.add_range(HeldRange(30, 1, 1, 0))
+    assert len(list(held.pop_due(20))) == 1
+    held.add_range(HeldRange(5, 2, 1, 0))
+    assert held.fired_ns == 10
+    assert len(list(held.pop_due(20))) == 1

@@ -128,7 +128,6 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
     files: dict[int, list[tuple[int, str]]] = defaultdict(list)
     names = disk.names()
     _remove(disk, [name for name in names if is_draft_name(name)])
-    disk.sync_folder()
     for name in names:
         parsed = parse_segment_name(name)
         if parsed is not None:

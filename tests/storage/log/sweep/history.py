@@ -57,6 +57,7 @@ class History:
             random.choice(("always", "interval")),
             random.choice((300, 1_000, 4_000)),
         )
+        self._world.has_faults = self._has_faults
         self._story(f"seed {seed} {self._world.durability}")
 
     def _story(self, text: str) -> None:

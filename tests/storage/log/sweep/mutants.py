@@ -107,11 +107,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.storage.log.sweep.mutants")
     parser.add_argument("--only", metavar="NAME", action="append", help="this change; repeatable")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--points", type=int, help="crashes to try instead of those listed")
     options = parser.parse_args()
     chosen = [one for one in bad_changes() if not options.only or one.name in options.only]
 
     def tell(change: BadChange) -> bool:
-        found = find(change, change.points)
+        found = find(change, options.points or change.points)
         result = "NOT FOUND" if found is None else f"{found.points:6}  {found.promise[:90]}"
         print(f"{change.rule:8} {change.name:34} {result}", flush=True)
         return found is not None

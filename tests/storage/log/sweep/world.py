@@ -134,6 +134,8 @@ class World:
         self.published = 0
         # A bit was flipped: what that may cost is not an error.
         self.is_damaged = False
+        # The disk fails at times: what that leaves uncertain may be gone at a later start.
+        self.has_faults = False
         # Messages that the state knows may be gone.
         self.may_lose = False
         self._open_state = open_state
@@ -178,7 +180,7 @@ class World:
                 self._lost_topic(account)
                 del self.accounts[number]
         faults = self.node.folder.faults
-        if faults and not self.is_damaged and not self.disk.faults:
+        if faults and not self.is_damaged and not self.has_faults:
             raise Broken(f"the start tells of {faults}")
 
     @staticmethod
