@@ -118,3 +118,23 @@ async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockCloc
         stopped_s = trio.current_time()
     assert trio.current_time() - stopped_s < 200
     assert any("did not become durable in time" in line for line in broker.unsaved)
+
+
+async def test_what_is_ephemeral_stays_in_memory() -> None:
+    """An ephemeral topic has no log, and an ephemeral channel of a log topic holds no segment."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        assert broker.topic("t#ephemeral").storage == "default"
+        assert broker.logs._node is not None
+        broker.logs._node._segment_bytes = 300
+        topic = broker.topic("t")
+        channels = [topic.channel("c"), topic.channel("e#ephemeral")]
+        for number in range(20):
+            publish(broker, "t", b"%0100d" % number)
+            await wait_all_tasks_blocked()
+        assert [channel.core.depth for channel in channels] == [20, 20]
+        assert len([name for name in disk.files() if ".log." in name]) > 5
+        await channels[0].empty().wait()
+        await broker.logs.take_snapshots()
+        assert len([name for name in disk.files() if ".log." in name]) == 1
+        assert [channel.core.depth for channel in channels] == [0, 20]

@@ -167,6 +167,11 @@ class Topic:
     def is_ephemeral(self) -> bool:
         return is_ephemeral(self.name)
 
+    @property
+    def storage(self) -> str:
+        """Where its messages are kept: ``default`` or ``log``."""
+        return "log" if self.core.store.backend.has_published else "default"
+
     def publish(self, bodies: Bodies, defer_ms: int = 0) -> Round | None:
         """Queue messages: all of them, or none.
 

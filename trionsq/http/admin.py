@@ -24,6 +24,7 @@ from trionsq.options import LOG_LEVEL, table
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
 from trionsq.web.responses import empty, json_document, text
+from trionsq.wire.names import is_ephemeral
 
 __all__ = ["Administration", "Configuration"]
 
@@ -76,9 +77,14 @@ class Administration:
         return channel
 
     async def create_topic(self) -> Response:
-        """POST /topic/create."""
+        """POST /topic/create; ``storage`` chooses where a new topic keeps its messages."""
         values = query()
-        topic = self._broker.topic(valid_topic_name(values), _storage(values))
+        name, storage = valid_topic_name(values), _storage(values)
+        if storage == "log" and is_ephemeral(name):
+            raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
+        topic = self._broker.topic(name, storage)
+        if storage not in ("", topic.storage):
+            raise HttpError(409, "TOPIC_HAS_OTHER_STORAGE")
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
         return await self._durable()
