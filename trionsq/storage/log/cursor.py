@@ -28,9 +28,9 @@ class CursorLog(MessageSource, Protocol):
         """Return the batch that has a sequence if it is in memory."""
 
     def read_block(
-        self, sequence: int, end: int, place: Place | None, done: Callable[[Block | None], None]
+        self, sequence: int, end: int, place: Place | None, done: Callable[[Block], None]
     ) -> None:
-        """Read the messages from ``sequence`` on in a job; ``done`` gets None if that failed."""
+        """Read the messages from ``sequence`` on in a job, which is repeated if it fails."""
 
     @property
     def has_gaps(self) -> bool:
@@ -233,19 +233,17 @@ class Cursor:
             self.depth -= lost
             self._note_damaged(lost)
 
-    def _have_read(self, block: Block | None, generation: int) -> None:
-        self._is_reading = False
+    def _have_read(self, block: Block, generation: int) -> None:
         if generation != self._generation:
-            if block is not None:
-                self._log.release_block(block.nbytes)
+            self._log.release_block(block.nbytes)
             return
-        if block is not None:
-            self._batches.extend(block.batches)
-            self._batches_nbytes += block.nbytes
-            self._place = block.next
-            if not block.batches and block.end > self.next:
-                self._skip_to(min(block.end, self.frontier))
-            self.caught_up()
+        self._is_reading = False
+        self._batches.extend(block.batches)
+        self._batches_nbytes += block.nbytes
+        self._place = block.next
+        if not block.batches and block.end > self.next:
+            self._skip_to(min(block.end, self.frontier))
+        self.caught_up()
 
     def _read_returned(self, max_count: int) -> Segment | None:
         if not self._fetched:

@@ -56,20 +56,24 @@ class LogReader:
         sequence: int,
         end: int,
         place: Place | None,
-        done: Callable[[Block | None], None],
+        done: Callable[[Block], None],
     ) -> None:
-        """Read the messages from ``sequence`` on; ``done`` gets None if that failed."""
+        """Read the messages from ``sequence`` on. A failed read is repeated."""
         blocks: list[Block] = []
-        max_bytes, known, disk = self._node.block_bytes(), list(segments), self._node.disk
+        max_bytes, disk = self._node.block_bytes(), self._node.disk
 
         def job() -> None:
-            blocks.append(read_block(disk, known, sequence, max_bytes, end, place))
+            blocks.append(read_block(disk, list(segments), sequence, max_bytes, end, place))
 
         def finished(error: Exception | None) -> None:
-            block = blocks[0] if blocks else None
-            self._node.release_block(max_bytes - (0 if block is None else block.nbytes))
             self._node.report_error(self._name, error)
-            if block is not None and block.damage:
+            if error is not None:
+                # The disk may give them later.
+                self._node.retry_read(job, finished)
+                return
+            [block] = blocks
+            self._node.release_block(max_bytes - block.nbytes)
+            if block.damage:
                 self._node.report_damage(self._name, block.damage)
             done(block)
 
@@ -86,18 +90,17 @@ class LogReader:
     ) -> None:
         """Read messages; ``done`` gets them, and how many are lost. A failed read is repeated."""
         found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
-        max_bytes, known, disk = self._node.block_bytes(), list(segments), self._node.disk
+        max_bytes, disk = self._node.block_bytes(), self._node.disk
 
         def job() -> None:
-            found.append(read_ranges(disk, known, ranges, max_bytes))
+            found.append(read_ranges(disk, list(segments), ranges, max_bytes))
 
         def finished(error: Exception | None) -> None:
-            self._node.release_block(max_bytes)
             self._node.report_error(self._name, error)
             if error is not None:
-                # The disk may give them later.
                 self._node.retry_read(job, finished)
                 return
+            self._node.release_block(max_bytes)
             messages, damage, lost = found[0]
             if damage:
                 self._node.report_damage(self._name, damage)

@@ -79,7 +79,12 @@ def read_block(
     block = Block(end=max(sequence, segment.first))
     if sequence < segment.first:
         return block
-    file = disk.open(segment.name)
+    try:
+        file = disk.open(segment.name)
+    except FileNotFoundError:  # somebody has removed it
+        block.damage.append((segment.name, Damage(0, segment.end, sequence, following)))
+        block.end = following
+        return block
     try:
         if place is not None and place[0] is segment:
             known, offset = sequence, place[1]

@@ -212,7 +212,7 @@ class TopicLog:
     # Reading from the disk
 
     def read_block(
-        self, sequence: int, end: int, place: Place | None, done: Callable[[Block | None], None]
+        self, sequence: int, end: int, place: Place | None, done: Callable[[Block], None]
     ) -> None:
         self._disk_reader.read_block(self.segments, sequence, end, place, done)
 
