@@ -43,7 +43,8 @@ def sign_in(page: Page) -> None:
 def test_a_stream_that_ends_while_the_page_is_left(base: str, browser: Browser) -> None:
     """Signing out ends the stream before the next page has come. Even if that takes long, the
     console has no complaint, time after time, and the page does not reload in between."""
-    with tab(browser, base) as at:
+    # What the page asked for just before is refused, and the browser itself says so.
+    with tab(browser, base, allowed="status of 401") as at:
         page = at.page
 
         def answer_late(route: Route) -> None:

@@ -128,8 +128,6 @@ if (document.body.dataset.events) {
   // page that is being left.
   addEventListener("beforeunload", () => {
     disconnect();
-    // Nor is what was asked for just before, and is answered when nobody is signed in any more.
-    if (window.htmx) window.htmx.trigger(live, "htmx:abort");
     connecting = setTimeout(connect, LEAVING_MS);
   });
   addEventListener("pagehide", disconnect);
