@@ -1,6 +1,6 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
-# | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | mutants | drill | drill-cluster
-# | drill-spark | fuzz | hostile | interop ORIGINAL=dir
+# | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
+# | drill | drill-kill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
 # | format | lock | clean
 # Each sets up what it needs; a second time that costs nothing.
 
@@ -16,7 +16,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants drill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
+.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -35,11 +35,21 @@ run: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs=2 lint machine
 	$(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	$(if $(ARGS),,$(ON_LOG) $(LOG_TEST))
+
+# The same tests with topics that have a log: tests/engines.py says which have nothing to ask there.
+ON_LOG = TRIONSQ_TEST_STORAGE=log $(PY) -m pytest --numprocesses=$(WORKERS)
+LOG_TEST := tests/golden/test_in_process.py tests/drill tests/simulation/test_swarm.py \
+	-k "whole or every_day or (broken and kill and not start)"
+LOG_SHORT := tests/golden/test_in_process.py tests/drill tests/simulation/test_swarm.py \
+	tests/broker/test_restart.py tests/broker/test_chaos.py tests/broker/test_topics.py
+LOG_FULL := $(addprefix tests/,golden drill simulation foreign broker http client)
 
 # What takes long: tests that `make test` leaves out, and some that do more here; hours.
 # SHORT=1 is the part that continuous integration runs.
 soak: $(INSTALLED) machine
 	TRIONSQ_SOAK=$(if $(SHORT),short,full) $(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	$(if $(ARGS),,TRIONSQ_SOAK=$(if $(SHORT),short,full) $(ON_LOG) $(if $(SHORT),$(LOG_SHORT),$(LOG_FULL)))
 
 # The parts that know no browser, no Spark and no foreign client, on each Python from 3.11 on that is
 # found; an environment for each is kept in build/.
@@ -86,7 +96,20 @@ simulate: $(INSTALLED)
 simulate-mutants: $(INSTALLED)
 	@$(PY) -m tests.simulation.mutants $(ARGS)
 
-# Stops, kills and pauses nsqd under load, 20 times in each of six ways: no promise may be broken.
+# Crashes of the log engine on a simulated disk, a million at random operations: no promise may be
+# broken. ARGS="--points 10000 --seed 7". Takes an hour.
+sweep: $(INSTALLED)
+	@$(PY) -m tests.storage.log.sweep $(ARGS)
+
+# Known bad changes of the log engine, each fsync and each rule, that the sweep has to find.
+sweep-mutants: $(INSTALLED)
+	@$(PY) -m tests.storage.log.sweep.mutants $(ARGS)
+
+# Kills nsqd 200 times under load, with --storage=log --durability=always: nothing may be lost.
+drill-kill: $(INSTALLED)
+	$(PY) -m tests.drill --kind kill-log --runs 200 $(ARGS)
+
+# Stops, kills and pauses nsqd under load, 20 times in each of seven ways: no promise may be broken.
 # ARGS="--kind kill --seed 7".
 drill: $(INSTALLED)
 	$(PY) -m tests.drill --runs 20 $(ARGS)

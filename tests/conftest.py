@@ -14,6 +14,7 @@ from hypothesis.internal.conjecture import providers
 from jinja2 import Environment
 
 from tests import time_limit
+from tests.engines import use_engine
 from tests.parallel import SPARK, Scheduling, group_of, rank
 from tests.soak import LEVEL, belongs
 
@@ -49,6 +50,7 @@ LEFT_OUT = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Add the time limit, and make the marker known."""
     config.pluginmanager.register(time_limit, "time-limit")
+    use_engine()
     config.addinivalue_line("markers", "soak(lowest): see tests/soak.py")
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import trio
 
+from tests.engines import OPTIONS
+
 OTHER_BINARY_VARIABLE = "TRIONSQ_TEST_NSQD"
 OTHER_LOOKUPD_VARIABLE = "TRIONSQ_TEST_NSQLOOKUPD"
 OTHER_ADMIN_VARIABLE = "TRIONSQ_TEST_NSQADMIN"
@@ -141,6 +143,8 @@ async def running_nsqd(
             SIGTERM did not stop it within ``STOP_LIMIT_S``.
     """
     more = {"https-address": "127.0.0.1:0", "data-path": str(data_path)}
+    if not other_binary():
+        more |= OPTIONS
     process = await _open([*nsqd_command(), *_base_flags(flags, more), *flags])
     nsqd = NsqdProcess(process, data_path=data_path)
     async with _watched(nsqd, {"TCP", "HTTP", "HTTPS"} if https else {"TCP", "HTTP"}):

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import pytest
 
+from tests.engines import ON_LOG, is_left_out
+
 __all__ = [
     "LEVEL",
     "VARIABLE",
@@ -63,10 +65,13 @@ def swept(count: int, one_in: int = 5) -> range:
 
 
 def belongs(item: pytest.Item) -> bool:
-    """Whether the test is part of this run. A soak has only the tests that are marked for it."""
+    """Whether the test is part of this run. A soak has only the tests that are marked for it; but a
+    run on logs is a choice of files, of which it has all."""
     mark = item.get_closest_marker("soak")
+    if is_left_out(item.nodeid):
+        return False
     if mark is None:
-        return LEVEL == "test"
+        return LEVEL == "test" or ON_LOG
     levels = ("test", "short", "full")
     return levels.index(mark.kwargs["lowest"]) <= levels.index(LEVEL)
 

@@ -32,7 +32,7 @@ MAY_USE = {
     "debug": set[str](),
     "client": {"wire", "transports"},
     "testing": {"wire", "core", "storage", "broker", "http", "client", "local"},
-    "tools": {"wire", "client", "daemon"},
+    "tools": {"wire", "core", "storage", "client", "daemon"},
     "local": {"wire", "core", "storage", "broker", "http", "web", "client", "transports", "daemon"},
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.

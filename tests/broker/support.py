@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
-from trionsq.broker.topic import Topic
+from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.storage.folder import Job, JobDone
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.conversation import Conversation
@@ -54,8 +54,10 @@ def check_nobody_left(broker: Broker) -> None:
 
 
 def publish(broker: Broker, topic: str, *bodies: bytes, defer_ms: int = 0) -> None:
-    """Publish without a connection."""
-    broker.topic(topic).publish(ListBodies(list(bodies)), defer_ms)
+    """Publish without a connection. A round that fails at once refuses it."""
+    round_ = broker.topic(topic).publish(ListBodies(list(bodies)), defer_ms)
+    if round_ is not None and round_.error is not None:
+        raise PublishRefused(round_.error)
 
 
 def numbered(count: int, size: int = 8) -> list[bytes]:

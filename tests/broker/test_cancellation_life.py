@@ -233,7 +233,7 @@ async def upgrade(cancel_at: CancelAt, options: dict[str, Any], *layers: str) ->
         check_nobody_left(broker)
         check_balances(broker)
         assert broker.client_failures == 0
-        held = broker.topic("t").core.held
+        held = broker.topic("t").core.depth
         assert held == len(bodies) if is_complete else held in (0, len(bodies))
         other = Conversation.begin(broker, magic=MAGIC_V2)
         await other.say(commands.publish("t", b"x"))

@@ -96,6 +96,9 @@ OUR_OWN = [
     ("admin", "admin"),
     ("admin-access", "admin_access"),
     ("admin-users-file", "admin_users_file"),
+    ("storage", "storage"),
+    ("durability", "durability"),
+    ("state-interval", "state_interval"),
     ("debug-from", "debug_from"),
 ]
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.deferred import Deferred
 from trionsq.core.in_flight import MissedIds
 from trionsq.core.peek import Page, show_segments
-from trionsq.core.queue import BackendError
+from trionsq.core.queue import BackendError, Round
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000
@@ -82,10 +83,14 @@ class MemoryBackend:
     Attributes:
         refuses: whether it refuses all.
         takes: how many times it takes some before it refuses, None: no limit.
+        has_published: see `Backend`.
+        deferred: what `new_deferred` made last.
     """
 
-    def __init__(self, refuses: bool = False) -> None:
+    def __init__(self, refuses: bool = False, has_published: bool = False) -> None:
         self.refuses = refuses
+        self.has_published = has_published
+        self.deferred = Deferred()
         self.takes: int | None = None
         self.reads_nothing = False
         self.refusals = 0
@@ -94,6 +99,21 @@ class MemoryBackend:
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
         self.segments: list[Segment] = []
+
+    @property
+    def on_disk(self) -> int:
+        return self.depth
+
+    @property
+    def pending(self) -> Round | None:
+        return None
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
+        self.deferred = Deferred()
+        return self.deferred
+
+    def unread(self, segment: Segment) -> bool:
+        return False
 
     def is_recovering(self) -> bool:
         return False
@@ -154,3 +174,42 @@ class MemoryBackend:
 
     def close(self) -> None:
         self.closed = True
+
+
+class RoundBackend(MemoryBackend):
+    """A backend of a topic whose messages are safe when a test says so.
+
+    Attributes:
+        rounds: those that have not ended, the oldest first, and what each has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(has_published=True)
+        self.rounds: list[tuple[Round, list[Segment]]] = []
+        self._is_gathering = False
+
+    @property
+    def pending(self) -> Round | None:
+        return self.rounds[-1][0] if self._is_gathering else None
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        if self.refuses:
+            raise BackendError("no space left on device")
+        if not self._is_gathering:
+            self.rounds.append((Round(), []))
+            self._is_gathering = True
+        self.rounds[-1][1].append(segment)
+
+    def next_round(self) -> None:
+        """What is appended from now on belongs to another round."""
+        self._is_gathering = False
+
+    def finish(self, error: str | None = None, place: int = 0) -> None:
+        """End one of the rounds."""
+        if place in (len(self.rounds) - 1, -1):
+            self._is_gathering = False
+        ended, segments = self.rounds.pop(place)
+        if error is None:
+            self.segments += segments
+        ended.finish(error)
+        self.caught_up()

@@ -9,10 +9,10 @@ import pytest
 from tests.core.helpers import MemoryBackend, batch, message_ids, run_out, segment, wall_ns
 from trionsq.core.batch import Segment
 from trionsq.core.channel import MAX_SCAN, ChannelState
-from trionsq.core.containers import TimerQueue
+from trionsq.core.containers import TimerQueue, free
 from trionsq.core.deferred import Deferred
 from trionsq.core.in_flight import MAX_DIRECT_LOOKUPS, MAX_LOOKUPS
-from trionsq.core.queue import MessageQueue, free
+from trionsq.core.queue import MessageQueue
 from trionsq.core.subscription import Delivery, Subscription
 
 FEW, MANY = 10, 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import pytest
@@ -18,7 +18,15 @@ from tests.core.helpers import (
     wall_ns,
 )
 from trionsq.core.batch import Segment
-from trionsq.core.channel import MAX_DIRECT_MESSAGES, ChannelState
+from trionsq.core.channel import (
+    MAX_DIRECT_MESSAGES,
+    PUT_BUSY,
+    PUT_QUEUED,
+    PUT_STORED,
+    ChannelState,
+)
+from trionsq.core.containers import NEVER
+from trionsq.core.deferred import Deferred
 from trionsq.core.dispatch import MAX_DELIVERY_MESSAGES
 from trionsq.core.in_flight import COMPACT_AFTER_S
 from trionsq.core.queue import BackendError
@@ -533,3 +541,87 @@ def test_a_late_fin_is_told_why_before_its_credit_is_used() -> None:
     answers = channel.finish(client.consumer, [in_flight, late], 1.0)
     assert reasons(answers) == [(late, "ID not in flight")]
     assert client.ids[-1] == late
+
+
+@pytest.mark.parametrize("count", [1, MAX_DIRECT_MESSAGES, MAX_DIRECT_MESSAGES + 1])
+def test_a_backend_with_all_that_is_published_is_served_like_memory(count: int) -> None:
+    """A few messages are delivered in the topic's turn, more in the channel's; none was stored."""
+    channel = new_channel(100, MemoryBackend(has_published=True))
+    woken: list[bool] = []
+    channel.wake = lambda: woken.append(True)
+    assert channel.put(segment(0, 1), 0.0, wall_ns(0.0)) == PUT_QUEUED
+    client = Client(channel, rdy=100)
+    assert client.ids == message_ids(0, 1)
+    assert channel.put(segment(1, count), 0.0, wall_ns(0.0)) == PUT_BUSY
+    assert (len(client.ids) - 1, bool(woken)) == (
+        (count, False) if count <= MAX_DIRECT_MESSAGES else (0, True)
+    )
+    channel.dispatch(0.0)
+    assert client.ids == message_ids(0, 1 + count)
+    assert channel.check() is None
+
+
+def test_without_room_in_memory_the_channels_own_turn_delivers() -> None:
+    """What went to today's disk queue is not read again in the topic's turn."""
+    channel = new_channel(0)
+    client = Client(channel, rdy=100)
+    assert channel.put(segment(0, 1), 0.0, wall_ns(0.0)) == PUT_STORED
+    assert client.ids == []
+
+
+def test_the_backend_keeps_the_deferred_messages() -> None:
+    """Where they are kept is the backend's choice, also after the channel was emptied."""
+    backend = MemoryBackend()
+    channel = new_channel(10, backend)
+    assert channel.deferred is backend.deferred
+    channel.put(Segment(batch(0, 1, defer_ms=1000), 0, 1), 0.0, wall_ns(0.0))
+    run_out(channel.empty())
+    assert channel.deferred is backend.deferred
+    assert (channel.deferred_count, channel.check()) == (0, None)
+
+
+class SlowlyRead(Deferred):
+    """Deferred messages whose bodies have to be read first."""
+
+    __slots__ = ("is_read",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = False
+
+    @property
+    def next_ns(self) -> int | None:
+        return super().next_ns if self.is_read else None
+
+    def pop_due(self, now_ns: int) -> Iterator[Segment]:
+        return super().pop_due(now_ns) if self.is_read else iter(())
+
+
+class SlowBackend(MemoryBackend):
+    """A backend whose deferred messages are read when a test says so."""
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
+        self.scan_at = scan_at
+        self.slow = SlowlyRead()
+        return self.slow
+
+
+def test_due_messages_that_have_to_be_read_come_when_they_are_there() -> None:
+    """A scan that finds nothing yet asks for no other; the backend asks, and then they come."""
+    backend = SlowBackend()
+    channel = new_channel(10, backend)
+    client = Client(channel, rdy=1)
+    times: list[float] = []
+    channel.wake_at = times.append
+    channel.put(Segment(batch(0, 1, defer_ms=1000), 0, 1), 0.0, wall_ns(0.0))
+    assert times == [1.0]
+    channel.scan(1.0, wall_ns(1.0))
+    assert (client.ids, times) == ([], [1.0])
+    backend.slow.is_read = True
+    backend.scan_at(0.0)
+    assert times == [1.0, 0.0]
+    channel.scan(1.5, wall_ns(1.5))
+    assert client.ids == message_ids(0, 1)
+    channel.close()
+    backend.scan_at(0.0)
+    assert times[-1] == NEVER

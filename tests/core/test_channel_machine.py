@@ -302,7 +302,7 @@ def test_any_sequence_of_events_keeps_the_balance(
         monkeypatch.setattr("trionsq.core.channel.MAX_SCAN", budget)
         monkeypatch.setattr("trionsq.core.in_flight.MAX_DIRECT_LOOKUPS", 1)
         monkeypatch.setattr("trionsq.core.channel._MAX_DROPS", 1)
-        monkeypatch.setattr("trionsq.core.queue._MAX_FREE_COUNT", 1)
+        monkeypatch.setattr("trionsq.core.containers._MAX_FREE_COUNT", 1)
     SEEN.clear()
     if budget is None:
         counts = by_level(test=(80, 250), short=(400,), full=(4_000,))

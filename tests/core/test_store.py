@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
-from trionsq.core.queue import BackendBusy, BackendError, Store, free
+from trionsq.core.containers import free
+from trionsq.core.queue import BackendBusy, BackendError, Round, Store
 
 
 def stored(store: Store) -> list[bytes]:
@@ -117,3 +118,45 @@ def test_no_memory_at_all() -> None:
     assert store.append(segment(0, 3)) == 0
     store.restore(segment(3, 1))
     assert (store.memory.depth, store.backend.depth) == (0, 4)
+
+
+def test_a_backend_that_takes_all_that_is_published() -> None:
+    """Memory is for what returns: none of what is published goes there, whatever room it has."""
+    backend = MemoryBackend(has_published=True)
+    store = Store(3, backend)
+    assert store.append(segment(0, 2)) == 0
+    store.restore(segment(2, 2, attempts=1))
+    assert store.append(segment(4, 2)) == 0
+    assert (store.memory.depth, backend.depth) == (2, 4)
+    store.restore(segment(6, 2, attempts=1))  # over the limit, as with any backend
+    assert (store.memory.depth, backend.depth, store.backend_in_count) == (2, 6, 6)
+    backend.behind = True
+    with pytest.raises(BackendBusy):
+        store.append(segment(8, 1))
+
+
+def test_a_round_calls_back_in_order_and_once() -> None:
+    """Who asks while it is open is called when it ends, who asks later at once."""
+    one = Round()
+    heard: list[str] = []
+    one.when_done(lambda: heard.append("first"))
+    one.when_done(lambda: heard.append(f"second {one.is_done} {one.error}"))
+    assert (heard, one.is_done) == ([], False)
+    one.finish("no space")
+    one.when_done(lambda: heard.append("late"))
+    assert heard == ["first", "second True no space", "late"]
+
+
+def test_a_callback_that_raises_holds_up_no_other() -> None:
+    """Whoever waits for a round hears of its end, whatever became of another; the defect shows."""
+    one = Round()
+    heard: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("defect")
+
+    one.when_done(fail)
+    one.when_done(lambda: heard.append("called"))
+    with pytest.raises(ValueError, match="defect"):
+        one.finish()
+    assert (heard, one.is_done, one.error) == (["called"], True, None)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.core.helpers import MemoryBackend, run_out, wall_ns
+from tests.core.helpers import MemoryBackend, RoundBackend, run_out, wall_ns
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
@@ -481,3 +481,36 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_published_is_handed_over_when_it_is_safe() -> None:
+    """Until its round has ended it is in no queue; a round that failed leaves nothing behind."""
+    backend = RoundBackend()
+    topic = TopicState("t", MEM, backend, IdSource(1))
+    channel, _ = new_channel()
+    topic.add_channel(channel)
+    woken: list[str] = []
+    topic.wake = lambda: woken.append("publish")
+    backend.caught_up = lambda: woken.append("safe")
+    first = topic.publish(bodies(b"a", b"b"), 1)
+    assert first is not None
+    assert topic.publish(bodies(b"c"), 2) is first
+    assert (topic.depth, pump_all(topic), woken) == (0, 0, [])
+    backend.next_round()
+    second = topic.publish(bodies(b"lost"), 3)
+    assert second is not first
+    backend.finish()
+    assert (first.is_done, first.error, woken) == (True, None, ["safe"])
+    assert pump_all(topic) == 3
+    backend.finish("no space")
+    assert second is not None
+    assert (second.error, pump_all(topic)) == ("no space", 0)
+    assert drain(channel) == [b"a", b"b", b"c"]
+    assert topic.check() is None
+
+
+def test_a_topic_in_memory_has_no_rounds() -> None:
+    """Nobody waits for what memory or today's disk queue has taken."""
+    topic, _ = new_topic()
+    assert topic.publish(bodies(b"a"), 1) is None
+    assert topic.publish(bodies(*[b"b"] * (MEM + 1)), 1) is None

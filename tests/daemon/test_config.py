@@ -57,6 +57,8 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
         "log_format": '"json"',
         "admin_access": '"password"',
         "auth_http_request_method": '"post"',
+        "storage": '"log"',
+        "durability": '"always"',
     }
     value = text.get(key) or written.get(spec.kind.name, '"any"')
     content = read(tmp_path, f"{key} = {value}")

@@ -27,6 +27,8 @@ class Kind:
         hold_share, requeue_share: of the messages, what consumers do not answer, and requeue.
         defers_all: every publisher defers, as far as it can.
         faults: counts that must not be zero after a run of this kind.
+        flags: of nsqd, beside those that are drawn.
+        keeps_all: a kill may cost nothing that was acknowledged.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Kind:
     requeue_share: float = 0.02
     defers_all: bool = False
     faults: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    keeps_all: bool = False
 
     @property
     def is_clean(self) -> bool:
@@ -64,6 +68,15 @@ KINDS: Final = {
             sync_timeout_s=0.1,
             memory=(0, 10_000),
             faults=(*_HELD, *_CUT_OFF, "may_lose"),
+        ),
+        Kind(
+            "kill-log",
+            "SIGKILL of an nsqd whose OK means that a message is safe: nothing may be lost",
+            end=signal.SIGKILL,
+            memory=(0, 10, 10_000),
+            faults=(*_HELD, *_CUT_OFF),
+            flags=("--storage=log", "--durability=always", "--state-interval=200ms"),
+            keeps_all=True,
         ),
         Kind(
             "kill-in-start",

@@ -98,6 +98,7 @@ def _draw_flags(rng: Random, kind: Kind) -> tuple[str, ...]:
         f"--mem-queue-size={rng.choice(kind.memory)}",
         f"--msg-timeout={kind.msg_timeout_s:g}s",
         f"--sync-timeout={kind.sync_timeout_s:g}s",
+        *kind.flags,
     ]
     if rng.random() < 0.5:
         flags.append(f"--max-bytes-per-file={rng.choice([5_000, 100_000])}")

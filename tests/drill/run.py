@@ -161,7 +161,9 @@ class _Run:
         account.is_signalled = True
         self._gate.open()
         account.counts += held_by(stats)
-        if end is signal.SIGKILL:
+        if end is signal.SIGKILL and self._kind.keeps_all:
+            account.allowance.killed.add(NSQD)
+        elif end is signal.SIGKILL:
             ready: Counter[ChannelKey] = Counter()
             for consumer in (*self._plan.consumers, self._plan.late):
                 ready[consumer.topic, consumer.channel] += consumer.ready_count

@@ -11,6 +11,7 @@ from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.options import NsqdOptions
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.logstate import open_state
 
 StartBroker = Callable[..., Awaitable[Broker]]
 
@@ -21,7 +22,7 @@ def start_broker(nursery: trio.Nursery) -> StartBroker:
 
     async def start(options: NsqdOptions, disk: SimulatedDisk | None = None) -> Broker:
         folder = data_folder(options, disk or SimulatedDisk(), InlineBackground())
-        broker = Broker(options, folder)
+        broker = Broker(options, folder, open_state=open_state)
         await nursery.start(broker.run)
         return broker
 

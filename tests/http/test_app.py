@@ -262,3 +262,32 @@ async def test_no_options_but_our_own_limit_a_body(start_broker: StartBroker) ->
     app = create_app(broker)
     assert await ask(app, "POST", "/pub?topic=t", bytes(size)) == (200, "OK")
     assert await ask(app, "POST", "/pub?topic=t", bytes(size + 1)) == (413, "MSG_TOO_BIG")
+
+
+async def test_a_topic_is_made_with_the_storage_that_is_asked_for(
+    start_broker: StartBroker,
+) -> None:
+    """A contrary wish for an existing topic is a conflict, an impossible or unknown one is bad."""
+    broker = await start_broker(NsqdOptions(storage="default"))
+    app = create_app(broker)
+
+    async def create(query: str) -> tuple[int, object]:
+        return await ask(app, "POST", f"/topic/create?topic={query}")
+
+    assert (await create("l&storage=log"))[0] == 200
+    assert (await create("d"))[0] == 200
+    assert {name: topic.storage for name, topic in broker.topics.items()} == {
+        "l": "log",
+        "d": "default",
+    }
+    for query, status in (
+        ("l&storage=log", 200),
+        ("l", 200),
+        ("l&storage=default", 409),
+        ("d&storage=default", 200),
+        ("d&storage=log", 409),
+        ("e%23ephemeral&storage=log", 400),
+        ("n&storage=tape", 400),
+    ):
+        assert (await create(query))[0] == status, query
+    assert set(broker.topics) == {"l", "d"}

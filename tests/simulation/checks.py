@@ -157,8 +157,8 @@ def _broken_at_rest(day: Day) -> Iterator[str]:
             day.losses.unsaved.add(nsqd.machine.name)
             yield from _unsaved(day, nsqd)
         assert nsqd.broker is not None
-        if nsqd.broker.health != "OK":
-            yield f"{nsqd.machine.name}: health {nsqd.broker.health}"
+        if nsqd.trouble is not None:
+            yield f"{nsqd.machine.name}: health {nsqd.trouble}"
     ledger, losses, counts = day.ledger, day.losses, day.world.counts
     steady, habits = _steady(day), _habits(day)
     yield from promises.lost(ledger, losses, steady, counts)

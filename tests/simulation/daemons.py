@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,6 +30,7 @@ from trionsq.http.serve import _wait_limits, gate_of
 from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import DelayedBackground
 from trionsq.testing.disk import Crashed
+from trionsq.testing.logstate import open_state
 from trionsq.testing.simulation import End, Machine, Network, Process, World
 from trionsq.transports.transport import TransportStream
 from trionsq.web.framework import Framework, HttpConnection
@@ -40,6 +42,10 @@ HTTP_PORT: Final = 4151
 LOOKUPD_TCP_PORT: Final = 4160
 LOOKUPD_HTTP_PORT: Final = 4161
 _NEVER: Final = 1 << 62
+# What a log says of its damage, as long as it has it.
+_DAMAGE: Final = re.compile(
+    r"are damaged|does not begin with the header of a segment|lacks its segment|header of the"
+)
 
 
 def dial_stream_of(network: Network, process: Process) -> Callable[[str, int], Any]:
@@ -92,8 +98,10 @@ class NsqdNode:
         refuses_until_s: until then no connection is accepted: the process has no descriptor left.
         disk_delay_s: how long a job in the background takes.
         crash: in which operation of a job of the disk the process ends, and what ends it.
+        has_damage: whether a bit of its files was flipped.
         unsaved: what stops could not save.
         gave_up: when each of those stops began, and when it gave up.
+        has_logs: whether its topics keep their messages in logs.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class NsqdNode:
         self.refuses_until_s = 0.0
         self.disk_delay_s = 0.0005
         self.crash: tuple[int, Callable[[], None]] | None = None
+        self.has_damage = False
         self.unsaved: list[str] = []
         self.gave_up: list[tuple[float, float]] = []
         self._world = world
@@ -118,6 +127,7 @@ class NsqdNode:
             )
         )
         self._topics = topics
+        self.has_logs = self._options.storage == "log"
 
     def boot(self) -> None:
         """Start it, on whatever is on its disk."""
@@ -141,7 +151,8 @@ class NsqdNode:
         remove_drafts(disk)
         folder = data_folder(self._options, disk, background)
         clock = Clock(now_ns=self.machine.wall_ns)
-        broker = self.broker = Broker(self._options, folder, clock, world.random)
+        broker = self.broker = Broker(self._options, folder, clock, world.random, open_state)
+        broker.logs.segment_bytes = self._options.max_bytes_per_file
         broker.lookups.dial = dial_stream_of(self._network, process)
         broker.ports.tcp, broker.ports.http = TCP_PORT, HTTP_PORT
         async with trio.open_nursery() as nursery:
@@ -165,6 +176,17 @@ class NsqdNode:
         self.unsaved += broker.unsaved
         if broker.unsaved:
             self.gave_up.append((stopped_s, world.now_s))
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not well; None if it is, or has found damage and said so."""
+        broker = self.broker
+        if broker is None or self.machine.process is None or broker.registry.is_loading:
+            return "it does not run"
+        faults = broker.folder.faults.values()
+        if self.has_logs and self.has_damage:
+            return next((text for text in faults if not _DAMAGE.search(text)), None)
+        return None if broker.health == "OK" else broker.health
 
     def _run_until_crash(
         self, process: Process, job: Callable[[], None], operation: int, crash: Callable[[], None]

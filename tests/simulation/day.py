@@ -110,7 +110,7 @@ class Day:
             self.losses.held[consumer.topic, consumer.channel] += consumer.max_in_flight
         for nsqd in plan.nsqds:
             if (sync_timeout_ns := nsqd.options.get("sync_timeout_ns")) is not None:
-                self.losses.sync_timeouts_s[nsqd.name] = sync_timeout_ns / SECOND_NS
+                self.losses.sync_timeouts_s[nsqd.name] = int(sync_timeout_ns) / SECOND_NS
         self.watch = Watch()
         self.network = Network(
             world, latency_s=plan.latency_s, capacity_bytes=plan.buffer_bytes, user_timeout_s=12.0
@@ -225,7 +225,7 @@ class Day:
     def _is_drained(self) -> bool:
         return all(
             nsqd.broker is not None
-            and nsqd.broker.not_ready_reason is None
+            and nsqd.trouble is None
             and all(
                 topic.core.depth == 0
                 and all(

@@ -30,6 +30,10 @@ _DISK_ERRORS: Final[dict[str, tuple[int, Sequence[str]]]] = {
 }
 
 
+def _queue_files(node: NsqdNode) -> str:
+    return "*.log.*" if node.has_logs else "*.diskqueue.*"
+
+
 class Saboteur:
     """Does the faults of a plan.
 
@@ -139,7 +143,11 @@ class Saboteur:
         if not isinstance(node, NsqdNode) or not self._kill(fault):
             return False
         disk, random = node.machine.disk, self._world.random
-        names = [name for name, data in disk.files().items() if name.endswith("0.dat") and data]
+        names = [
+            name
+            for name, data in disk.files().items()
+            if data and (".log." in name if node.has_logs else name.endswith("0.dat"))
+        ]
         if not names:
             return False
         name = random.choice(names)
@@ -147,6 +155,7 @@ class Saboteur:
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         disk.write_file(name, bytes(data))
         self._losses.note_damage(node)
+        node.has_damage = True
         return True
 
     def _lose_power(self, fault: FaultPlan) -> bool:
@@ -220,7 +229,7 @@ class Saboteur:
             return False
         number, operations = _DISK_ERRORS[fault.kind]
         # Without its metadata nsqd does not start, which is what it should do.
-        node.machine.disk.fail(number, forever=True, only=operations, name="*.diskqueue.*")
+        node.machine.disk.fail(number, forever=True, only=operations, name=_queue_files(node))
         if "open" in operations:
             # What can't be read for some seconds is given up.
             self._losses.note_damage(node)

@@ -40,6 +40,8 @@ class Losses(Allowance):
         """Count what is in memory. README: that is lost, and nothing else."""
         name = node.machine.name
         self.killed.add(name)
+        if node.has_logs:
+            return  # nothing is lost
         # Due times reach their file by a sync.
         now_s = node.machine.world.now_s
         self.note_forgetful(name, now_s - _SYNC_TIMEOUT_S - _SYNC_S, now_s)
@@ -53,6 +55,8 @@ class Losses(Allowance):
     def note_power_loss(self, node: NsqdNode) -> None:
         """Besides, what no fsync had reached is lost: that of the last --sync-timeout."""
         self.note_kill(node)
+        if node.has_logs:
+            return
         name, now_s = node.machine.name, node.machine.world.now_s
         since_s = now_s - self.sync_timeouts_s.get(name, _SYNC_TIMEOUT_S) - _SYNC_S
         since_s -= self.stopped_s[name]

@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from tests.engines import OPTIONS
+
 __all__ = [
     "DELAYS",
     "FAULTS",
@@ -34,7 +36,7 @@ class NsqdPlan(msgspec.Struct):
     """
 
     name: str
-    options: dict[str, int | bool]
+    options: dict[str, int | bool | str]
     clock_offset_s: float = 0.0
     clock_rate: float = 1.0
 
@@ -231,6 +233,8 @@ def draw_plan(seed: int) -> Plan:
         _draw_night(more, nsqds[0], load_s, plan.faults)
     plan.faults.sort(key=lambda fault: fault.at_s)
     _set_no_clock_back_over_a_restart(plan)
+    for nsqd in nsqds:
+        nsqd.options |= OPTIONS
     return plan
 
 
@@ -259,7 +263,7 @@ def _draw_night(random: Random, nsqd: NsqdPlan, load_s: float, faults: list[Faul
 
 
 def _draw_nsqd(random: Random, number: int) -> NsqdPlan:
-    options: dict[str, int | bool] = {
+    options: dict[str, int | bool | str] = {
         "mem_queue_size": random.choice((0, 1, 5, 30, 10_000)),
         "max_bytes_per_file": random.choice((600, 3000, 100_000)),
         "sync_every": random.choice((1, 5, 2500)),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tools.test_nsq_to_file_log import at, contents, make
 from trionsq.tools import nsq_to_file_options as names
-from trionsq.tools.nsq_to_file_log import TopicLog
+from trionsq.tools.nsq_to_file_log import TopicArchive
 
 FORMAT = "<TOPIC>.<HOST>.<PID><REV>.<DATETIME>.log"
 DATETIME_FORMAT = "%Y/%m-%d_%b_%%"
@@ -30,7 +30,7 @@ def test_a_cut_off_record_is_given_a_line_of_its_own(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"t.log": b"one\ntw\ntwo\nthree\n"}
 
 
-def left(folder: Path, pid: int, *, gzip: bool) -> TopicLog:
+def left(folder: Path, pid: int, *, gzip: bool) -> TopicArchive:
     """A log with a work dir, for topic t and a process id."""
 
     def name(of: int | str) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trionsq.tools import nsq_to_file_options as names
-from trionsq.tools.nsq_to_file_log import Now, TopicLog
+from trionsq.tools.nsq_to_file_log import Now, TopicArchive
 from trionsq.tools.nsq_to_file_options import LogSettings
 
 BEGIN = datetime(2026, 11, 21, 23, 59, 0, tzinfo=UTC)
@@ -28,7 +28,7 @@ def at(seconds: float) -> Now:
     return Now(BEGIN + timedelta(seconds=seconds), seconds)
 
 
-def make(folder: Path, **changes: Any) -> TopicLog:
+def make(folder: Path, **changes: Any) -> TopicArchive:
     """A log in the folder, by default of plain files without revisions."""
     given = {
         "name_format": "t.host<REV>.<DATETIME>.log",
@@ -36,7 +36,7 @@ def make(folder: Path, **changes: Any) -> TopicLog:
         "output_dir": str(folder),
         "work_dir": str(folder),
     }
-    return TopicLog(LogSettings(**(given | changes)))
+    return TopicArchive(LogSettings(**(given | changes)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -243,7 +243,7 @@ def test_an_error_leaves_records_unsynced(tmp_path: Path) -> None:
         if not os.path.isdir(f"/proc/self/fd/{fd}"):
             raise OSError(5, "Input/output error")
 
-    log = TopicLog(
+    log = TopicArchive(
         LogSettings(
             name_format="t.log",
             datetime_format="",
@@ -303,7 +303,7 @@ class Life(RuleBasedStateMachine):
             rotate_interval_s=interval_s,
             skip_empty_files=skip,
         )
-        self.log = TopicLog(self.settings, self.fsync)
+        self.log = TopicArchive(self.settings, self.fsync)
 
     def fsync(self, fd: int) -> None:
         """Record the durable content, by inode."""
@@ -347,7 +347,7 @@ class Life(RuleBasedStateMachine):
     def restart(self) -> None:
         """Stop as SIGTERM does, and start a new process over the same folders."""
         self.log.close()
-        self.log = TopicLog(self.settings, self.fsync)
+        self.log = TopicArchive(self.settings, self.fsync)
 
     @precondition(lambda self: self.settings.has_work_dir)
     @rule()

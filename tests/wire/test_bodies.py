@@ -22,6 +22,7 @@ def agrees(bodies: Bodies, plain: list[bytes]) -> None:
     assert bodies.nbytes == sum(map(len, plain))
     assert bodies.size == 0 or {bodies.size} == sizes
     assert [bodies.body_at(index) for index in range(len(plain))] == plain
+    assert bodies.joined() == b"".join(plain)
     for first in range(len(plain) + 1):
         for last in range(first, len(plain) + 1):
             assert list(bodies.slice(first, last)) == plain[first:last]

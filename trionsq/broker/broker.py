@@ -12,13 +12,15 @@ import trio
 
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
+from trionsq.broker.auth_commands import AuthCommands
 from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
-from trionsq.broker.commands import AuthCommands, Commands
+from trionsq.broker.commands import Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_tls
+from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
@@ -38,6 +40,8 @@ from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.log.rows import State
+from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.identify import ServerFeatures
@@ -66,6 +70,7 @@ class Broker:
         clients: the open connections.
         context: what the connections use of it.
         admission: how many connections are open, are allowed, and were refused.
+        logs: the topics that have a log.
         lookups: the nsqlookupds that it is registered at.
         auth_servers: decide who may do what; None if everybody may do all.
         statsd: pushes metrics, if --statsd-address is given.
@@ -84,8 +89,11 @@ class Broker:
         folder: DataFolder,
         clock: Clock | None = None,
         random: Random | None = None,
+        open_state: Callable[[Disk], State] = SqliteState,
     ) -> None:
         """Make a broker that listens nowhere by itself.
+
+        ``open_state`` opens the state of the logs.
 
         Raises:
             TlsConfigError: the certificate's files can't be used.
@@ -110,6 +118,7 @@ class Broker:
         self.statsd = Statsd(self, self.defects)
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
+        self.logs = LogTopics(folder, options, self.topics, open_state)
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -119,6 +128,7 @@ class Broker:
             self.chores,
             self.defects,
             self.lookups,
+            self.logs,
             self._topics_changed,
         )
         self.context = self._client_context()
@@ -210,6 +220,7 @@ class Broker:
                 self._connections = connections
                 task_status.started()
                 await self._stop.wait()
+                await self.logs.end_rounds()
                 connections.cancel_scope.cancel()
             tasks.cancel_scope.cancel()
 
@@ -229,6 +240,7 @@ class Broker:
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
             ("disk_retry", "disk retries", partial(run_disk_retries, folder)),
+            ("log", "snapshots of the logs", self.logs.run),
             ("metadata", "metadata", self._metadata.run),
             ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
             ("lookup", "nsqlookupds", self.lookups.run),
@@ -254,6 +266,7 @@ class Broker:
             self.unsaved += await save_all(
                 self.topics.values(), self.folder, self.clock.set_back_ns()
             )
+            self.unsaved += await self.logs.close()
         with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 
@@ -330,9 +343,9 @@ class Broker:
         self._connections.start_soon(client.serve, name=f"client {client.peer}")
         return client
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, storage: str = "") -> Topic:
         """See `TopicRegistry.topic`."""
-        return self.registry.topic(name)
+        return self.registry.topic(name, storage)
 
     def delete_topic(self, name: str) -> Chore:
         """See `TopicRegistry.delete_topic`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import trio
 
 from trionsq.broker.admission import Admission
+from trionsq.broker.answers import OwedAnswer, OwedAnswers, Reply
 from trionsq.broker.auth import ClientAuth
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
@@ -37,7 +38,7 @@ from trionsq.wire.lines import CommandLimits, LineTooLong
 from trionsq.wire.server import ServerParser
 from trionsq.wire.states import ConnectionState
 
-__all__ = ["Client", "ClientContext", "Handler", "Reply"]
+__all__ = ["Client", "ClientContext", "Handler"]
 
 log = logging.getLogger("trionsq")
 
@@ -46,11 +47,7 @@ _READ_BYTES: Final = 128 * 1024
 # Commands run before other tasks get their turn; a run of PUBs or FINs is one. One read may bring
 # 32,000 NOPs, and compressed they cost their sender next to nothing.
 _MAX_COMMANDS: Final = 128
-# A fatal error's frame gets this long to reach a client that still sends.
-_FATAL_ERROR_S: Final = 1.0
 
-Reply: TypeAlias = bytes | Awaitable[bytes] | None
-"""The frames to answer, an awaitable of them if the command must wait, None for no answer."""
 Handler: TypeAlias = "Callable[[Client, Any], Reply]"
 """Runs a command of a client. mypy can't say that each handler takes its own event.
 
@@ -105,6 +102,7 @@ class Client:
         context: what it uses of its broker.
         channel: the channel it is subscribed to, None before SUB.
         auth: the result of AUTH, None before.
+        owed: the answers that wait until messages are safe, None if there are none.
         transport: the connection with its layers.
         tls: the result of the TLS handshake, None without TLS.
         snappy, deflate: whether the connection has that layer.
@@ -114,29 +112,10 @@ class Client:
     """
 
     # Slots save memory: an nsqd may have thousands of idle connections.
-    __slots__ = (
-        "__weakref__",
-        "_bottom",
-        "_cancel_scope",
-        "_owes_replies",
-        "auth",
-        "channel",
-        "connected_s",
-        "consumer",
-        "context",
-        "deflate",
-        "heartbeats",
-        "host",
-        "identity",
-        "output",
-        "parser",
-        "peer",
-        "pub_counts",
-        "pump",
-        "snappy",
-        "tls",
-        "transport",
-    )
+    __slots__ = ("__weakref__", "_bottom", "_cancel_scope", "_owes_replies", "auth", "channel",
+                 "connected_s", "consumer", "context", "deflate", "heartbeats", "host", "identity",
+                 "output", "owed", "parser", "peer", "pub_counts", "pump", "snappy", "tls",
+                 "transport")  # fmt: skip
 
     def __init__(self, context: ClientContext, transport: Transport) -> None:
         self.context = context
@@ -149,6 +128,7 @@ class Client:
         self.consumer = self.pump.subscription
         self.channel: SubscribedChannel | None = None
         self.auth: ClientAuth | None = None
+        self.owed: OwedAnswers | None = None
         self.pub_counts: Counter[str] = Counter()
         self.connected_s = context.clock.now_ns() // 10**9
         self.transport = self._bottom = transport
@@ -170,17 +150,21 @@ class Client:
             async with trio.open_nursery() as nursery:
                 self._cancel_scope = nursery.cancel_scope
                 name = f"client {self.peer}"
-                nursery.start_soon(self._sibling, self._ioloop, name=f"{name} ioloop")
+                nursery.start_soon(self._sibling, self._read, name=f"{name} ioloop")
                 pump = partial(self.pump.run, self._unblock)
                 nursery.start_soon(self._sibling, pump, name=f"{name} message_pump")
                 if closed_before:
                     self.close()
+            if self.owed is not None and self.owed.error is not None:
+                await self._sibling(partial(self._end_with, self.owed.error, []))
         except* Exception as errors:
             # It affects no other client.
             self.context.defects.note("client", f"client({self.peer})", errors)
         finally:
             with self.context.defects.fence("client", f"client({self.peer})"):
                 self._leave()
+            if self.owed is not None:
+                self.owed.drop()
             self.transport.close()
             self.pump.close()
             self.context.admission.connections -= 1
@@ -219,6 +203,14 @@ class Client:
 
     # Reading
 
+    async def _read(self) -> None:
+        try:
+            await self._ioloop()
+        except BrokenStreamError:
+            await self._settle()
+            raise
+        await self._settle()
+
     async def _ioloop(self) -> None:
         transport, parser, output = self.transport, self.parser, self.output
         reads = 0
@@ -231,7 +223,8 @@ class Client:
                 await transport.wait_readable()
                 continue
             if not data:
-                await self._end_of_input()
+                if (error := parser.end_of_input()) is not None:
+                    await self._end_with(error, [])
                 return
             nbytes = len(data)
             parser.receive(data)
@@ -244,6 +237,8 @@ class Client:
                     # Not for messages: a client that reads them slowly is still listened to.
                     if output.pending:
                         await output.drain()
+                    if self.owed is not None:
+                        await self.owed.wait_for_room()
                     self._owes_replies = False
                     transport = self.transport  # IDENTIFY may have added layers
                 if not parser.paused:
@@ -281,16 +276,24 @@ class Client:
                 if reply is None:
                     continue
                 if not isinstance(reply, bytes):
-                    # The command has to wait. The commands after it wait in the parser.
-                    self._write_replies(replies)
+                    # Messages don't wait for these answers.
+                    try:
+                        self._write_replies(replies)
+                    except OSError:
+                        if isinstance(reply, Coroutine):
+                            reply.close()  # nobody waits for it any more
+                        raise
                     self._owes_replies = True
-                    reply = await reply
+                    if not isinstance(reply, OwedAnswer):
+                        # The command has to wait. The commands after it wait in the parser.
+                        reply = await reply
                     pump.with_replies = []
+                    if isinstance(reply, OwedAnswer):
+                        self._owe(reply)
+                        continue
                 replies.append(reply)
         except ProtocolError as error:
-            replies.append(frames.error(error))
-            self.output.write(b"".join(replies))
-            await self._send_fatal_error(error)
+            await self._end_with(error, replies)
             return False
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
@@ -305,47 +308,52 @@ class Client:
         deliveries, pump.with_replies = pump.with_replies, None
         if replies:
             self._owes_replies = True
+            if self.owed is not None:
+                self.owed.add_replies(b"".join(replies))
+                replies.clear()
         if deliveries:
             replies.extend(map(pump.frames, deliveries))
         if replies and not self.output.write(b"".join(replies)) and not self._owes_replies:
             pump.wake()  # it drains the output
         replies.clear()
 
-    async def close_at_end_of_input(self) -> None:
-        """Close when the peer does, while a command waits. Return if the peer sends more."""
-        while not self.parser.buffered:
-            await self.transport.wait_readable()
-            try:
-                data = self.transport.receive_nowait(_READ_BYTES)
-            except OSError:
-                data = b""
-            if data == b"":
-                self.close()
-                return
-            if data is not None:
-                self.parser.receive(data)
-
-    async def _end_of_input(self) -> None:
-        error = self.parser.end_of_input()
-        if error is not None:
-            self.output.write(frames.error(error))
-            await self._send_fatal_error(error)
-
-    async def _send_fatal_error(self, error: ProtocolError) -> None:
-        """Send an error frame so that it arrives, before the connection is closed.
-
-        Closing a socket that has unread input resets the connection, and the reset may overtake
-        the frame. So for a moment the input is read and discarded, until the peer closes; it is
-        not even decompressed.
-        """
-        log.error("client(%s) - %s", self.peer, printable(str(error)))
+    async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> None:
+        """Send the last replies and a fatal error, after what is owed, and end the stream."""
         self._leave()
-        transport = self._bottom
-        with trio.move_on_after(_FATAL_ERROR_S):
+        data = b"".join([*replies, frames.error(error)])
+        if self.owed is None or error is self.owed.error:
+            self.output.write(data)
+        else:
+            self.owed.add_replies(data)
+            await self.owed.wait_released()
+        log.error("client(%s) - %s", self.peer, printable(str(error)))
+        await self.output.end(self._bottom)
+
+    def _owe(self, answer: OwedAnswer) -> None:
+        """Answer a publish when it is safe."""
+        if self.owed is None:
+            self.owed = OwedAnswers(self._write_owed, self.close)
+        self.owed.add(answer)
+
+    def _write_owed(self, data: bytes, are_last: bool) -> None:
+        if are_last:
+            self.owed = None
+        self._write_now(data)
+
+    def _write_now(self, data: bytes) -> None:
+        """Write, not in a task of the connection."""
+        try:
+            if not self.output.write(data):
+                self.pump.wake()  # it drains the output
+        except OSError as error:
+            log.debug("client(%s) - connection lost: %s", self.peer, error)
+            self.close()
+
+    async def _settle(self) -> None:
+        """Wait until nothing is owed, and the client has taken it."""
+        if self.owed is not None:
+            await self.owed.wait_released()
             await self.output.drain()
-            self.output.end_stream()
-            while transport.receive_nowait(_READ_BYTES) != b"":
-                await transport.wait_readable()
 
     # Heartbeats
 
@@ -371,27 +379,17 @@ class Client:
             interval_ms / 1e3,
             now_s,
             commands=self.parser.commands,
-            is_read=not self._owes_replies,
+            is_read=not self._owes_replies and self.owed is None,
             blocked_since_s=self.output.blocked_since_s,
         )
         self._schedule_check(interval_ms / 1e3)
         if not self.consumer.in_flight:
             self.consumer.in_flight.clear()  # an empty dict keeps the memory of its entries
         if finding is Finding.DUE:
-            self._heartbeat()
+            if not self.output.pending:  # a heartbeat would only queue behind that
+                self._write_now(frames.HEARTBEAT)
         elif finding is not Finding.FINE:
             log.info("client(%s) - %s", self.peer, finding.value)
-            self.close()
-
-    def _heartbeat(self) -> None:
-        output = self.output
-        if output.pending:
-            return  # a heartbeat would only queue behind the pending output
-        try:
-            if not output.write(frames.HEARTBEAT):
-                self.pump.wake()
-        except OSError as error:
-            log.debug("client(%s) - connection lost: %s", self.peer, error)
             self.close()
 
     @property

@@ -11,7 +11,8 @@ from typing import Final
 
 import trio
 
-from trionsq.broker.client import Client, Reply
+from trionsq.broker.answers import Reply
+from trionsq.broker.client import Client
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles

@@ -35,6 +35,7 @@ TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", bool
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
 ADMIN_ACCESS = choice("way", "auto", "none", "password")
+DURABILITY = choice("when", "always", "interval")
 
 
 class OptionsError(Exception):
@@ -309,6 +310,24 @@ class NsqdOptions(DaemonOptions):
         STRING,
         "path of the users file, see nsqadmin --add-user (empty: user admin, password in the log)",
     )
+    storage: str = option(
+        "storage",
+        "default",
+        choice("engine", "default", "log"),
+        "where new topics keep their messages: default (the files of NSQ) or log",
+    )
+    durability: str = option(
+        "durability",
+        "interval",
+        DURABILITY,
+        "topics with a log answer: always (after the fsync) or interval (after the write)",
+    )
+    state_interval_ns: int = option(
+        "state-interval",
+        SECOND_NS,
+        DURATION,
+        "duration between saves of what the consumers of topics with a log have finished",
+    )
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -370,6 +389,8 @@ def _check_ranges(options: NsqdOptions) -> None:
         raise OptionsError("--output-buffer-timeout must be > 0")
     if options.sync_timeout_ns <= 0:
         raise OptionsError("--sync-timeout must be > 0")
+    if options.state_interval_ns <= 0:
+        raise OptionsError("--state-interval must be > 0")
     if options.statsd_address and options.statsd_interval_ns <= SECOND_NS:
         raise OptionsError("--statsd-interval must be > 1s")
     if options.e2e_processing_latency_window_time_ns <= 0:

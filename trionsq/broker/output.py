@@ -27,6 +27,9 @@ _UNCOUNTED_BYTES: Final = 64 * 1024
 # Frames that the pump joins for one write, and writes before other tasks get their turn.
 _WRITE_BYTES: Final = 256 * 1024
 _MAX_WRITES: Final = 8
+# The last frame gets this long to reach a client that still sends.
+_END_S: Final = 1.0
+_READ_BYTES: Final = 128 * 1024
 # Deliveries written together with the replies to the commands that brought the credit, and the
 # bodies of each.
 _MAX_REPLY_DELIVERIES: Final = 4
@@ -66,6 +69,19 @@ class Output:
         assert not self.pending
         self._send = len
         self._transport.end_sending()
+
+    async def end(self, bottom: Transport) -> None:
+        """End the stream so that what is pending arrives, before the connection is closed.
+
+        Closing a socket that has unread input resets the connection, and the reset may overtake
+        the last frame. So for a moment the input is read and discarded, until the peer closes; it
+        is not even decompressed: ``bottom`` is the transport below all layers.
+        """
+        with trio.move_on_after(_END_S):
+            await self.drain()
+            self.end_stream()
+            while bottom.receive_nowait(_READ_BYTES) != b"":
+                await bottom.wait_readable()
 
     def __repr__(self) -> str:
         return f"<Output pending={self.pending}>"

@@ -13,6 +13,7 @@ import trio
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
+from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
@@ -27,6 +28,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.storage.discard import DiscardingBackend
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log.topiclog import TopicLog
 from trionsq.storage.metadata import TopicRecord
 from trionsq.storage.recovery import resume_deletions
 from trionsq.wire.names import is_ephemeral
@@ -69,6 +71,7 @@ class TopicRegistry:
         chores: Chores,
         defects: Defects,
         lookups: Lookups,
+        logs: LogTopics,
         changed: ChangeListener,
     ) -> None:
         self.topics = topics
@@ -82,6 +85,7 @@ class TopicRegistry:
         self._chores = chores
         self._defects = defects
         self._lookups = lookups
+        self._logs = logs
         self._changed = changed
         # Topics under deletion that still have channels, by name.
         self._closing: dict[str, list[Topic]] = {}
@@ -94,17 +98,24 @@ class TopicRegistry:
         """Start the tasks of topics and channels in this nursery from now on."""
         self._tasks = tasks
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, storage: str = "") -> Topic:
         """Get or make the topic of a valid name.
 
-        A command that makes it has to wait for `Topic.claim_wait`.
-        """
-        return self.topics.get(name) or self._new_topic(name)
+        A command that makes it has to wait for `Topic.claim_wait`. ``storage`` is where a new one
+        keeps its messages: ``default`` or ``log``; empty: --storage says.
 
-    def _new_topic(self, name: str) -> Topic:
+        Raises:
+            StateError: it is to have a log, and the state of the logs cannot be made.
+        """
+        return self.topics.get(name) or self._new_topic(name, storage)
+
+    def _new_topic(self, name: str, storage: str) -> Topic:
         assert self._tasks is not None, "the broker does not run"
         ids = IdSource(self._options.node_id, self.ids_after_ns)
-        core = TopicState(name, self._memory_limit(name), self._backend(name, name), ids)
+        backend = self._logs.topic_backend(name, is_loading=self.is_loading, storage=storage)
+        core = TopicState(name, self._memory_limit(name), backend or self._backend(name, name), ids)
+        if isinstance(backend, TopicLog):
+            backend.refused = core.forget_published
         topic = self.topics[name] = Topic(
             core,
             self._clock,
@@ -125,11 +136,17 @@ class TopicRegistry:
     def _new_channel(self, topic: Topic, name: str) -> Channel:
         assert self._tasks is not None, "the broker does not run"
         self._delete_old_channel(topic.name, name)
-        backend = self._backend(name, f"{topic.name}:{name}")
+        topic_log = topic.core.store.backend
+        backend: Backend | None = None
+        if isinstance(topic_log, TopicLog):
+            backend = self._logs.channel_backend(topic_log, name)
+        backend = backend or self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
+        if core.deferred_count:  # in a log, since before the start
+            core.scan_at(0.0)
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
@@ -148,14 +165,27 @@ class TopicRegistry:
         return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
 
     def load(self, records: Iterable[TopicRecord]) -> None:
-        """Make the topics and channels that the metadata name."""
+        """Make the topics and channels that the metadata name, and those that have a log.
+
+        Raises:
+            DataPathError: a log cannot be opened.
+        """
         self.is_loading = True
+        with_log = self._logs.open()
+        self.ids_after_ns = max(self.ids_after_ns, self._logs.ids_after_ns)
         for record in records:
             topic = self.topic(record.name)
             topic.core.paused = record.paused
             for channel_record in record.channels:
                 channel = topic.channel(channel_record.name)
                 channel.core.paused = channel_record.paused
+        for name in with_log:
+            # The state of the logs leads: it was saved before what depends on it.
+            found = self._logs.found(name)
+            topic = self.topic(name)
+            topic.core.paused = found.log.is_paused
+            for cursor in list(found.log.cursors.values()):
+                topic.channel(cursor.name).core.paused = cursor.is_paused
         self.is_loading = False
         self._log_orphan_queues()
 

@@ -207,7 +207,7 @@ async def _topic_rows(
             "topic_name": topic.name,
             "channels": [],
             "depth": core.depth,
-            "backend_depth": core.store.backend.depth,
+            "backend_depth": core.store.backend.on_disk,
             "message_count": core.message_count,
             "message_bytes": core.message_bytes,
             "paused": core.paused,
@@ -250,7 +250,7 @@ def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) ->
     return {
         "channel_name": channel.name,
         "depth": core.depth,
-        "backend_depth": core.store.backend.depth,
+        "backend_depth": core.store.backend.on_disk,
         "in_flight_count": core.in_flight_count,
         "deferred_count": core.deferred_count,
         "message_count": core.message_count,

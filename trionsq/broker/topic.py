@@ -14,12 +14,12 @@ from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
-from trionsq.core.queue import BackendBusy, BackendError
+from trionsq.core.queue import BackendBusy, BackendError, Round
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["PublishRefused", "Topic"]
+__all__ = ["PublishRefused", "Topic", "until_safe"]
 
 # Channels created before other tasks get their turn: each has a task, and may have files.
 _MAX_CREATED: Final = 16
@@ -35,6 +35,20 @@ _MAX_DELETE: Final = 16
 
 class PublishRefused(Exception):
     """No message was queued; the text says why."""
+
+
+async def until_safe(pending: Round) -> None:
+    """Wait until what `Topic.publish` has taken is safe.
+
+    Raises:
+        PublishRefused: it is not stored.
+    """
+    if not pending.is_done:
+        done = trio.Event()
+        pending.when_done(done.set)
+        await done.wait()
+    if pending.error is not None:
+        raise PublishRefused(pending.error)
 
 
 class Topic:
@@ -153,8 +167,15 @@ class Topic:
     def is_ephemeral(self) -> bool:
         return is_ephemeral(self.name)
 
-    def publish(self, bodies: Bodies, defer_ms: int = 0) -> None:
+    @property
+    def storage(self) -> str:
+        """Where its messages are kept: ``default`` or ``log``."""
+        return "log" if self.core.store.backend.has_published else "default"
+
+    def publish(self, bodies: Bodies, defer_ms: int = 0) -> Round | None:
         """Queue messages: all of them, or none.
+
+        Returns the round that decides whether they are stored; None if they are.
 
         Raises:
             PublishRefused: the topic is being deleted, or has no room.
@@ -162,7 +183,7 @@ class Topic:
         if self.exiting:
             raise PublishRefused("exiting")
         try:
-            self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+            return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
             raise PublishRefused(str(error)) from error
 
@@ -186,6 +207,8 @@ class Topic:
         store = self.core.store
         if count <= store.room or self.exiting:
             return False
+        if store.backend.has_published:
+            return store.backend.behind
         return store.backend.behind or (
             store.room < min(count, store.limit) and (self._waits_for_disk or self.will_make_room)
         )

@@ -44,9 +44,10 @@ class MessageBatch:
         timestamp_ns: when the first message was published, in nanoseconds since the epoch.
         stamps: when each message was published, 8 bytes each (big endian); None if all are equal.
         defer_ms: delay before the first delivery on each channel (DPUB), else 0.
+        sequences: the place of each message in its topic's log; None if there is no log.
     """
 
-    __slots__ = ("bodies", "count", "defer_ms", "ids", "stamps", "timestamp_ns")
+    __slots__ = ("bodies", "count", "defer_ms", "ids", "sequences", "stamps", "timestamp_ns")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class MessageBatch:
         timestamp_ns: int,
         defer_ms: int = 0,
         stamps: Column | None = None,
+        sequences: Sequence[int] | None = None,
     ) -> None:
         self.bodies = bodies
         self.count = bodies.count
@@ -62,6 +64,7 @@ class MessageBatch:
         self.timestamp_ns = timestamp_ns
         self.defer_ms = defer_ms
         self.stamps = stamps
+        self.sequences = sequences
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"
@@ -69,11 +72,14 @@ class MessageBatch:
     def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
         """Return a batch with copies of some messages; it keeps no memory of this one."""
         bodies = ListBodies([self.bodies.body_at(index) for index in indexes])
-        if self.stamps is None:
-            return MessageBatch(bodies, ListColumn(ids), self.timestamp_ns)
-        stamps = [self.stamp(index) for index in indexes]
-        first_ns = int.from_bytes(stamps[0], signed=True)
-        return MessageBatch(bodies, ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+        stamps: ListColumn | None = None
+        first_ns = self.timestamp_ns
+        if self.stamps is not None:
+            values = [self.stamp(index) for index in indexes]
+            first_ns, stamps = int.from_bytes(values[0], signed=True), ListColumn(values)
+        known = self.sequences
+        sequences = None if known is None else [known[index] for index in indexes]
+        return MessageBatch(bodies, ListColumn(ids), first_ns, 0, stamps, sequences)
 
     def stamp(self, index: int) -> bytes:
         """Return when one message was published: 8 bytes, as in `stamps`."""
@@ -125,7 +131,10 @@ def join_segments(segments: Sequence[Segment]) -> MessageBatch:
     ids = [segment.ids()[0] for segment in segments]
     stamps = [segment.batch.stamp(segment.first) for segment in segments]
     first_ns = int.from_bytes(stamps[0], signed=True)
-    return MessageBatch(ListBodies(bodies), ListColumn(ids), first_ns, stamps=ListColumn(stamps))
+    sequences = [one.batch.sequences[one.first] for one in segments if one.batch.sequences]
+    return MessageBatch(
+        ListBodies(bodies), ListColumn(ids), first_ns, 0, ListColumn(stamps), sequences or None
+    )
 
 
 def sampled(segment: Segment, rate: int, random: Random) -> Segment | None:

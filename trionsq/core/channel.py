@@ -22,12 +22,11 @@ from random import Random
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.containers import NEVER
-from trionsq.core.deferred import Deferred
+from trionsq.core.containers import NEVER, Droppable, free
 from trionsq.core.dispatch import ChannelDispatch
 from trionsq.core.in_flight import MissedIds
 from trionsq.core.latency import Latencies
-from trionsq.core.queue import Backend, Droppable, free
+from trionsq.core.queue import Backend
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
 
@@ -84,6 +83,7 @@ class ChannelState(ChannelDispatch):
         self.requeue_count = 0
         self.latencies: Latencies | None = None
         self.failed: Callable[[Exception], None] = _raise
+        self.store.backend_out_count = self.deferred_count
 
     def __repr__(self) -> str:
         return (
@@ -141,18 +141,23 @@ class ChannelState(ChannelDispatch):
             self._defer(segment, now_s, now_ns, defer_ms)
             self.message_count += count
             return PUT_BUSY
-        in_memory = self.store.append(segment)
+        store = self.store
+        in_memory = store.append(segment)
         self.message_count += count
         has_waiting = self.waiting and not self.paused
         if has_waiting:
-            if in_memory and self.store.memory.depth <= MAX_DIRECT_MESSAGES:
+            if (
+                store.memory.depth <= MAX_DIRECT_MESSAGES
+                if in_memory
+                else store.backend.has_published and store.depth <= MAX_DIRECT_MESSAGES
+            ):
                 try:
                     self.dispatch(now_s)
                 except Exception as error:
                     self.failed(error)
             else:
                 self.wake()
-        if in_memory != count:
+        if in_memory != count and not store.backend.has_published:
             return PUT_STORED
         return PUT_BUSY if has_waiting else PUT_QUEUED
 
@@ -294,8 +299,9 @@ class ChannelState(ChannelDispatch):
         """
         self.in_flight.epoch += 1
         memory = self.store.empty()
-        deferred, self.deferred = self.deferred, Deferred()
+        deferred, self.deferred = self.deferred, self.store.backend.new_deferred(self.scan_at)
         self.store.drop("emptied", len(deferred))
+        self.store.dropped_count += deferred.lost_count
         self.made_room()
         return self._empty_rest(memory, deferred)
 
@@ -356,6 +362,7 @@ class ChannelState(ChannelDispatch):
         store = self.store
         came = self.message_count + store.backend_out_count
         went = self.finish_count + store.dropped_count + store.backend_in_count
+        went += self.deferred.lost_count
         if came != went + self.held:
             return f"{came} messages came, {went} went, {self.held} are held"
         return self.in_flight.check() or store.check()

@@ -1,17 +1,25 @@
-"""Containers of the broker: members in order of arrival, and items in order of time."""
+"""Containers of the broker: members in order of arrival, and items in order of time.
+
+And how the content of a large one is freed.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["NEVER", "Roster", "TimerQueue"]
+__all__ = ["NEVER", "Droppable", "Roster", "TimerQueue", "free"]
 
 T = TypeVar("T", bound=Hashable)
 
 NEVER = float("inf")
+
+# Memory freed in one turn: 2,000 objects of the usual size take a millisecond, and the kernel takes
+# about as long for so many bytes.
+_MAX_FREE_COUNT: Final = 2_000
+_MAX_FREE_BYTES: Final = 16 * 1024 * 1024
 
 
 class _Place(Generic[T]):
@@ -138,3 +146,16 @@ class TimerQueue(Generic[T]):
         item = self._entries.pop()[2]
         del self._entry_of[item]
         return item
+
+
+class Droppable(Protocol):
+    """A container of messages that can be dropped in parts."""
+
+    def __len__(self) -> int: ...
+    def drop(self, max_count: int, max_bytes: int) -> int: ...
+
+
+def free(holder: Droppable) -> Iterator[None]:
+    """Drop all messages of ``holder``; yields where a turn ends."""
+    while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
+        yield

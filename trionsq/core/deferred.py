@@ -11,22 +11,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count, groupby
-from typing import Final
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment, join_segments
 from trionsq.core.peek import in_order
 
-__all__ = ["Deferred"]
+__all__ = ["Deferred", "DeferredMessages"]
 
 # Messages saved in one append.
 _MAX_SAVE: Final = 1000
 _MS_NS: Final = 1_000_000
 
 
+class DeferredMessages(Protocol):
+    """The deferred messages of a channel, wherever they are kept.
+
+    Attributes:
+        next_ns: when `pop_due` will have something next; None if that is not known, or never.
+        lost_count: messages that were lost here; the backend has them in its `dropped`.
+    """
+
+    @property
+    def lost_count(self) -> int: ...
+    @property
+    def next_ns(self) -> int | None: ...
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[int, Segment]]:
+        """Yield due times and messages, the next due first. Nothing may change meanwhile."""
+
+    def add_segment(self, segment: Segment, due_ns: int) -> None:
+        """Add all messages of a segment, due at that time."""
+
+    def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
+        """Add the one message of a segment that a backend returned with its delay."""
+
+    def pop_due(self, now_ns: int) -> Iterator[Segment]:
+        """Pop and yield messages that are due.
+
+        What has to be read first is left out, here and in `next_ns`; the channel is to be scanned
+        when it is there, see `Backend.new_deferred`.
+        """
+
+    def drop(self, max_count: int, max_bytes: int) -> int:
+        """Drop any messages, within about these limits; returns how many."""
+
+    def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
+        """Move all messages to ``append``, with their due times; see `Deferred.save`."""
+
+
 class Deferred:
-    """The deferred messages, the next due first; with equal times the one that came first."""
+    """Deferred messages in memory; of those with equal times the one that came first is first."""
 
     __slots__ = ("_heap", "_order")
+
+    lost_count: Final = 0
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Segment]] = []

@@ -12,7 +12,6 @@ from typing import Final
 
 from trionsq.core.batch import Segment, sampled
 from trionsq.core.containers import NEVER
-from trionsq.core.deferred import Deferred
 from trionsq.core.in_flight import COMPACT_AFTER_S, InFlight
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
@@ -61,7 +60,7 @@ class ChannelDispatch:
         self.due_on_clock_ns: Callable[[int], int] = int
         self.made_room: Callable[[], None] = _ignore
         self.in_flight = InFlight(store, self.scan_at)
-        self.deferred = Deferred()
+        self.deferred = store.backend.new_deferred(self.scan_at)
         self.waiting: deque[Subscription] = deque()
         self.paused = False
         self._gone_waiting = 0

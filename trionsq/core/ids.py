@@ -12,7 +12,7 @@ from typing import Final
 
 from trionsq.wire.bodies import slice_fields
 
-__all__ = ["SEQUENCES", "IdSource", "RangeIds", "is_valid_id"]
+__all__ = ["SEQUENCES", "IdRange", "IdSource", "RangeIds", "is_valid_id", "ns_after_id"]
 
 _TICK_SHIFT: Final = 20
 _TICK_EPOCH: Final = 1288834974288
@@ -32,17 +32,26 @@ def is_valid_id(message_id: bytes) -> bool:
     return not message_id.strip(_HEX_DIGITS)
 
 
-class RangeIds:
-    """The ids of one batch: almost always one range."""
+def ns_after_id(number: int) -> int:
+    """Return the time before which an id was made, as `IdSource.until_ns`."""
+    return ((number >> (_NODE_BITS + 12)) + _TICK_EPOCH + 1) << _TICK_SHIFT
 
-    __slots__ = ("_ranges",)
+
+class RangeIds:
+    """The ids of one batch: almost always one range.
+
+    Attributes:
+        ranges: the ids in order.
+    """
+
+    __slots__ = ("ranges",)
 
     def __init__(self, ranges: list[IdRange]) -> None:
-        self._ranges = ranges
+        self.ranges = ranges
 
     def slice(self, first: int, last: int) -> list[bytes]:
         ids: list[bytes] = []
-        for prefix, start, end in self._ranges:
+        for prefix, start, end in self.ranges:
             if first < end - start:
                 suffixes = _SUFFIXES[start + first : min(start + last, end)]
                 if len(suffixes) == 1:

@@ -10,25 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
+from trionsq.wire.bodies import Bodies
 
 __all__ = [
     "Backend",
     "BackendBusy",
     "BackendError",
-    "Droppable",
     "MessageQueue",
+    "Round",
     "Store",
-    "free",
+    "count_fitting",
 ]
 
 # Messages moved to the backend in one append, at the end of the broker's life.
 _MAX_SAVE_MESSAGES: Final = 10_000
 _MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
-# Memory freed in one turn: 2,000 objects of the usual size take a millisecond, and the kernel takes
-# about as long for so many bytes.
-_MAX_FREE_COUNT: Final = 2_000
-_MAX_FREE_BYTES: Final = 16 * 1024 * 1024
 
 
 class BackendError(Exception):
@@ -39,17 +37,65 @@ class BackendBusy(BackendError):
     """The backend has too much to make durable. It takes messages again when that is done."""
 
 
+class Round:
+    """Published messages that become safe together, or are refused together.
+
+    Attributes:
+        is_done: whether it has ended.
+        error: why the messages are not stored, None if they are, or if that is not known yet.
+    """
+
+    __slots__ = ("_callbacks", "error", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.error: str | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = (self.error or "safe") if self.is_done else "open"
+        return f"<Round {state} callbacks={len(self._callbacks)}>"
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the round ends; at once if it has ended."""
+        if self.is_done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def finish(self, error: str | None = None) -> None:
+        """End the round, and call all callbacks in their order, in the event loop's thread.
+
+        A callback that raises holds up none of the others; its exception is raised after them.
+        """
+        self.is_done = True
+        self.error = error
+        callbacks, self._callbacks = self._callbacks, []
+        defect: Exception | None = None
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as raised:
+                defect = raised
+        if defect is not None:
+            raise defect
+
+
 class Backend(Protocol):
     """A FIFO of messages outside of memory, in batches. All calls are synchronous.
 
     Attributes:
         depth: messages that were appended and not yet read; above 0 as long as `read` may return
             some.
+        on_disk: of `depth`, messages that only the disk has.
         behind: whether too much waits to be made durable. Callers look at it before `append`,
             which does not refuse for it.
-        caught_up: is called when `behind` has become false.
-        dropped: number of messages that the backend gave up on its own, by reason; the owner may
-            replace the counter by its own.
+        pending: the round of what was appended last, until that is safe; None if it is. What is
+            not safe yet is in no `depth`, and `caught_up` is called when it is.
+        has_published: whether the backend takes all that is published, whatever room memory has.
+            Memory is then for messages that return: those requeued, timed out or due.
+        caught_up: is called when `behind` has become false, or when there is more to read.
+        dropped: messages that the backend gave up on its own, by reason; the owner may replace it.
     """
 
     caught_up: Callable[[], None]
@@ -58,7 +104,20 @@ class Backend(Protocol):
     @property
     def depth(self) -> int: ...
     @property
+    def on_disk(self) -> int: ...
+    @property
     def behind(self) -> bool: ...
+    @property
+    def pending(self) -> Round | None: ...
+    @property
+    def has_published(self) -> bool: ...
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
+        """Return a place for deferred messages of the channel that the backend belongs to.
+
+        ``scan_at`` gets the monotonic time at which the channel is to look for due messages; 0.0
+        is at once. It need not be called for what `DeferredMessages.next_ns` says.
+        """
 
     def is_recovering(self) -> bool:
         """Return whether the segment read last was written before an unclean stop.
@@ -82,6 +141,9 @@ class Backend(Protocol):
 
         The backend may return fewer messages than the limits allow.
         """
+
+    def unread(self, segment: Segment) -> bool:
+        """Take back the messages that the last `read` returned; False: they stay the caller's."""
 
     def peek(self) -> BackendView | None:
         """Return a view of the messages stored now, None if there are none."""
@@ -107,6 +169,21 @@ class Backend(Protocol):
         Raises:
             BackendError: some messages are not durable.
         """
+
+
+def count_fitting(bodies: Bodies, first: int, count: int, max_bytes: int) -> int:
+    """Return how many of ``count`` bodies from ``first`` on are within a limit; at least one."""
+    if bodies.nbytes <= max_bytes:
+        return count
+    if bodies.size:
+        return min(count, max(1, max_bytes // bodies.size))
+    nbytes = fit = 0
+    for body in bodies.slice(first, first + count):
+        nbytes += len(body)
+        if nbytes > max_bytes:
+            break
+        fit += 1
+    return max(1, fit)
 
 
 class MessageQueue:
@@ -149,28 +226,13 @@ class MessageQueue:
         first = head.first
         count = head.last - first
         if count > max_count or head.batch.bodies.nbytes > max_bytes:
-            count = self._fit(head, min(count, max_count), max_bytes)
+            count = count_fitting(head.batch.bodies, first, min(count, max_count), max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:
             return self._segments.popleft()
         head.first = last
         return Segment(head.batch, first, last, head.attempts)
-
-    @staticmethod
-    def _fit(head: Segment, count: int, max_bytes: int) -> int:
-        bodies = head.batch.bodies
-        if bodies.nbytes <= max_bytes:
-            return count
-        if bodies.size:
-            return min(count, max(1, max_bytes // bodies.size))
-        nbytes = fit = 0
-        for body in bodies.slice(head.first, head.first + count):
-            nbytes += len(body)
-            if nbytes > max_bytes:
-                break
-            fit += 1
-        return max(1, fit)
 
     def peek(self) -> Iterator[Segment]:
         """Return the segments in order. Neither they nor the queue may change meanwhile."""
@@ -188,24 +250,12 @@ class MessageQueue:
         return dropped
 
 
-class Droppable(Protocol):
-    """A container of messages that can be dropped in parts."""
-
-    def __len__(self) -> int: ...
-    def drop(self, max_count: int, max_bytes: int) -> int: ...
-
-
-def free(holder: Droppable) -> Iterator[None]:
-    """Drop all messages of ``holder``; yields where a turn ends."""
-    while holder.drop(_MAX_FREE_COUNT, _MAX_FREE_BYTES) and len(holder):
-        yield
-
-
 class Store:
     """The queue of a topic or channel.
 
     Attributes:
-        limit: messages that memory may hold (--mem-queue-size).
+        limit: messages that memory may hold (--mem-queue-size); none of those that are published
+            if the backend takes them all.
         memory: the memory queue.
         backend: the messages over the limit.
         backend_in_count: messages appended to the backend.
@@ -214,11 +264,12 @@ class Store:
         dropped_count: messages given up on purpose, but for those that the backend dropped.
     """
 
-    __slots__ = ("backend", "backend_in_count", "backend_out_count", "dropped", "dropped_count",
-                 "limit", "memory")  # fmt: skip
+    __slots__ = ("_append_limit", "backend", "backend_in_count", "backend_out_count", "dropped",
+                 "dropped_count", "limit", "memory")  # fmt: skip
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
+        self._append_limit = 0 if backend.has_published else limit
         self.memory = MessageQueue()
         self.backend = backend
         self.backend_in_count = 0
@@ -262,7 +313,7 @@ class Store:
             BackendError: memory is full and the backend refused; nothing changed.
         """
         memory = self.memory
-        room = self.limit - memory.depth
+        room = self._append_limit - memory.depth
         count = segment.last - segment.first
         if count <= room:
             memory.append(segment)
@@ -336,7 +387,7 @@ class Store:
         self.dropped_count += count
 
     def empty(self) -> MessageQueue:
-        """Drop everything. Returns the old memory queue, which the caller lets go of by `free`."""
+        """Drop everything. Returns the old memory queue, which the caller frees in turns."""
         memory, self.memory = self.memory, MessageQueue()
         self.drop("emptied", memory.depth)
         self.dropped["emptied"] += self.backend.empty()

@@ -12,9 +12,9 @@ from weakref import ref
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.containers import Roster
+from trionsq.core.containers import Roster, free
 from trionsq.core.ids import IdSource
-from trionsq.core.queue import Backend, BackendError, Store, free
+from trionsq.core.queue import Backend, BackendError, Round, Store
 from trionsq.core.recovered import Recovered
 from trionsq.wire.bodies import Bodies
 
@@ -61,7 +61,7 @@ class TopicState:
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name
-        self.store = Store(mem_queue_size, backend)
+        self.store = Store(0 if backend.has_published else mem_queue_size, backend)
         self.channels: dict[str, ChannelState] = {}
         self.paused = False
         self.message_count = 0
@@ -113,8 +113,10 @@ class TopicState:
         """The channel that had no room for the last segment."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
-    def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> None:
+    def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> Round | None:
         """Queue messages: all of them, or none.
+
+        Returns the round that decides whether they are stored; None if they are.
 
         Raises:
             BackendError: there is no room for them.
@@ -123,8 +125,16 @@ class TopicState:
         self.store.append(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
-        if self.can_pump:
+        pending = self.store.backend.pending
+        if pending is None and self.can_pump:
             self.wake()
+        return pending
+
+    def forget_published(self, count: int, nbytes: int) -> None:
+        """Take messages out of the counters: the round that they were in failed."""
+        self.message_count -= count
+        self.message_bytes -= nbytes
+        self.store.backend_in_count -= count
 
     def pump(self, now_s: float, now_ns: int) -> int:
         """Put a segment on the channels; after as many as fit in one turn, the next call goes on.
@@ -227,7 +237,10 @@ class TopicState:
                     self._end_fan_out(fan_out)
                 else:
                     self._fan_out = None
-                    self.store.memory.put_back(fan_out.segment)
+                    if not self.store.backend.unread(fan_out.segment):
+                        self.store.memory.put_back(fan_out.segment)
+                    else:
+                        self.store.backend_out_count -= fan_out.segment.count
         self.retry()
 
     def save(self) -> None:

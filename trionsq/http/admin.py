@@ -18,10 +18,13 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
+from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
-from trionsq.web.protocol import HttpError, valid_argument, valid_topic_name
+from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
 from trionsq.web.responses import empty, json_document, text
+from trionsq.wire.names import is_ephemeral
 
 __all__ = ["Administration", "Configuration"]
 
@@ -74,66 +77,89 @@ class Administration:
         return channel
 
     async def create_topic(self) -> Response:
-        """POST /topic/create."""
-        topic = self._broker.topic(valid_topic_name(query()))
+        """POST /topic/create; ``storage`` chooses where a new topic keeps its messages."""
+        values = query()
+        name, storage = valid_topic_name(values), _storage(values)
+        if storage == "log" and is_ephemeral(name):
+            raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
+        topic = self._broker.topic(name, storage)
+        if storage not in ("", topic.storage):
+            raise HttpError(409, "TOPIC_HAS_OTHER_STORAGE")
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
-        return empty()
+        return await self._durable()
 
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
-        return empty()
+        return await self._durable()
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: drop the messages of the topic, not those of its channels."""
         await self.topic_named(valid_topic_name(query())).empty().wait()
-        return empty()
+        return await self._durable()
 
     async def pause_topic(self) -> Response:
         """POST /topic/pause."""
-        self._existing_topic().pause()
-        await self._broker.save_metadata()
-        return empty()
+        return await self._change_topic(Topic.pause)
 
     async def unpause_topic(self) -> Response:
         """POST /topic/unpause."""
-        self._existing_topic().unpause()
-        await self._broker.save_metadata()
-        return empty()
+        return await self._change_topic(Topic.unpause)
 
     async def create_channel(self) -> Response:
         """POST /channel/create: the topic must exist."""
         topic, name = self._topic_and_channel_name()
         topic.channel(name)
-        return empty()
+        return await self._durable()
 
     async def delete_channel(self) -> Response:
         """POST /channel/delete: its consumers are disconnected."""
         channel = self.existing_channel()
         await channel.topic.delete_channel(channel.name).wait()
-        return empty()
+        return await self._durable()
 
     async def empty_channel(self) -> Response:
         """POST /channel/empty: drop its waiting, in-flight and deferred messages."""
         await self.existing_channel().empty().wait()
-        return empty()
+        return await self._durable()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
-        response = self._change_channel(Channel.pause)
-        await self._broker.save_metadata()
-        return response
+        return await self._change_channel(Channel.pause)
 
     async def unpause_channel(self) -> Response:
         """POST /channel/unpause."""
-        response = self._change_channel(Channel.unpause)
-        await self._broker.save_metadata()
-        return response
+        return await self._change_channel(Channel.unpause)
 
-    def _change_channel(self, change: Callable[[Channel], None]) -> Response:
-        change(self.existing_channel())
+    async def _change_topic(self, change: Callable[[Topic], None]) -> Response:
+        topic = self._existing_topic()
+        change(topic)
+        await self._broker.save_metadata()
+        return await self._durable(topic.core)
+
+    async def _change_channel(self, change: Callable[[Channel], None]) -> Response:
+        channel = self.existing_channel()
+        change(channel)
+        await self._broker.save_metadata()
+        topic = self._broker.topics.get(channel.topic.name)
+        return await self._durable(None if topic is None else topic.core, channel.core)
+
+    async def _durable(
+        self, topic: TopicState | None = None, channel: ChannelState | None = None
+    ) -> Response:
+        """The response to a change: what is in the state of the logs waits for its commit."""
+        error = await self._broker.logs.commit(topic, channel)
+        if error is not None:
+            raise HttpError(500, f"NOT_DURABLE: {error}")
         return empty()
+
+
+def _storage(values: Query) -> str:
+    storage = values.get(b"storage", b"").decode(errors="replace")
+    if storage not in ("", "default", "log"):
+        raise HttpError(400, "INVALID_STORAGE")
+    return storage
 
 
 class Configuration:

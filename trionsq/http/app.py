@@ -11,7 +11,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from trionsq.broker.broker import Broker
-from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
 from trionsq.http.metrics import metrics_page
@@ -147,6 +147,8 @@ class Publishing:
             await prepared.wait()
         await topic.wait_for_room(bodies.count)
         try:
-            topic.publish(bodies, defer_ms)
+            pending = topic.publish(bodies, defer_ms)
+            if pending is not None:
+                await until_safe(pending)
         except PublishRefused as refused:
             raise self._rules.refusal(topic, command, refused) from refused

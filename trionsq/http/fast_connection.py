@@ -18,7 +18,8 @@ from typing import Final
 
 import trio
 
-from trionsq.broker.topic import PublishRefused
+from trionsq.broker.topic import PublishRefused, until_safe
+from trionsq.core.queue import Round
 from trionsq.http.fast_path import FastPath, Wait
 from trionsq.http.fast_requests import (
     MAX_HEAD_BYTES,
@@ -60,6 +61,7 @@ class FastConnection:
         "_pace",
         "_scope",
         "_transport",
+        "_unsafe",
         "_wait",
         "_wait_began",
     )
@@ -78,6 +80,8 @@ class FastConnection:
         # Bytes that the buffer needs for the request; 0 if any further byte may complete it.
         self._need = 0
         self._out: list[bytes] = []
+        # What was published and is not safe yet: its round, and its place in `_out`.
+        self._unsafe: list[tuple[Round, PublishRequest, int]] = []
         # How it ends: after a response, at a request for the framework, by a time limit, with nsqd.
         self._closing = self._hands_over = self._expired = self._ending = False
         self._wait = Wait.REQUEST
@@ -293,22 +297,43 @@ class FastConnection:
     def _publish(self, publish: PublishRequest) -> None:
         responses, bodies = self._fast_path.responses, publish.bodies
         try:
-            publish.topic.publish(
+            pending = publish.topic.publish(
                 ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
             )
         except PublishRefused as refused:
-            command = "PUB" if bodies is None else "MPUB"
-            error = self._fast_path.rules.refusal(publish.topic, command, refused)
-            more, last = responses.refusal(error, False), responses.refusal(error, publish.close)
-        else:
-            more, last = responses.ok(False), responses.ok(publish.close)
+            self._out += self._refusals(publish, refused)
+            return
+        if pending is not None:
+            self._unsafe.append((pending, publish, len(self._out)))
         if len(publish.run) > 1:
-            self._out += [more] * (len(publish.run) - 1)
-        self._out.append(last)
+            self._out += [responses.ok(False)] * (len(publish.run) - 1)
+        self._out.append(responses.ok(publish.close))
+
+    def _refusals(self, publish: PublishRequest, refused: PublishRefused) -> list[bytes]:
+        """The responses to all requests of a publish that was refused."""
+        responses = self._fast_path.responses
+        command = "PUB" if publish.bodies is None else "MPUB"
+        error = self._fast_path.rules.refusal(publish.topic, command, refused)
+        more, last = responses.refusal(error, False), responses.refusal(error, publish.close)
+        return [*[more] * (len(publish.run) - 1), last]
+
+    async def _until_safe(self) -> None:
+        """Wait for all rounds of what was published, and refuse what is not stored."""
+        self._wait_for(Wait.TOPIC)
+        for pending, publish, place in self._unsafe:
+            try:
+                await until_safe(pending)
+            except PublishRefused as refused:
+                self._fast_path.responses.renew()
+                refusals = self._refusals(publish, refused)
+                self._out[place : place + len(refusals)] = refusals
+        self._unsafe.clear()
 
     async def _write(self) -> None:
         if not self._out:
             return
+        if self._unsafe:
+            await self._until_safe()
         transport = self._transport
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out.clear()

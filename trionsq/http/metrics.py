@@ -139,7 +139,7 @@ def _topic(topic: Topic, now_ns: int) -> list[float | None]:
     core = topic.core
     return [
         core.depth,
-        core.store.backend.depth,
+        core.store.backend.on_disk,
         _age_s(core.depth, core.oldest_ns(), now_ns),
         core.message_count,
         core.message_bytes,
@@ -152,7 +152,7 @@ def _channel(channel: Channel, now_ns: int) -> list[float | None]:
     core = channel.core
     return [
         core.depth,
-        core.store.backend.depth,
+        core.store.backend.on_disk,
         _age_s(core.depth, core.store.oldest_ns(), now_ns),
         core.in_flight_count,
         core.deferred_count,

@@ -159,7 +159,7 @@ class Peeking:
         window = _window(query(), ["queued"])
         messages, page = await self._peek_queued(lambda: self._topic().core, window)
         waiting = topic.core.depth
-        disk = topic.core.store.backend.depth
+        disk = topic.core.store.backend.on_disk
         counts = Counts(queued=waiting, memory=waiting - disk, disk=disk)
         return await _response(
             {"topic": topic.name, **_common_fields(window, counts, page)}, messages
@@ -178,7 +178,7 @@ class Peeking:
         else:
             messages = await self._peek_in_flight(channel, window.offset, page)
         core = channel.core
-        waiting, disk = core.depth, core.store.backend.depth
+        waiting, disk = core.depth, core.store.backend.on_disk
         counts = Counts(
             queued=waiting,
             memory=waiting - disk,

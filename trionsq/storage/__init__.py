@@ -6,6 +6,7 @@ One backend for each topic and channel, behind `trionsq.core.queue.Backend`:
   (head) of the `records`; `positions` (names of the files, and the positions file); `sync` (when to
   become durable, what follows from an error) and `sync_job` (the work in a thread); `deferrals`
   (when messages are due) and `deferral_file`; `recovery` (unclean stops, undeleted files); `peek`
+- `log`: the log engine, in files of its own
 - `discard`: the backend of ephemeral topics and channels, which discards messages
 
 One for each data path:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from trionsq.core.batch import Segment
+from trionsq.core.deferred import Deferred
 from trionsq.core.peek import BackendView
 
 __all__ = ["DiscardingBackend"]
@@ -19,11 +20,17 @@ class DiscardingBackend:
     """
 
     depth = 0
+    on_disk = 0
     behind = False
+    pending = None
+    has_published = False
 
     def __init__(self) -> None:
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
+        return Deferred()
 
     def is_recovering(self) -> bool:
         return False
@@ -33,6 +40,9 @@ class DiscardingBackend:
 
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
         return None
+
+    def unread(self, segment: Segment) -> bool:
+        return False
 
     def peek(self) -> BackendView | None:
         return None

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.deferred import Deferred
 from trionsq.core.ids import is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
@@ -48,6 +49,9 @@ class DiskQueue:
         caught_up: is called when `behind` or an error has ended.
         dropped: see `Backend`.
     """
+
+    pending = None
+    has_published = False
 
     def __init__(self, name: str, folder: DataFolder) -> None:
         """Take over the files of that name, if there are any."""
@@ -111,8 +115,15 @@ class DiskQueue:
         return 0 if positions.all_read else max(1, positions.depth)
 
     @property
+    def on_disk(self) -> int:
+        return self.depth
+
+    @property
     def behind(self) -> bool:
         return self._sync.is_behind
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
+        return Deferred()
 
     def is_recovering(self) -> bool:
         return self._is_recovering
@@ -209,6 +220,9 @@ class DiskQueue:
                 self._positions.depth,
             )
             self._positions.depth = 0
+
+    def unread(self, segment: Segment) -> bool:
+        return False
 
     def peek(self) -> QueueView | None:
         if self._positions.all_read:

@@ -16,6 +16,7 @@ from trionsq.disk import Disk
 from trionsq.storage.folder import Background
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.logstate import open_state
 
 __all__ = ["nsqd_in_memory"]
 
@@ -49,7 +50,7 @@ async def nsqd_in_memory(
         SimulatedDisk(random=random) if disk is None else disk,
         InlineBackground() if background is None else background,
     )
-    broker = Broker(valid, folder, clock or Clock.from_trio(), random)
+    broker = Broker(valid, folder, clock or Clock.from_trio(), random, open_state)
     async with trio.open_nursery() as nursery:
         await nursery.start(broker.run)
         yield broker

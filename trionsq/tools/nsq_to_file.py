@@ -40,7 +40,7 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
-from trionsq.tools.nsq_to_file_log import Now, TopicLog
+from trionsq.tools.nsq_to_file_log import Now, TopicArchive
 from trionsq.tools.nsq_to_file_options import NsqToFileOptions, refusal, settings_of
 from trionsq.tools.stdio import Progress
 
@@ -76,7 +76,7 @@ class TopicTask:
         self._topic = topic
         self._interval_s = options.sync_interval_ns / durations.SECOND_NS
         self._max_in_flight = options.max_in_flight
-        self._log = TopicLog(settings_of(options, topic))
+        self._log = TopicArchive(settings_of(options, topic))
         self._consumer = Consumer(
             topic,
             options.channel,
@@ -201,7 +201,7 @@ class TopicTask:
         raise AssertionError("unreachable")
 
 
-def _write(topic_log: TopicLog, bodies: list[bytes], now: Now, is_due: bool) -> None:
+def _write(topic_log: TopicArchive, bodies: list[bytes], now: Now, is_due: bool) -> None:
     has_rotated = topic_log.write(bodies, now)
     if has_rotated or is_due:
         topic_log.sync()

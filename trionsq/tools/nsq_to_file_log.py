@@ -21,7 +21,7 @@ from trionsq.tools import nsq_to_file_folders as folders
 from trionsq.tools import nsq_to_file_options as names
 from trionsq.tools.nsq_to_file_options import LogSettings
 
-__all__ = ["Now", "TopicLog"]
+__all__ = ["Now", "TopicArchive"]
 
 log = logging.getLogger("trionsq.tools.nsq_to_file")
 
@@ -38,7 +38,7 @@ class Now(NamedTuple):
     steady_s: float
 
 
-class TopicLog:
+class TopicArchive:
     """The files of one topic, one after the other.
 
     Attributes:
@@ -62,7 +62,7 @@ class TopicLog:
         self._member: zlib._Compress | None = None
 
     def __repr__(self) -> str:
-        return f"<TopicLog {self.path}, {self._bytes} bytes, {self.unsynced} unsynced>"
+        return f"<TopicArchive {self.path}, {self._bytes} bytes, {self.unsynced} unsynced>"
 
     # For the tool
 

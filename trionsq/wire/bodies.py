@@ -70,6 +70,9 @@ class Bodies(Protocol):
     def copy_range(self, first: int, last: int) -> Bodies:
         """Return the bodies ``first`` to ``last`` (exclusive), without the memory of the others."""
 
+    def joined(self) -> bytes:
+        """Return all bodies, one behind the other."""
+
 
 class StridedBodies:
     """Bodies of one size in one buffer, each after ``gap`` other bytes."""
@@ -94,6 +97,9 @@ class StridedBodies:
     def copy_range(self, first: int, last: int) -> StridedBodies:
         stride = self._gap + self.size
         return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
+
+    def joined(self) -> bytes:
+        return b"".join(self.slice(0, self.count)) if self._gap else self._buffer
 
 
 class PackedBodies:
@@ -123,6 +129,11 @@ class PackedBodies:
         ends = [stop - start for stop in self._ends[first : last + 1]]
         return PackedBodies(self._buffer[start:end], ends, self._gap)
 
+    def joined(self) -> bytes:
+        if self._gap:
+            return b"".join(self.slice(0, self.count))
+        return self._buffer[self._ends[0] : self._ends[-1]]
+
 
 class ListBodies:
     """Bodies of any size, each a `bytes` object."""
@@ -144,3 +155,6 @@ class ListBodies:
 
     def copy_range(self, first: int, last: int) -> ListBodies:
         return ListBodies(self._bodies[first:last])
+
+    def joined(self) -> bytes:
+        return b"".join(self._bodies)

@@ -1,0 +1,140 @@
+"""Topics with a log, in a broker: what only they promise."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import Gate, check_balances, consume, finish, publish
+from trionsq.broker.runtime import Clock
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import commands
+from trionsq.wire.bodies import ListBodies
+
+LOG: dict[str, Any] = {"storage": "log", "durability": "always"}
+
+
+async def test_nothing_is_answered_before_it_is_written(autojump_clock: MockClock) -> None:
+    """OK waits for the round, also for that of the first publish when nothing else goes on."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        broker.topic("t")
+        background.shut()
+        producer = Conversation.begin(broker)
+        await producer.say(commands.publish("t", b"x"))
+        await producer.silence(5)
+        background.open()
+        await producer.response()
+
+
+async def test_a_publish_that_fails_at_once_is_refused() -> None:
+    """A round that has failed by the time `publish` returns is no stored one."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        topic = broker.topic("t")
+        disk.fail(errno.ENOSPC, forever=True)
+        pending = topic.publish(ListBodies([b"x"]))
+        assert pending is not None
+        assert pending.error is not None
+        disk.heal()
+        assert topic.publish(ListBodies([b"y"])) is None
+        assert topic.core.message_count == 1
+        check_balances(broker)
+
+
+@pytest.mark.parametrize("down_s", [0, 60])
+async def test_what_is_deferred_comes_after_a_restart(
+    down_s: float, autojump_clock: MockClock
+) -> None:
+    """No other work of the channel has to wake it, and its account is right from the start."""
+    disk, clock = SimulatedDisk(), Clock.from_trio()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"late", defer_ms=25_000)
+        await wait_all_tasks_blocked()
+    due_s = trio.current_time() + 25
+    await trio.sleep(down_s)
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        began_s = trio.current_time()
+        core = broker.topics["t"].channels["c"].core
+        assert core.deferred_count == 1
+        assert core.check() is None
+        consumer, [message] = await consume(broker, "t", "c", 1)
+        assert max(due_s, began_s) <= trio.current_time() + 0.1
+        assert trio.current_time() <= max(due_s, began_s) + 1
+        await finish(consumer, message)
+        assert core.check() is None
+
+
+async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
+    """/stats does not call the newest messages of a log, which are in memory, its backend."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"1", b"2")
+        publish(broker, "waits", b"1", b"2", b"3")
+        await wait_all_tasks_blocked()
+        stored = [broker.topics["waits"].core.store, broker.topics["t"].channels["c"].core.store]
+        assert [(store.backend.depth, store.backend.on_disk) for store in stored] == [
+            (3, 0),
+            (2, 0),
+        ]
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        publish(broker, "t", b"3")
+        publish(broker, "waits", b"4")
+        await wait_all_tasks_blocked()
+        stored = [broker.topics["waits"].core.store, broker.topics["t"].channels["c"].core.store]
+        assert [(store.backend.depth, store.backend.on_disk) for store in stored] == [
+            (4, 3),
+            (3, 2),
+        ]
+
+
+async def test_small_messages_do_not_fill_the_memory_while_the_disk_hangs() -> None:
+    """Publishers wait long before there are as many as fit in 16 MiB by their bodies alone."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        topic = broker.topic("t")
+        background.shut()
+        topic.publish(ListBodies([b"x"] * 200_000))
+        assert topic.should_wait(1)
+        background.open()
+        await wait_all_tasks_blocked()
+        assert not topic.should_wait(1)
+
+
+async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockClock) -> None:
+    """It ends in bounded time, and says that the log may not be durable."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        publish(broker, "t", b"x")
+        background.shut()
+        stopped_s = trio.current_time()
+    assert trio.current_time() - stopped_s < 200
+    assert any("did not become durable in time" in line for line in broker.unsaved)
+
+
+async def test_what_is_ephemeral_stays_in_memory() -> None:
+    """An ephemeral topic has no log, and an ephemeral channel of a log topic holds no segment."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        assert broker.topic("t#ephemeral").storage == "default"
+        assert broker.logs._node is not None
+        broker.logs._node._segment_bytes = 300
+        topic = broker.topic("t")
+        channels = [topic.channel("c"), topic.channel("e#ephemeral")]
+        for number in range(20):
+            publish(broker, "t", b"%0100d" % number)
+            await wait_all_tasks_blocked()
+        assert [channel.core.depth for channel in channels] == [20, 20]
+        assert len([name for name in disk.files() if ".log." in name]) > 5
+        await channels[0].empty().wait()
+        await broker.logs.take_snapshots()
+        assert len([name for name in disk.files() if ".log." in name]) == 1
+        assert [channel.core.depth for channel in channels] == [0, 20]

@@ -1,0 +1,357 @@
+"""Random histories of a node that crashes again and again."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from tests.storage.log.sweep.account import Broken
+from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic, World
+from trionsq.storage.log.names import parse_segment_name
+from trionsq.storage.log.rows import State, StateError
+from trionsq.testing.disk import Crashed, SimulatedDisk
+from trionsq.testing.logstate import MemoryState
+
+__all__ = ["History", "Points", "run"]
+
+_TOPICS: Final = ("t", "u")
+_CHANNELS: Final = ("c", "d", "e")
+_MAX_STARTS: Final = 40
+_MAX_DRAIN: Final = 300
+
+OpenState = Callable[[SimulatedDisk], State]
+
+
+@dataclass
+class Points:
+    """What was tried: crashes, and starts after them."""
+
+    crashes: int = 0
+    starts: int = 0
+
+
+class History:
+    """One history.
+
+    Attributes:
+        points: what it tried so far.
+        story: what was done, for a reader.
+    """
+
+    def __init__(self, seed: int, open_state: OpenState = MemoryState, lives: int = 8) -> None:
+        self.points = Points()
+        self.story: list[str] = []
+        self._random = random = Random(seed)
+        self._lives = lives
+        self._has_faults = random.random() < 0.3
+        self._flips = random.random() < 0.1
+        self._is_prompt = random.random() < 0.4
+        self._world = World(
+            random,
+            SimulatedDisk(random=Random(seed + 1)),
+            open_state,
+            random.choice(("always", "interval")),
+            random.choice((300, 1_000, 4_000)),
+        )
+        self._world.has_faults = self._has_faults
+        self._story(f"seed {seed} {self._world.durability}")
+
+    def _story(self, text: str) -> None:
+        self.story.append(text)
+
+    def run(self) -> Points:
+        """Run it to its end.
+
+        Raises:
+            Broken: a promise was broken.
+        """
+        world, random = self._world, self._random
+        world.open()
+        for _ in range(self._lives):
+            world.disk.crash_at(random.randint(1, random.choice((8, 40, 150))))
+            try:
+                if random.random() < 0.08:
+                    self._stop()
+                while True:
+                    self._act()
+            except Crashed:
+                self._crash()
+        world.disk.crash_at(1 << 60)
+        self._drain()
+        return self.points
+
+    # Between two lives
+
+    def _crash(self) -> None:
+        random, world = self._random, self._world
+        for _ in range(_MAX_STARTS):
+            self.points.crashes += 1
+            has_lost_power = random.random() < 0.5
+            self._story("power cut" if has_lost_power else "kill -9")
+            disk = world.disk
+            world.disk = disk.after_power_loss() if has_lost_power else disk.after_kill()
+            world.stop(is_crash=True, has_lost_power=has_lost_power)
+            if self._flips and random.random() < 0.5:
+                self._flip()
+            if random.random() < 0.3:
+                world.disk.crash_at(random.randint(1, 30))
+            try:
+                self._start()
+                return
+            except Crashed:
+                self._story("crash while it starts")
+        self._start()
+
+    def _start(self) -> None:
+        world = self._world
+        self.points.starts += 1
+        self._story("start")
+        if self._has_faults and self._random.random() < 0.2:
+            self._fail()
+        try:
+            world.open()
+        except (StateError, OSError) as error:
+            if not world.disk.faults:
+                raise Broken(f"it does not start: {error}") from error
+            world.disk.heal()
+            world.disk.faults.clear()
+            if world.durability == "interval":
+                # What a failed fsync left undone no later one makes good.
+                world.forgive_all()
+            world.open()
+
+    def _stop(self) -> None:
+        self._story("stop")
+        world = self._world
+        world.disk.heal()
+        world.close()
+        world.disk = world.disk.after_power_loss()
+        world.stop(is_crash=False, has_lost_power=False)
+        self._start()
+        world.disk.crash_at(self._random.randint(1, 100))
+
+    def _flip(self) -> None:
+        """Change a bit of a segment, silently."""
+        world, random = self._world, self._random
+        names = [name for name in world.disk.files() if parse_segment_name(name)]
+        if not names:
+            return
+        name = random.choice(sorted(names))
+        data = bytearray(world.disk.files()[name])
+        if data:
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+            self._story(f"a bit of {name} is flipped")
+            world.disk.write_file(name, bytes(data))
+            world.forgive(name)
+
+    # One step
+
+    def _act(self) -> None:
+        random, world = self._random, self._world
+        if not world.topics or random.random() < 0.03:
+            self._manage()
+        else:
+            topic = world.topics[random.choice(sorted(world.topics))]
+            kind = random.random()
+            if kind < 0.35:
+                self._publish(topic)
+            elif kind < 0.8 and topic.channels:
+                self._consume(topic, topic.channels[random.choice(sorted(topic.channels))])
+            elif kind < 0.88:
+                self._story("tick")
+                world.tick()
+            elif kind < 0.92:
+                self._story("sync")
+                world.sync()
+            elif kind < 0.94 and self._has_faults:
+                self._fail()
+            else:
+                self._manage()
+        if self._is_prompt:
+            world.settle()
+        else:
+            world.settle(random.choice((0, 0, 1, 2, 5)))
+        for topic in world.topics.values():
+            world.check(topic)
+        if world.durability == "interval":
+            world.note_synced()
+        if not world.jobs and not world.disk.crashed:
+            # Nothing to do for the disk: a crash can come here as well.
+            with suppress(OSError):
+                world.disk.free_bytes()
+
+    def _fail(self) -> None:
+        random, disk = self._random, self._world.disk
+        number = random.choice((errno.EIO, errno.ENOSPC))
+        kind = random.choice(("write", "sync", "sync_folder", "create", "unlink", "any", "read"))
+        only = None if kind == "any" else [kind]
+        if random.random() < 0.3:
+            disk.heal()
+        times = random.choice((1, 1, 2, 3))
+        at = random.randint(1, 6)
+        self._story(f"the disk will fail {times} times: {kind} from {at} on")
+        for place in range(times):
+            disk.fail(number, at + place, only=only)
+
+    def _publish(self, topic: LiveTopic) -> None:
+        random = self._random
+        count = random.choice((1, 1, 1, 2, 5))
+        defer_ms = random.choice((0, 0, 0, 0, 500, 3_000, 30_000))
+        self._story(f"publish {count} in {topic.account.name}, delay {defer_ms}")
+        self._world.publish(topic, count, defer_ms)
+
+    def _consume(self, topic: LiveTopic, channel: LiveChannel) -> None:
+        random, world = self._random, self._world
+        kind = random.random()
+        held = channel.held()
+        name = f"{topic.account.name}:{channel.account.name}"
+        if not channel.consumers or kind < 0.05:
+            rate = 50 if random.random() < 0.02 else 0
+            self._story(f"a consumer of {name}, sampling {rate}")
+            world.subscribe(channel, rate)
+        elif kind < 0.35:
+            consumer = random.choice(channel.consumers)
+            rdy = random.choice((0, 1, 2, 5, 20))
+            self._story(f"RDY {rdy} in {name}")
+            channel.core.set_ready(consumer.subscription, rdy, world.now_s)
+        elif kind < 0.75 and held:
+            consumer = random.choice(held)[0]
+            ids = list(consumer.subscription.in_flight)
+            ids = random.sample(ids, random.randint(1, len(ids)))
+            self._story(f"FIN of {[channel.by_id[id_].body[:6] for id_ in ids]} in {name}")
+            world.finish(channel, consumer, ids)
+        elif kind < 0.88 and held:
+            consumer, id_ = random.choice(held)
+            delay_ms = random.choice((0, 0, 300, 5_000))
+            self._story(f"REQ of {channel.by_id[id_].body[:6]!r} in {name}, delay {delay_ms}")
+            world.requeue(channel, consumer, id_, delay_ms)
+        elif kind < 0.97:
+            seconds = random.choice((0.001, 0.5, 2.0, MSG_TIMEOUT_S + 1))
+            self._story(f"{seconds} seconds")
+            world.pass_time(seconds)
+        else:
+            consumer = random.choice(channel.consumers)
+            self._story(f"a consumer of {name} leaves")
+            world.disconnect(channel, consumer, requeue_now=random.random() < 0.5)
+
+    def _manage(self) -> None:
+        random, world = self._random, self._world
+        name = random.choice(_TOPICS)
+        topic = world.topics.get(name)
+        kind = random.random()
+        if topic is None:
+            self._story(f"make {name}")
+            world.make_topic(name)
+            return
+        channel_name = random.choice(_CHANNELS)
+        channel = topic.channels.get(channel_name)
+        if kind < 0.12:
+            self._story(f"delete {name}")
+            world.delete_topic(name)
+        elif kind < 0.25:
+            paused = not topic.core.paused
+            self._story(f"pause {name}: {paused}")
+            world.pause_topic(topic, paused=paused)
+        elif kind < 0.3:
+            self._story(f"empty {name}")
+            world.empty_topic(topic)
+        elif channel is None:
+            self._story(f"make {name}:{channel_name}")
+            world.make_channel(topic, channel_name)
+        elif kind < 0.5:
+            self._story(f"delete {name}:{channel_name}")
+            world.delete_channel(topic, channel_name)
+        elif kind < 0.75:
+            paused = not channel.core.paused
+            self._story(f"pause {name}:{channel_name}: {paused}")
+            world.pause_channel(channel, paused=paused)
+        else:
+            self._story(f"empty {name}:{channel_name}")
+            world.empty_channel(channel)
+
+    # The end
+
+    def _drain(self) -> None:
+        """Consume all: each message that is owed must come."""
+        self._story("the end")
+        world = self._world
+        world.disk.heal()
+        world.settle()
+        for topic in list(world.topics.values()):
+            if topic.core.paused:
+                world.pause_topic(topic, paused=False)
+            if not topic.channels:
+                world.make_channel(topic, "last")
+            for channel in topic.channels.values():
+                if channel.core.paused:
+                    world.pause_channel(channel, paused=False)
+                world.subscribe(channel)
+                for consumer in channel.consumers:
+                    consumer.subscription.sample_rate = 0
+                    channel.core.set_ready(consumer.subscription, 10, world.now_s)
+        for _ in range(_MAX_DRAIN):
+            world.tick()
+            world.settle()
+            is_idle = True
+            for topic in world.topics.values():
+                for channel in topic.channels.values():
+                    for consumer in list(channel.consumers):
+                        if ids := list(consumer.subscription.in_flight):
+                            world.finish(channel, consumer, ids)
+                            is_idle = False
+                    is_idle &= not channel.core.depth and not channel.core.deferred_count
+                is_idle &= not topic.core.depth
+            if is_idle:
+                break
+            world.pass_time(10.0)
+        world.settle()
+        for topic in world.topics.values():
+            world.check(topic)
+            left = f"{topic.core.depth} messages stay in {topic.account.name}"
+            if topic.core.depth:
+                raise Broken(left)
+            for channel in topic.channels.values():
+                if owed := channel.account.owed():
+                    raise Broken(f"{channel!r} has lost {[one.body[:6] for one in owed]}")
+                if channel.core.depth or channel.core.deferred_count:
+                    raise Broken(f"{channel.core!r} does not come to its end")
+                if channel.core.dropped["damaged"] and not (world.may_lose or self._has_faults):
+                    raise Broken(f"{channel!r} counts damaged: {channel.core.dropped}")
+        world.tick()
+        world.settle()
+        self._check_files()
+
+    def _check_files(self) -> None:
+        world = self._world
+        if world.is_damaged or self._has_faults:
+            return
+        named = {segment.name for topic in world.topics.values() for segment in topic.log.segments}
+        for name in world.disk.files():
+            if ".log." not in name or name in named:
+                continue
+            parsed = parse_segment_name(name)
+            log = world.node.logs.get(parsed[1]) if parsed else None
+            # A segment without a message stays until one takes its name.
+            if parsed is None or log is None or parsed[2] != log.end:
+                raise Broken(f"nobody names the file {name}")
+        with suppress(FileNotFoundError):
+            for name in named - set(world.disk.files()):
+                raise Broken(f"the file {name} is gone")
+
+
+def run(seed: int, open_state: OpenState = MemoryState, lives: int = 8) -> Points:
+    """Run a history.
+
+    Raises:
+        Broken: a promise was broken; notes say what was done.
+    """
+    history = History(seed, open_state, lives)
+    try:
+        return history.run()
+    except BaseException as error:
+        error.add_note("\n".join(history.story[-60:]))
+        raise

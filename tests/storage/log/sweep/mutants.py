@@ -1,0 +1,127 @@
+"""Known bad changes of the log engine: histories of the sweep must break a promise with each.
+
+python -m tests.storage.log.sweep.mutants
+python -m tests.storage.log.sweep.mutants --only record-fsync
+
+They are listed in mutants.toml, each with the rule (docs of the log engine) that it breaks. Each is
+made in a copy of the sources, where a new process runs histories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+__all__ = ["ROOT", "BadChange", "Found", "bad_changes", "find"]
+
+ROOT: Final = Path(__file__).parents[4]
+_SOURCES: Final = ("trionsq", "tests/storage/log/sweep")
+_FOUND: Final = re.compile(r"after (\d+) crashes: (.*)")
+
+
+class BadChange(msgspec.Struct, forbid_unknown_fields=True):
+    """A bad change.
+
+    Attributes:
+        name: of it.
+        rule: that it breaks.
+        file: that it changes, in trionsq/storage/log.
+        old: text that occurs once in the file.
+        new: takes its place.
+        points: so many crashes must be enough.
+    """
+
+    name: str
+    rule: str
+    file: str
+    old: str
+    new: str
+    points: int = 6_000
+
+    def apply(self, folder: Path) -> None:
+        """Change the file below a folder with the sources.
+
+        Raises:
+            ValueError: the old text does not occur exactly once.
+        """
+        file = folder / "trionsq/storage/log" / self.file
+        text = file.read_text()
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: its text occurs {count} times in {self.file}")
+        changed = text.replace(self.old, self.new)
+        compile(changed, self.file, "exec")
+        file.write_text(changed)
+
+
+class Found(msgspec.Struct):
+    """What became of a bad change: after how many crashes which promise was broken."""
+
+    points: int
+    promise: str
+
+
+def bad_changes() -> list[BadChange]:
+    """All known bad changes."""
+    text = Path(__file__).with_suffix(".toml").read_text()
+    return msgspec.convert(tomllib.loads(text)["change"], list[BadChange])
+
+
+def find(change: BadChange | None, points: int) -> Found | None:
+    """Run histories with a change, or without one; None if all promises were kept."""
+    with tempfile.TemporaryDirectory(prefix="sweep-") as name:
+        folder = Path(name)
+        for source in _SOURCES:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, folder / source, ignore=ignored)
+        if change is not None:
+            change.apply(folder)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.storage.log.sweep", "--points", str(points)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if not done.returncode:
+        return None
+    match = _FOUND.search(done.stdout)
+    if match is None:
+        raise RuntimeError(done.stderr)
+    return Found(int(match[1]), match[2])
+
+
+def main() -> int:
+    """Return the exit code: 0 if each change was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.storage.log.sweep.mutants")
+    parser.add_argument("--only", metavar="NAME", action="append", help="this change; repeatable")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--points", type=int, help="crashes to try instead of those listed")
+    options = parser.parse_args()
+    chosen = [one for one in bad_changes() if not options.only or one.name in options.only]
+
+    def tell(change: BadChange) -> bool:
+        found = find(change, options.points or change.points)
+        result = "NOT FOUND" if found is None else f"{found.points:6}  {found.promise[:90]}"
+        print(f"{change.rule:8} {change.name:34} {result}", flush=True)
+        return found is not None
+
+    with ThreadPoolExecutor(options.jobs) as threads:
+        found = sum(threads.map(tell, chosen))
+    print(f"{found} of {len(chosen)} bad changes were found")
+    return int(not chosen or found < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,562 @@
+"""A node with logs, without a broker: the cores of topics and channels, and their consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from tests.storage.log.sweep.account import (
+    Broken,
+    ChannelAccount,
+    Message,
+    Place,
+    Told,
+    TopicAccount,
+)
+from trionsq.core.channel import ChannelState
+from trionsq.core.ids import IdSource, ns_after_id
+from trionsq.core.queue import BackendError, Round
+from trionsq.core.subscription import Delivery, Subscription
+from trionsq.core.topic import TopicState
+from trionsq.storage.folder import DataFolder
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.names import parse_segment_name
+from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.rows import State
+from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.topiclog import TopicLog
+from trionsq.testing.background import HeldBackground
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.wire.bodies import ListBodies
+
+__all__ = ["LiveChannel", "LiveTopic", "World"]
+
+MSG_TIMEOUT_S: Final = 10.0
+_MAX_TURNS: Final = 2_000
+
+
+class Consumer:
+    """A client of a channel, which holds what it gets."""
+
+    def __init__(self, world: World, channel: LiveChannel, sample_rate: int) -> None:
+        self.subscription = Subscription(self._offer, MSG_TIMEOUT_S, sample_rate)
+        self.unwritten: list[Delivery] = []
+        self.refuses = False
+        self._world = world
+        self._channel = channel
+
+    def _offer(self, delivery: Delivery) -> bool:
+        if self.refuses:
+            return False
+        delivery.written = True
+        self._channel.got(delivery, self._world)
+        return True
+
+
+class LiveChannel:
+    """A channel that is served."""
+
+    def __init__(self, core: ChannelState, account: ChannelAccount, topic: LiveTopic) -> None:
+        self.core = core
+        self.account = account
+        self.topic = topic
+        self.consumers: list[Consumer] = []
+        self.by_id: dict[bytes, Message] = {}
+
+    def got(self, delivery: Delivery, world: World) -> None:
+        bodies = delivery.batch.bodies.slice(delivery.first, delivery.last)
+        for id_, body in zip(delivery.ids, bodies, strict=True):
+            message = self.topic.account.messages.get(bytes(body))
+            if message is None:
+                raise Broken(f"{bytes(body)!r} came to {self!r}, and was never published there")
+            if message.id is None:
+                message.id = id_
+                if self.topic.account.owners.setdefault(id_, message) is not message:
+                    raise Broken(f"two messages have the id {id_!r}")
+            if message.id != id_:
+                raise Broken(f"{message.body!r} has two ids")
+            self.account.deliver(message, world.now_ns)
+            self.by_id[id_] = message
+
+    def __repr__(self) -> str:
+        return f"<{self.topic.account.name}:{self.account.name} {self.account.number}>"
+
+    @property
+    def cursor(self) -> Cursor:
+        cursor = self.core.store.backend
+        assert isinstance(cursor, Cursor)
+        return cursor
+
+    def held(self) -> list[tuple[Consumer, bytes]]:
+        return [(one, id_) for one in self.consumers for id_ in one.subscription.in_flight]
+
+
+class LiveTopic:
+    """A topic that is served."""
+
+    def __init__(self, core: TopicState, account: TopicAccount) -> None:
+        self.core = core
+        self.account = account
+        self.channels: dict[str, LiveChannel] = {}
+
+    @property
+    def is_even(self) -> bool:
+        """Whether channels have got all that they should; not while messages are being read."""
+        return self.core.depth == len(self.account.waiting)
+
+    @property
+    def log(self) -> TopicLog:
+        log = self.core.store.backend
+        assert isinstance(log, TopicLog)
+        return log
+
+
+class World:
+    """A node from its start to its stop."""
+
+    def __init__(
+        self,
+        random: Random,
+        disk: SimulatedDisk,
+        open_state: Callable[[SimulatedDisk], State],
+        durability: str,
+        segment_bytes: int,
+    ) -> None:
+        self.random = random
+        self.disk = disk
+        self.durability = durability
+        self.accounts: dict[int, TopicAccount] = {}
+        self.topics: dict[str, LiveTopic] = {}
+        self.now_s = 1000.0
+        self.now_ns = 1_700_000_000_000_000_000
+        self.published = 0
+        # A bit was flipped: what that may cost is not an error.
+        self.is_damaged = False
+        # The disk fails at times: what that leaves uncertain may be gone at a later start.
+        self.has_faults = False
+        # Messages that the state knows may be gone.
+        self.may_lose = False
+        self._open_state = open_state
+        self._segment_bytes = segment_bytes
+        self.jobs = HeldBackground()
+        self._ids_after_ns = 0
+
+    # A start
+
+    def open(self) -> None:
+        """Start on the present disk; compare what is there with what must be."""
+        self.jobs = HeldBackground()
+        self.topics = {}
+        folder = DataFolder(self.disk, self.jobs)
+        state = self._open_state(self.disk)
+        content = state.load()
+        self.node = LogNode(
+            folder,
+            state,
+            durability=self.durability,
+            segment_bytes=self._segment_bytes,
+            next_number=content.next_number,
+        )
+        self.snapshots = Snapshots()
+        seen: set[int] = set()
+        for found in open_logs(self.node, content):
+            log = found.log
+            account = self.accounts.get(log.number)
+            if account is None or account.deleted is Told.OK:
+                raise Broken(f"{log.name} {log.number} was deleted, and is there")
+            if log.name in self.topics:
+                raise Broken(f"{log.name} is there twice")
+            account.is_deleted = False
+            seen.add(log.number)
+            if found.last_id:
+                self._ids_after_ns = max(self._ids_after_ns, ns_after_id(found.last_id))
+            self._serve_found(log, account, found.channels)
+        for topic in self.topics.values():
+            topic.core.ids = IdSource(1, self._ids_after_ns)
+        for number, account in list(self.accounts.items()):
+            if number not in seen:
+                self._lost_topic(account)
+                del self.accounts[number]
+        faults = self.node.folder.faults
+        if faults and not self.is_damaged and not self.has_faults:
+            raise Broken(f"the start tells of {faults}")
+
+    @staticmethod
+    def _lost_topic(account: TopicAccount) -> None:
+        if account.deleted is not Told.NOTHING or account.is_deleted:
+            return
+        if account.created is Told.OK:
+            raise Broken(f"the topic {account.name} {account.number} is gone")
+
+    def _serve_found(self, log: TopicLog, account: TopicAccount, cursors: list[Cursor]) -> None:
+        core = TopicState(log.name, 0, log, IdSource(1))
+        log.refused = core.forget_published
+        topic = self.topics[log.name] = LiveTopic(core, account)
+        core.paused = log.is_paused
+        _compare_pause(account, log.is_paused)
+        found: set[int] = set()
+        for cursor in cursors:
+            channel = account.channels.get(cursor.number)
+            if channel is None or channel.deleted is Told.OK:
+                raise Broken(f"{log.name}:{cursor.name} {cursor.number} was deleted, and is there")
+            if cursor.name in topic.channels:
+                raise Broken(f"{log.name}:{cursor.name} is there twice")
+            if channel.is_deleted:
+                channel.is_deleted = False
+            found.add(cursor.number)
+            live = self._serve_channel(topic, channel, cursor)
+            _compare_pause(channel, cursor.is_paused)
+            live.core.paused = cursor.is_paused
+        for number, channel in list(account.channels.items()):
+            if number not in found:
+                if channel.created is Told.OK and not (
+                    channel.is_deleted or channel.deleted is not Told.NOTHING
+                ):
+                    raise Broken(f"the channel {log.name}:{channel.name} {number} is gone")
+                del account.channels[number]
+        account.fan_out()
+        self._compare_counts(topic)
+
+    def _compare_counts(self, topic: LiveTopic) -> None:
+        self.check(topic)
+        if self.is_damaged:
+            return
+        for channel in topic.channels.values():
+            core = channel.core
+            owed = [one.body[:6] for one in channel.account.owed()]
+            count = core.depth + core.deferred_count
+            if count < len(owed) and topic.core.depth == 0:
+                raise Broken(f"{channel!r} has {count} messages and owes {owed}")
+
+    def check(self, topic: LiveTopic) -> None:
+        found = topic.core.check()
+        for channel in topic.channels.values():
+            found = found or channel.core.check()
+        if found:
+            raise Broken(f"{topic.account.name}: {found}")
+        if self.jobs.defects.count:
+            raise Broken(self.jobs.defects.last)
+
+    # A stop
+
+    def close(self) -> None:
+        """As SIGTERM."""
+        self.settle()
+        for topic in self.topics.values():
+            topic.core.save()
+            for channel in topic.channels.values():
+                channel.core.save()
+            topic.log.sync()
+        self.answer(lambda: None)
+        self.jobs.run_all()
+        for topic in self.topics.values():
+            if topic.log.has_unsynced:
+                raise Broken(f"{topic.log!r} is not durable after a stop")
+            topic.log.close_files()
+        self.note_synced()
+        self.node.state.close()
+
+    def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
+        """The node has stopped."""
+        self.now_s += 3
+        self.now_ns += 3_000_000_000
+        self.may_lose |= has_lost_power and self.durability == "interval"
+        for account in self.accounts.values():
+            account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
+
+    def forgive_all(self) -> None:
+        """Nothing that was acknowledged so far need come."""
+        self.may_lose = True
+        for account in self.accounts.values():
+            account.doubt(list(account.messages.values()))
+
+    def forgive(self, name: str) -> None:
+        """A file was damaged: what was in it, or may have been, need not come."""
+        self.is_damaged = self.may_lose = True
+        parsed = parse_segment_name(name)
+        account = self.accounts.get(parsed[1]) if parsed else None
+        if account is not None:
+            account.doubt(list(account.messages.values()))
+
+    # Topics and channels
+
+    def make_topic(self, name: str) -> None:
+        log = self.node.new_topic(name)
+        account = self.accounts[log.number] = TopicAccount(name, log.number)
+        core = TopicState(name, 0, log, IdSource(1, self._ids_after_ns))
+        log.refused = core.forget_published
+        self.topics[name] = LiveTopic(core, account)
+        self.answer(lambda: _set(account, "created", Told.OK))
+
+    def make_channel(self, topic: LiveTopic, name: str) -> None:
+        cursor = self.node.new_cursor(topic.log, name)
+        account = topic.account.add_channel(name, cursor.number, is_sure=topic.is_even)
+        self._serve_channel(topic, account, cursor)
+        topic.account.fan_out()
+        self.answer(lambda: _set(account, "created", Told.OK))
+
+    def _serve_channel(
+        self, topic: LiveTopic, account: ChannelAccount, cursor: Cursor
+    ) -> LiveChannel:
+        core = ChannelState(account.name, self.random.choice((0, 1, 3, 1000)), cursor, self.random)
+        live = topic.channels[account.name] = LiveChannel(core, account, topic)
+        topic.core.add_channel(core)
+        return live
+
+    def delete_channel(self, topic: LiveTopic, name: str) -> None:
+        channel = topic.channels.pop(name)
+        account = channel.account
+        account.is_deleted = True
+        # What was still on its way may belong to the next channel.
+        topic.core.remove_channel(name)
+        channel.core.close()
+        _exhaust(channel.core.empty())
+        channel.cursor.delete()
+        account.deleted = Told.UNKNOWN
+        for entry in account.entries.values():
+            if entry.place is not Place.GONE:
+                entry.place = Place.POSSIBLE
+        self.answer(lambda: _set(account, "deleted", Told.OK))
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topics.pop(name)
+        self._ids_after_ns = max(self._ids_after_ns, topic.core.ids.until_ns)
+        account = topic.account
+        account.is_deleted = True
+        _exhaust(topic.core.empty())
+        topic.log.delete()
+        for channel in list(topic.channels.values()):
+            topic.core.remove_channel(channel.account.name)
+            channel.core.close()
+            _exhaust(channel.core.empty())
+            channel.cursor.delete()
+            channel.account.deleted = Told.UNKNOWN
+        account.deleted = Told.UNKNOWN
+        account.doubt(list(account.messages.values()))
+        self.answer(lambda: _set(account, "deleted", Told.OK))
+
+    def pause_topic(self, topic: LiveTopic, *, paused: bool) -> None:
+        topic.core.paused = paused
+        account = topic.account
+        self._answer_pause(account, paused=paused)
+        account.fan_out()
+
+    def pause_channel(self, channel: LiveChannel, *, paused: bool) -> None:
+        if paused:
+            channel.core.pause()
+        else:
+            channel.core.unpause(self.now_s)
+        self._answer_pause(channel.account, paused=paused)
+
+    def _answer_pause(self, account: TopicAccount | ChannelAccount, *, paused: bool) -> None:
+        account.paused = paused
+        account.pauses += 1
+        pauses = account.pauses
+        account.pause_is_saved = False
+
+        def saved() -> None:
+            account.pause_is_saved |= account.pauses == pauses
+
+        self.answer(saved)
+
+    def empty_topic(self, topic: LiveTopic) -> None:
+        account = topic.account
+        is_sure = topic.is_even
+        dropped = list(account.waiting)
+        _exhaust(topic.core.empty())
+        account.waiting = []
+
+        def answered() -> None:
+            if is_sure:
+                for channel in account.channels.values():
+                    for message in dropped:
+                        channel.put(message, Place.GONE)
+                for message in dropped:
+                    message.told = Told.EMPTIED
+
+        for message in dropped:
+            message.told = Told.UNKNOWN
+        if not is_sure:
+            account.doubt(list(account.messages.values()))
+        self.answer(answered)
+
+    def empty_channel(self, channel: LiveChannel) -> None:
+        is_sure = channel.topic.is_even
+        _exhaust(channel.core.empty())
+        dropped = channel.account.empty(is_sure=is_sure)
+
+        def answered() -> None:
+            for entry in dropped:
+                entry.place = Place.GONE
+
+        self.answer(answered)
+
+    # Messages
+
+    def publish(self, topic: LiveTopic, count: int, defer_ms: int) -> None:
+        account = topic.account
+        messages: list[Message] = []
+        for _ in range(count):
+            self.published += 1
+            size = self.random.choice((0, 3, 40, 200))
+            message = Message(b"%06d" % self.published + b"x" * size)
+            messages.append(message)
+        try:
+            pending = topic.core.publish(
+                ListBodies([one.body for one in messages]), self.now_ns, defer_ms
+            )
+        except BackendError as error:
+            raise Broken(f"a publish was refused: {error}") from error
+        assert pending is not None
+        if defer_ms:
+            # Publishes of one round may share the time of the first.
+            began_ns = account.rounds.setdefault(pending, self.now_ns)
+            for message in messages:
+                message.due_ns = began_ns + defer_ms * 1_000_000
+        account.messages.update((one.body, one) for one in messages)
+        channels = account.live_channels()
+
+        def ended() -> None:
+            if account.is_deleted:
+                return
+            if pending.error is not None:
+                for message in messages:
+                    message.told = Told.REFUSED
+                return
+            for message in messages:
+                message.told = Told.OK
+                message.durable = self.durability == "always"
+            # Who made them by the way was never answered, but this OK depends on them.
+            account.created = Told.OK
+            for channel in channels:
+                channel.created = Told.OK
+            account.waiting += messages
+            account.fan_out()
+
+        pending.when_done(ended)
+
+    def subscribe(self, channel: LiveChannel, sample_rate: int = 0) -> None:
+        consumer = Consumer(self, channel, sample_rate)
+        channel.consumers.append(consumer)
+        if sample_rate:
+            channel.account.is_sampled = True
+            channel.account.doubt(list(channel.account.entries))
+        channel.core.add_subscription(consumer.subscription)
+
+    def finish(self, channel: LiveChannel, consumer: Consumer, ids: list[bytes]) -> None:
+        for id_ in ids:
+            channel.account.finish(channel.by_id[id_])
+        if channel.core.finish(consumer.subscription, ids, self.now_s) is not None:
+            raise Broken("a message that was delivered is not in flight")
+
+    def requeue(self, channel: LiveChannel, consumer: Consumer, id_: bytes, delay_ms: int) -> None:
+        due_ns = self.now_ns + delay_ms * 1_000_000 if delay_ms else 0
+        channel.account.give_back(channel.by_id[id_], due_ns)
+        core, subscription = channel.core, consumer.subscription
+        if not core.requeue(subscription, id_, delay_ms, self.now_s, self.now_ns):
+            raise Broken("a message that was delivered cannot be requeued")
+
+    def disconnect(self, channel: LiveChannel, consumer: Consumer, *, requeue_now: bool) -> None:
+        channel.consumers.remove(consumer)
+        for id_ in list(consumer.subscription.in_flight):
+            channel.account.give_back(channel.by_id[id_])
+        channel.core.remove_subscription(consumer.subscription, [], requeue_now, self.now_s)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.now_ns += round(seconds * 1e9)
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                for consumer in channel.consumers:
+                    for id_, delivery in consumer.subscription.in_flight.items():
+                        if delivery.deadline_s <= self.now_s:
+                            channel.account.give_back(channel.by_id[id_])
+                channel.core.scan(self.now_s, self.now_ns)
+
+    # The state
+
+    def tick(self) -> None:
+        """What happens every --state-interval."""
+        self.node.retry()
+        self.answer(lambda: None)
+
+    def answer(self, answered: Callable[[], None]) -> None:
+        """Commit all that has changed; then an operator hears OK, unless it failed."""
+        saved: list[Callable[[], None]] = []
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                self.snapshots.add_channel(channel.core, topic.log.number)
+                saved.append(channel.account.seen_by_snapshot())
+            self.snapshots.add_topic(topic.core, topic.log)
+        self.snapshots.commit(self.node)
+        committed = self.node.committed() or _done()
+
+        def ended() -> None:
+            if committed.error is None:
+                for note in saved:
+                    note()
+                answered()
+
+        committed.when_done(ended)
+
+    def sync(self) -> None:
+        """What happens every --sync-timeout."""
+        for topic in self.topics.values():
+            topic.log.sync()
+
+    def note_synced(self) -> None:
+        """In `interval` what was acknowledged is durable when nothing is unsynced."""
+        for topic in self.topics.values():
+            if not topic.log.has_unsynced:
+                for message in topic.account.messages.values():
+                    message.durable |= message.told is Told.OK
+
+    # Turns
+
+    def settle(self, jobs: int | None = None) -> None:
+        """Run jobs (None: all), and what they wake."""
+        for _ in range(_MAX_TURNS):
+            moved = self._turn()
+            if self.jobs and (jobs is None or jobs > 0):
+                if jobs is not None:
+                    jobs -= 1
+                self.jobs.run_one()
+                moved = True
+            if not moved:
+                return
+        raise Broken("it never comes to rest")
+
+    def _turn(self) -> bool:
+        moved = False
+        for topic in list(self.topics.values()):
+            while topic.core.pump(self.now_s, self.now_ns):
+                moved = True
+            for channel in list(topic.channels.values()):
+                before = channel.core.in_flight.count, channel.core.deferred_count
+                channel.core.scan(self.now_s, self.now_ns)
+                moved |= before != (channel.core.in_flight.count, channel.core.deferred_count)
+        return moved
+
+
+def _compare_pause(account: TopicAccount | ChannelAccount, found: bool) -> None:
+    if account.pause_is_saved and account.paused != found:
+        raise Broken(f"{account.name} is paused: {found}; the operator heard: {account.paused}")
+    account.paused = found
+    account.pause_is_saved = True
+
+
+def _set(target: object, name: str, value: object) -> None:
+    setattr(target, name, value)
+
+
+def _exhaust(steps: object) -> None:
+    for _ in steps:  # type: ignore[attr-defined]
+        pass
+
+
+def _done() -> Round:
+    round_ = Round()
+    round_.finish()
+    return round_

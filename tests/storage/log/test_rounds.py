@@ -1,0 +1,164 @@
+"""What a log tells its publishers and keeps for its channels, when jobs or crashes intervene."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.ids import IdSource
+from trionsq.core.queue import Round
+from trionsq.core.topic import TopicState
+from trionsq.storage.folder import DataFolder
+from trionsq.storage.log.held import HeldMessages
+from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.topiclog import TopicLog
+from trionsq.testing.background import HeldBackground
+from trionsq.testing.disk import Crashed, SimulatedDisk
+from trionsq.testing.logstate import MemoryState
+from trionsq.wire.bodies import ListBodies
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class Node:
+    """A node with one topic; its jobs wait until they are told to run."""
+
+    def __init__(self, durability: str = "always", segment_bytes: int = 1 << 20) -> None:
+        self.disk = SimulatedDisk()
+        self.jobs = HeldBackground()
+        folder = DataFolder(self.disk, self.jobs)
+        self.node = LogNode(
+            folder, MemoryState(self.disk), durability=durability, segment_bytes=segment_bytes
+        )
+        self.log: TopicLog = self.node.new_topic("t")
+        self.topic = TopicState("t", 0, self.log, IdSource(1))
+        self.jobs.run_all()
+
+
+def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
+    """The publisher hears nothing while the job that writes its message runs."""
+    node = Node()
+    pending = node.topic.publish(ListBodies([b"a"]), NOW_NS)
+    assert pending is not None
+    heard: list[str | None] = []
+    pending.when_done(lambda: heard.append(pending.error))
+    assert heard == []
+    node.jobs.run_all()
+    assert heard == [None]
+    assert node.log.pending is None
+
+
+def publish(node: Node, *bodies: bytes) -> Round:
+    pending = node.topic.publish(ListBodies(list(bodies)), NOW_NS)
+    assert pending is not None
+    return pending
+
+
+def test_what_was_acknowledged_survives_a_kill_while_it_is_written_again() -> None:
+    """Two writes fail, and the process is killed at any operation of the third attempt."""
+    at = 0
+    while True:
+        at += 1
+        node = Node("interval")
+        publish(node, b"a")
+        node.jobs.run_all()
+        node.disk.fail(errno.EIO, only=["write"])
+        node.disk.fail(errno.EIO, at=2, only=["write"])
+        refused = publish(node, b"b")
+        node.jobs.run_all()
+        assert refused.error
+        node.disk.crash_at(at)
+        try:
+            publish(node, b"c")
+            node.jobs.run_all()
+        except Crashed:
+            assert b"a" in bodies_after(node.disk.after_kill())
+        else:
+            break
+    assert at > 5
+
+
+def test_a_kill_and_then_a_power_cut_take_nothing() -> None:
+    """What a kill leaves in the page cache only, the next start makes durable."""
+    node = Node("interval")
+    publish(node, b"a")
+    node.jobs.run_all()
+    disk = node.disk.after_kill()
+    assert bodies_after(disk) == [b"a"]
+    for _ in range(20):
+        assert bodies_after(disk.after_power_loss()) == [b"a"]
+
+
+def bodies_after(disk: SimulatedDisk) -> list[bytes]:
+    """Start on a disk; return what the topic has."""
+    state = MemoryState(disk)
+    content = state.load()
+    jobs = HeldBackground()
+    node = LogNode(DataFolder(disk, jobs), state, next_number=content.next_number)
+    [found] = open_logs(node, content)
+    jobs.run_all()
+    bodies: list[bytes] = []
+    while True:
+        segment = found.log.read(100, 1 << 20)
+        jobs.run_all()
+        if segment is None:
+            segment = found.log.read(100, 1 << 20)
+            if segment is None:
+                return bodies
+        bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+
+
+def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
+    """The round begins a segment after the command came, and before its files go."""
+    node = Node()
+    publish(node, b"a")
+    node.log.delete()
+    node.jobs.run_all()
+    assert not [name for name in node.disk.files() if name.startswith("t.log.")]
+
+
+def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
+    """A channel that stands before it gets what is published after it, and that alone."""
+    node = Node()
+    cursor = node.node.new_cursor(node.log, "c")
+    publish(node, b"a")
+    node.jobs.run_all()
+    assert node.log.empty() == 1
+    publish(node, b"b")
+    node.jobs.run_all()
+    segment = node.log.read(100, 1 << 20)
+    assert segment is not None
+    cursor.append(segment)
+    got = cursor.read(100, 1 << 20)
+    assert got is not None
+    assert got.batch.bodies.slice(got.first, got.last) == [b"b"]
+    assert cursor.read(100, 1 << 20) is None
+    assert cursor.depth == 0
+
+
+class _OneMessage:
+    """A log whose messages are all in memory."""
+
+    def cached_segment(self, one: MessageRange) -> Segment | None:
+        ids = ListColumn([b"%016x" % one.sequence])
+        batch = MessageBatch(ListBodies([b"a"]), ids, NOW_NS, sequences=[one.sequence])
+        return Segment(batch, 0, 1, one.attempts)
+
+    def read_ranges(
+        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
+    ) -> None:
+        raise AssertionError("all is in memory")
+
+
+def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() -> None:
+    """What the state knows as left stays so when one is entered that was due before."""
+    held = HeldMessages(_OneMessage(), lambda one: None, lambda count: None, lambda at_s: None)
+    held.add_range(HeldRange(10, 0, 1, 0))
+    held.add_range(HeldRange(30, 1, 1, 0))
+    assert len(list(held.pop_due(20))) == 1
+    held.add_range(HeldRange(5, 2, 1, 0))
+    assert held.fired_ns == 10
+    assert len(list(held.pop_due(20))) == 1

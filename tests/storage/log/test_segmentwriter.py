@@ -1,0 +1,84 @@
+"""The writer of a log on a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from trionsq.core.batch import MessageBatch
+from trionsq.core.ids import IdSource
+from trionsq.histogram import Histogram
+from trionsq.storage.log.reading import read_block
+from trionsq.storage.log.segmentwriter import SegmentWriter
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.wire.bodies import ListBodies
+
+_IDS = IdSource(0)
+
+
+def batch(*bodies: bytes) -> MessageBatch:
+    return MessageBatch(ListBodies(list(bodies)), _IDS.next_ids(len(bodies), 10**18), 10**18)
+
+
+def stored(disk: SimulatedDisk, writer: SegmentWriter) -> list[bytes]:
+    """The bodies that its segments have."""
+    segments, bodies = writer.pop_begun(), list[bytes]()
+    segments[-1].end = writer.offset
+    for segment in segments:
+        block = read_block(disk, segments, segment.first, 1000, 100)
+        for found in block.batches:
+            bodies += found.bodies.slice(0, found.count)
+    return bodies
+
+
+def test_what_was_written_unsynced_outlives_two_failures() -> None:
+    """An OK of `interval` holds: what no fsync has reached is written again when the disk works."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    writer.write_round([(batch(b"synced"), 0)], sync=True)
+    writer.write_round([(batch(b"counts"), 1)], sync=False)
+    disk.fail(errno.EIO, forever=True, only=("sync",))
+    with pytest.raises(OSError, match="error"):
+        writer.write_round([(batch(b"refused"), 2)], sync=True)
+    disk.heal()
+    writer.write_round([(batch(b"new"), 3)], sync=True)
+    assert not writer.has_unsynced
+    assert stored(disk, writer) == [b"synced", b"counts", b"new"]
+
+
+@pytest.mark.parametrize("has_unsynced", [True, False])
+def test_a_probe_fails_as_long_as_the_disk_does(has_unsynced: bool) -> None:
+    """So a fault that a round met is shown until messages would be taken again."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    if has_unsynced:
+        writer.write_round([(batch(b"counts"), 0)], sync=False)
+    disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+    with pytest.raises(OSError, match="error"):
+        writer.write_round([(batch(b"refused"), 1)], sync=True)
+
+    def try_again() -> None:
+        writer.write_round([], sync=True)
+        writer.probe(2)
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="error"):
+            try_again()
+    disk.heal()
+    try_again()
+    writer.write_round([(batch(b"new"), 2)], sync=True)
+    bodies = [b"counts", b"new"] if has_unsynced else [b"new"]
+    assert stored(disk, writer) == bodies
+
+
+def test_refused_rounds_leave_no_files() -> None:
+    """A full disk is not filled by what it refuses."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    writer.write_round([(batch(b"counts"), 0)], sync=True)
+    disk.fail(errno.ENOSPC, forever=True, only=("write", "sync"))
+    for sequence in range(1, 5):
+        with pytest.raises(OSError, match="space"):
+            writer.write_round([(batch(b"refused"), sequence)], sync=True)
+    assert len(disk.files()) == 1

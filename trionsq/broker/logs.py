@@ -1,0 +1,233 @@
+"""Topics that keep their messages in a log: what a start finds, snapshots, commits, the stop.
+
+A snapshot of each channel goes to the state every --state-interval. What an operator does goes
+there before the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import trio
+
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.topic import Topic
+from trionsq.core.channel import ChannelState
+from trionsq.core.ids import ns_after_id
+from trionsq.core.queue import Backend, Round
+from trionsq.core.topic import TopicState
+from trionsq.disk import Disk
+from trionsq.durations import SECOND_NS
+from trionsq.storage.folder import DataFolder, DataPathError
+from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
+from trionsq.storage.log.opening import FoundLog, open_logs
+from trionsq.storage.log.rows import State, StateError
+from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.state import STATE_FILE, SqliteState
+from trionsq.storage.log.topiclog import TopicLog
+from trionsq.wire.names import is_ephemeral
+
+__all__ = ["LogTopics", "wait_for_round"]
+
+log = logging.getLogger("trionsq")
+
+# Channels looked at in one turn of the event loop.
+_CHANNELS_PER_TURN: Final = 32
+# The last commit, and the last fsync, of a stop.
+_STOP_S: Final = 30.0
+
+
+async def wait_for_round(round_: Round | None) -> str | None:
+    """Wait until a round has ended; return why it failed, None if it did not."""
+    if round_ is None:
+        return None
+    if not round_.is_done:
+        ended = trio.Event()
+        round_.when_done(ended.set)
+        await ended.wait()
+    return round_.error
+
+
+class LogTopics:
+    """The logs of a broker."""
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        options: NsqdOptions,
+        topics: Mapping[str, Topic],
+        open_state: Callable[[Disk], State] = SqliteState,
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._topics = topics
+        self._open_state = open_state
+        self._node: LogNode | None = None
+        self._state: State | None = None
+        self._found: dict[str, FoundLog] = {}
+        self._snapshots = Snapshots()
+        self.ids_after_ns = 0
+        self.segment_bytes = DEFAULT_SEGMENT_BYTES
+
+    def __repr__(self) -> str:
+        return f"<LogTopics {self._node}>"
+
+    def open(self) -> list[str]:
+        """Open what the data path has, and return the names of the topics that have a log.
+
+        Raises:
+            DataPathError: the state or a log cannot be read.
+        """
+        try:
+            if STATE_FILE in self._folder.disk.names() or self._options.storage == "log":
+                self._open_node()
+        except (StateError, OSError) as error:
+            raise DataPathError(f"failed to open the log: {error}") from error
+        return list(self._found)
+
+    def _open_node(self) -> LogNode:
+        state = self._open_state(self._folder.disk)
+        self._state = state
+        content = state.load()
+        node = LogNode(
+            self._folder,
+            state,
+            durability=self._options.durability,
+            segment_bytes=self.segment_bytes,
+            next_number=content.next_number,
+        )
+        for found in open_logs(node, content):
+            self._found[found.log.name] = found
+            if found.last_id:
+                self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
+        self._node = node
+        return node
+
+    # Backends
+
+    def topic_backend(self, name: str, *, is_loading: bool, storage: str = "") -> Backend | None:
+        """Return the log of a topic that is being made; None if it is to have none.
+
+        Args:
+            name: of the topic.
+            is_loading: the metadata name it: it has a log only if there is one.
+            storage: ``log`` or ``default`` if somebody asked for it.
+
+        Raises:
+            StateError: the state cannot be made.
+        """
+        found = self._found.get(name)
+        if found is not None and not found.log.is_deleted:
+            return found.log
+        if is_ephemeral(name) or is_loading or (storage or self._options.storage) != "log":
+            return None
+        node = self._node or self._open_node()
+        return node.new_topic(name)
+
+    def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
+        """Return the cursor of a channel that is being made; None if the channel is ephemeral."""
+        if is_ephemeral(name):
+            return None
+        found = self._found.get(topic_log.name)
+        if found is not None and found.log is topic_log:
+            for cursor in found.channels:
+                if cursor.name == name:
+                    found.channels.remove(cursor)
+                    return cursor
+        assert self._node is not None
+        return self._node.new_cursor(topic_log, name)
+
+    def found(self, name: str) -> FoundLog:
+        """Return what the start found of a topic."""
+        return self._found[name]
+
+    # Snapshots
+
+    async def run(self) -> None:
+        """Take snapshots until cancelled."""
+        interval_s = self._options.state_interval_ns / SECOND_NS
+        while True:
+            await trio.sleep(interval_s)
+            if self._node is not None:
+                self._node.retry()
+                await self.take_snapshots()
+
+    async def take_snapshots(self) -> None:
+        """Commit what has changed since the last snapshots."""
+        node = self._node
+        if node is None:
+            return
+        looked_at = 0
+        for topic in list(self._topics.values()):
+            topic_log = topic.core.store.backend
+            if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
+                continue
+            for channel in list(topic.core.channels.values()):
+                self._snapshots.add_channel(channel, topic_log.number)
+                looked_at += 1
+                if looked_at % _CHANNELS_PER_TURN == 0:
+                    # At once: what an operator does meanwhile must come after it.
+                    self._snapshots.commit(node)
+                    await trio.lowlevel.checkpoint()
+            self._snapshots.add_topic(topic.core, topic_log)
+        self._snapshots.commit(node)
+
+    async def commit(
+        self, topic: TopicState | None = None, channel: ChannelState | None = None
+    ) -> str | None:
+        """Make durable what an operator did; return why that failed.
+
+        Args:
+            topic: that was paused or unpaused, or whose channel was.
+            channel: that was.
+        """
+        if self._node is None:
+            return None
+        topic_log = None if topic is None else topic.store.backend
+        if topic is not None and isinstance(topic_log, TopicLog):
+            if channel is None:
+                self._snapshots.add_topic(topic, topic_log)
+            else:
+                self._snapshots.add_channel(channel, topic_log.number)
+            self._snapshots.commit(self._node)
+        return await wait_for_round(self._node.committed())
+
+    # The stop
+
+    async def end_rounds(self) -> None:
+        """Wait until what was published so far is safe: publishers get their answers."""
+        if self._node is not None:
+            with trio.move_on_after(_STOP_S):
+                for topic_log in list(self._node.logs.values()):
+                    await wait_for_round(topic_log.last_round)
+
+    async def close(self) -> list[str]:
+        """Make everything durable, and release the files; return what failed."""
+        node = self._node
+        if node is None:
+            return []
+        failures = ["the log did not become durable in time"]
+        with trio.move_on_after(_STOP_S):
+            for topic_log in node.logs.values():
+                topic_log.sync()
+            await self.take_snapshots()
+            error = await self.commit()
+            await self._folder.background.wait_idle()
+            failures = [] if error is None else [f"the state of the log: {error}"]
+            failures += [
+                f"{topic_log.name}: messages in the log may not be durable"
+                for topic_log in node.logs.values()
+                if topic_log.has_unsynced
+            ]
+            self._folder.background.submit(partial(_close, node), lambda error: None)
+            await self._folder.background.wait_idle()
+        return failures
+
+
+def _close(node: LogNode) -> None:
+    for topic_log in node.logs.values():
+        topic_log.close_files()
+    node.state.close()

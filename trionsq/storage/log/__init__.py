@@ -1,0 +1,7 @@
+"""The log engine: the messages of a topic in segment files, positions and settings in SQLite.
+
+- `rows`: what the state has, and how it changes
+- `tables`: the state as tables, all SQL
+- `state`: the state in a SQLite file
+- `reserve`: a file that is given up when the disk is full
+"""

@@ -1,0 +1,387 @@
+"""A channel of a log topic: a position in the log, and what has returned. No message is copied."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.core.deferred import DeferredMessages
+from trionsq.core.peek import BackendView
+from trionsq.core.queue import Round, count_fitting
+from trionsq.storage.log.held import HeldMessages, MessageSource
+from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
+from trionsq.storage.log.reading import Block, Place
+from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
+
+__all__ = ["Cursor", "CursorLog"]
+
+# Returned messages that are read in one job.
+_MAX_FETCH: Final = 64
+
+
+class CursorLog(MessageSource, Protocol):
+    """The log, as a cursor sees it."""
+
+    def cached_batch(self, sequence: int) -> MessageBatch | None:
+        """Return the batch that has a sequence if it is in memory."""
+
+    def read_block(
+        self, sequence: int, end: int, place: Place | None, done: Callable[[Block], None]
+    ) -> None:
+        """Read the messages from ``sequence`` on in a job, which is repeated if it fails."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are sequences that have no message, or one that nobody gets."""
+
+    def gap_end(self, sequence: int) -> int | None:
+        """Return where the gap with a sequence ends; None if it is in none."""
+
+    def count_gaps(self, first: int, end: int) -> int:
+        """Return how many of the sequences are in gaps."""
+
+    def release_block(self, nbytes: int) -> None:
+        """A block that was read is let go."""
+
+    def count_on_disk(self, first: int, end: int) -> int:
+        """Return how many of the messages are not in the cache."""
+
+    def drop_cursor(self, cursor: Cursor) -> None:
+        """The channel is deleted."""
+
+    def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
+        """The channel is emptied: the state has to know before the operator does."""
+
+
+class Cursor:
+    """The `trionsq.core.queue.Backend` of a channel.
+
+    Attributes:
+        number: of the channel, never given again.
+        name: of the channel.
+        next: the sequence to be read next.
+        frontier: the sequence up to which the topic has handed on.
+        depth: messages before the frontier that are to be read, and returned ones beside memory.
+        held: the deferred messages.
+        is_paused: whether the channel is.
+    """
+
+    behind: Final = False
+    pending: Round | None = None
+    has_published: Final = True
+
+    def __init__(self, log: CursorLog, number: int, name: str, next_: int, frontier: int) -> None:
+        self.number = number
+        self.name = name
+        self.next = next_
+        self.frontier = frontier
+        self.is_paused = False
+        self.depth = frontier - next_ - log.count_gaps(next_, frontier)
+        self.caught_up: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
+        self._log = log
+        self._scan_at: Callable[[float], None] = lambda at_s: None
+        self.held = self._new_held(0)
+        # What is read ahead of `next`, and where it goes on.
+        self._batches: deque[MessageBatch] = deque()
+        self._batches_nbytes = 0
+        self._place: Place | None = None
+        self._is_reading = False
+        # Counts up with each `empty`: what a job brings back later is void.
+        self._generation = 0
+        self._returned: deque[MessageRange] = deque()
+        self._fetching: list[MessageRange] = []
+        self._fetched: deque[Segment] = deque()
+        self._returned_next = True
+
+    def __repr__(self) -> str:
+        return f"<Cursor {self.name} next={self.next} frontier={self.frontier} depth={self.depth}>"
+
+    def _new_held(self, first_chunk: int) -> HeldMessages:
+        return HeldMessages(
+            self._log,
+            self._note_entered,
+            self._note_damaged,
+            lambda at_s: self._scan_at(at_s),
+            first_chunk,
+        )
+
+    @property
+    def on_disk(self) -> int:
+        return min(self.depth, self._log.count_on_disk(self.next, self.frontier))
+
+    def new_deferred(self, scan_at: Callable[[float], None]) -> DeferredMessages:
+        """Return `held`, which `empty` has replaced by an empty one."""
+        self._scan_at = scan_at
+        return self.held
+
+    def is_recovering(self) -> bool:
+        return False
+
+    # From the topic and the channel
+
+    def append(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        """Note that the topic has handed these on, or keep the places of returned ones."""
+        if due_ns is not None:
+            raise NotImplementedError("deferred messages of a log are in `held`")
+        count = segment.last - segment.first
+        self.depth += count
+        if not self._advance(segment):
+            self._returned.extend(segment_ranges(segment))
+
+    def _note_entered(self, segment: Segment) -> None:
+        self._advance(segment)
+
+    def _advance(self, segment: Segment) -> bool:
+        """Move the frontier behind a segment; False if it was behind before."""
+        sequences = segment.batch.sequences
+        assert sequences is not None, "the messages are of no log"
+        if sequences[segment.first] < self.frontier:
+            return False
+        self.frontier = sequences[segment.last - 1] + 1
+        return True
+
+    def _note_damaged(self, count: int) -> None:
+        self.dropped["damaged"] += count
+
+    # Reading
+
+    def read(self, max_count: int, max_bytes: int) -> Segment | None:
+        has_returned = bool(self._returned or self._fetched)
+        if has_returned and (self._returned_next or self.next >= self.frontier):
+            self._returned_next = False
+            segment = self._read_returned(max_count)
+            if segment is not None:
+                return segment
+            return self._read_published(max_count, max_bytes)
+        self._returned_next = True
+        segment = self._read_published(max_count, max_bytes)
+        return self._read_returned(max_count) if segment is None and has_returned else segment
+
+    def _read_published(self, max_count: int, max_bytes: int) -> Segment | None:
+        while self.next < self.frontier:
+            if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
+                self.next = min(gap_end, self.frontier)
+                continue
+            batch = self._batch_at_next()
+            if batch is None:
+                return None
+            assert batch.sequences is not None
+            first = self.next - batch.sequences[0]
+            last = min(batch.count, self.frontier - batch.sequences[0])
+            if self._is_held(batch):
+                self.next = batch.sequences[0] + last
+                continue
+            last = min(last, first + max_count)
+            last = first + count_fitting(batch.bodies, first, last - first, max_bytes)
+            self.next = batch.sequences[0] + last
+            self.depth -= last - first
+            return Segment(batch, first, last)
+        if self.next >= self.frontier:
+            self._drop_surplus()
+        return None
+
+    def _drop_surplus(self) -> None:
+        """All is read: what is counted beside returned messages was lost."""
+        surplus = self.depth - sum(one.count for one in self._returned_ranges())
+        if surplus:
+            self.depth -= surplus
+            self._note_damaged(surplus)
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        # Each channel holds deferred messages from their publishing on.
+        return bool(batch.defer_ms)
+
+    def _batch_at_next(self) -> MessageBatch | None:
+        """Return the batch that has the next message; None if it is being read."""
+        while self._batches:
+            batch = self._batches[0]
+            assert batch.sequences is not None
+            if batch.sequences[0] <= self.next <= batch.sequences[-1]:
+                return batch
+            if batch.sequences[0] > self.next:
+                self._skip_to(min(batch.sequences[0], self.frontier))
+                return self._batch_at_next() if self.next < self.frontier else None
+            self._pop_batch()
+        cached = self._log.cached_batch(self.next)
+        if cached is None and not self._is_reading:
+            self._is_reading = True
+            place, self._place = self._place, None
+            generation = self._generation
+            self._log.read_block(
+                self.next, self.frontier, place, lambda block: self._have_read(block, generation)
+            )
+            if self._batches:  # the job was quick
+                return self._batch_at_next()
+        return cached
+
+    def _pop_batch(self) -> None:
+        nbytes = self._batches.popleft().bodies.nbytes
+        self._batches_nbytes -= nbytes
+        self._log.release_block(nbytes)
+
+    def _skip_to(self, sequence: int) -> None:
+        """Go on behind sequences that have no message; those that had one are lost."""
+        lost = sequence - self.next - self._log.count_gaps(self.next, sequence)
+        # Deferred messages are in no `depth`. All of them may be among the lost ones: rather a
+        # depth that is too high for a while than messages that nobody reads.
+        lost -= self.skipped if lost > 0 else 0
+        self.next = sequence
+        if lost > 0:
+            self.depth -= lost
+            self._note_damaged(lost)
+
+    def _have_read(self, block: Block, generation: int) -> None:
+        if generation != self._generation:
+            self._log.release_block(block.nbytes)
+            return
+        self._is_reading = False
+        self._batches.extend(block.batches)
+        self._batches_nbytes += block.nbytes
+        self._place = block.next
+        if not block.batches and block.end > self.next:
+            self._skip_to(min(block.end, self.frontier))
+        self.caught_up()
+
+    def _read_returned(self, max_count: int) -> Segment | None:
+        if not self._fetched:
+            if not self._returned or self._fetching:
+                return None
+            cached = self._log.cached_segment(self._returned[0])
+            if cached is None:
+                self._fetch()
+                if not self._fetched:
+                    return None
+            else:
+                first = self._returned.popleft()
+                rest = first.count - cached.count
+                if rest:
+                    sequence = first.sequence + cached.count
+                    self._returned.appendleft(MessageRange(sequence, rest, first.attempts))
+                self._fetched.append(cached)
+        segment = self._fetched.popleft()
+        if segment.count > max_count:
+            middle = segment.first + max_count
+            self._fetched.appendleft(Segment(segment.batch, middle, segment.last, segment.attempts))
+            segment = Segment(segment.batch, segment.first, middle, segment.attempts)
+        self.depth -= segment.count
+        return segment
+
+    def _fetch(self) -> None:
+        count = min(_MAX_FETCH, len(self._returned))
+        self._fetching = [self._returned.popleft() for _ in range(count)]
+        generation = self._generation
+        self._log.read_ranges(
+            self._fetching, lambda segments, lost: self._have_fetched(segments, lost, generation)
+        )
+
+    def _have_fetched(self, segments: list[Segment], lost: int, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._fetching = []
+        self._fetched.extend(segments)
+        if lost:
+            self.depth -= lost
+            self._note_damaged(lost)
+        self.caught_up()
+
+    # What is known of it
+
+    def unread(self, segment: Segment) -> bool:
+        return False
+
+    def peek(self) -> BackendView | None:
+        return None
+
+    def oldest_ns(self) -> int | None:
+        if self.next >= self.frontier:
+            return None
+        batch = self._batches[0] if self._batches else self._log.cached_batch(self.next)
+        if batch is None or batch.sequences is None or self.next not in batch.sequences:
+            return None
+        return int.from_bytes(batch.stamp(self.next - batch.sequences[0]), signed=True)
+
+    def check(self) -> str | None:
+        if self.depth < 0 or self.next > self.frontier:
+            return f"{self!r} is impossible"
+        return None
+
+    # By the operator
+
+    def empty(self) -> int:
+        dropped = self.depth
+        self._forget_all()
+        chunks = self.held.chunk_numbers()
+        self.held = self._new_held(self.held.next_chunk)
+        self._log.note_emptied(self, [DropHeld(self.number, chunks)])
+        return dropped
+
+    def release(self) -> None:
+        """Let go of what was read ahead, and ignore what a job will bring."""
+        self._generation += 1
+        self._log.release_block(self._batches_nbytes)
+        self._batches.clear()
+        self._batches_nbytes = 0
+        self._place = None
+        self._is_reading = False
+
+    def _forget_all(self) -> None:
+        self.release()
+        self._returned.clear()
+        self._fetching = []
+        self._fetched.clear()
+        self.next = self.frontier
+        self.depth = 0
+
+    def delete(self) -> None:
+        self._forget_all()
+        self._log.drop_cursor(self)
+
+    def close(self) -> None:
+        """Do nothing: the log is closed as one."""
+
+    # The state
+
+    def row(self, topic: int, open_: Iterable[MessageRange] = ()) -> StoredChannel:
+        """Return what the state should have of the channel; ``open_``: what is read, not finished.
+
+        ``topic`` is the number of its topic.
+        """
+        return StoredChannel(
+            number=self.number,
+            topic=topic,
+            name=self.name,
+            paused=self.is_paused,
+            next=self.next,
+            frontier=self.frontier,
+            open=pack_open(open_, self.skipped),
+            fired_ns=self.held.fired_ns,
+        )
+
+    def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
+        """Take over what was open at the last snapshot: it comes again.
+
+        ``skipped``: messages before the frontier that are, or were, in `held`.
+        """
+        self._returned.extend(returned)
+        self.depth += sum(one.count for one in self._returned) - skipped
+
+    @property
+    def skipped(self) -> int:
+        """Messages from `next` to the frontier that are, or were, in `held`."""
+        returned = sum(one.count for one in self._returned_ranges())
+        ahead = self.frontier - self.next - self._log.count_gaps(self.next, self.frontier)
+        return max(0, ahead - (self.depth - returned))
+
+    def returned(self) -> Iterator[MessageRange]:
+        """Yield what has returned, beside what is in the channel's memory."""
+        yield from self._returned_ranges()
+        yield from self.held.in_transit()
+
+    def _returned_ranges(self) -> Iterator[MessageRange]:
+        yield from self._returned
+        yield from self._fetching
+        for segment in self._fetched:
+            yield from segment_ranges(segment)

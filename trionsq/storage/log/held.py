@@ -1,0 +1,320 @@
+"""The deferred messages of a channel of a log topic: as ranges, with no body in memory.
+
+They leave in the order of their due times. So the state keeps them as chunks that are written once,
+and the time until which they have left; a chunk goes when all of it has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, Protocol
+
+from trionsq.core.batch import Segment
+from trionsq.storage.log.ranges import (
+    HeldRange,
+    MessageRange,
+    held_from_bytes,
+    held_to_bytes,
+    pack_held,
+    segment_ranges,
+    unpack_held,
+)
+from trionsq.storage.log.rows import Change, DropHeld, PutHeld, StoredHeld
+
+__all__ = ["HeldMessages", "MessageSource"]
+
+# Ranges in a chunk; one that is being filled is written again at each tick.
+_CHUNK_RANGES: Final = 4096
+# Ranges read in one job.
+_MAX_READ: Final = 512
+
+
+class MessageSource(Protocol):
+    """The log, as held messages see it."""
+
+    def cached_segment(self, one: MessageRange) -> Segment | None:
+        """Return the first messages of a range if they are in memory."""
+
+    def read_ranges(
+        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
+    ) -> None:
+        """Read messages in a job; ``done`` gets them, and how many are lost."""
+
+
+class _Chunk:
+    """Ranges in the order of their due times, 24 bytes each; those before ``at`` have left."""
+
+    __slots__ = ("at", "min_sequence", "number", "packed")
+
+    def __init__(self, number: int, packed: array[int], at: int = 0) -> None:
+        self.number = number
+        self.packed = packed
+        self.at = at
+        self.min_sequence = min(packed[1::3], default=0)
+
+    @property
+    def next_ns(self) -> int | None:
+        return self.packed[3 * self.at] if 3 * self.at < len(self.packed) else None
+
+    @property
+    def max_due_ns(self) -> int:
+        return self.packed[-3]
+
+    def ranges(self) -> Iterator[HeldRange]:
+        """Yield those that have not left."""
+        for at in range(self.at, len(self.packed) // 3):
+            yield unpack_held(self.packed, at)
+
+
+class HeldMessages:
+    """Deferred messages: a `trionsq.core.deferred.DeferredMessages`.
+
+    Attributes:
+        has_changed: whether there is something new for the state.
+        lost_count: messages that could not be read.
+    """
+
+    def __init__(
+        self,
+        source: MessageSource,
+        entered: Callable[[Segment], None],
+        lost: Callable[[int], None],
+        scan_at: Callable[[float], None],
+        first_chunk: int = 0,
+    ) -> None:
+        """Create an empty one.
+
+        Args:
+            source: the log.
+            entered: gets each segment that is added.
+            lost: gets the number of messages that cannot be read.
+            scan_at: has the channel look for due messages.
+            first_chunk: number of the first chunk; none of before may have it.
+        """
+        self.has_changed = False
+        self.lost_count = 0
+        self._source = source
+        self._entered = entered
+        self._lost = lost
+        self._scan_at = scan_at
+        self._count = 0
+        # The chunk that is being filled, as a heap, and whether the state lacks some of it.
+        self._recent: list[HeldRange] = []
+        self._number = first_chunk
+        self._full: list[_Chunk] = []
+        self._heap: list[tuple[int, int, _Chunk]] = []
+        self._dropped: list[int] = []
+        self._fired_ns = 0
+        # Messages that left the chunks, and are not popped: to be read, being read, read.
+        self._wanted: deque[MessageRange] = deque()
+        self._reading: list[MessageRange] = []
+        self._ready: deque[Segment] = deque()
+        self._is_over = False
+        self._is_saved = False
+
+    def __repr__(self) -> str:
+        return f"<HeldMessages {self._count} in {len(self._heap)} chunks>"
+
+    def __len__(self) -> int:
+        return 0 if self._is_saved else self._count
+
+    def __iter__(self) -> Iterator[tuple[int, Segment]]:
+        """Yield nothing: the bodies are on the disk."""
+        return iter(())
+
+    @property
+    def next_chunk(self) -> int:
+        """A number above those of all chunks."""
+        return self._number + 1
+
+    @property
+    def next_ns(self) -> int | None:
+        if self._reading or self._ready:
+            return None  # `scan_at` is called
+        return self._next_due_ns()
+
+    def _next_due_ns(self) -> int | None:
+        recent_ns = self._recent[0].due_ns if self._recent else None
+        chunk_ns = self._heap[0][0] if self._heap else None
+        if recent_ns is None or chunk_ns is None:
+            return chunk_ns if recent_ns is None else recent_ns
+        return min(recent_ns, chunk_ns)
+
+    def add_segment(self, segment: Segment, due_ns: int) -> None:
+        self._entered(segment)
+        for sequence, count, attempts in segment_ranges(segment):
+            self.add_range(HeldRange(due_ns, sequence, count, attempts))
+
+    def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
+        raise NotImplementedError("a log gives no message before it is due")
+
+    def add_range(self, one: HeldRange) -> None:
+        """Add consecutive messages."""
+        self.has_changed = True
+        self._count += one.count
+        if one.due_ns <= self._fired_ns:
+            # It was due while its topic was paused. What has left before is not to come again.
+            one = one._replace(due_ns=self._fired_ns + 1)
+        heappush(self._recent, one)
+        if len(self._recent) >= _CHUNK_RANGES:
+            chunk = _Chunk(self._number, pack_held(sorted(self._recent)))
+            self._add_chunk(chunk)
+            self._full.append(chunk)
+            self._recent = []
+            self._number += 1
+
+    def _add_chunk(self, chunk: _Chunk) -> None:
+        next_ns = chunk.next_ns
+        if next_ns is not None:
+            heappush(self._heap, (next_ns, chunk.number, chunk))
+
+    def pop_due(self, now_ns: int) -> Iterator[Segment]:
+        while True:
+            while self._ready:
+                segment = self._ready.popleft()
+                self._count -= segment.count
+                self.has_changed = True
+                yield segment
+            if self._reading:
+                return
+            self._want_due(now_ns)
+            if not self._wanted:
+                return
+            cached = self._source.cached_segment(self._wanted[0])
+            if cached is None:
+                self._read()
+                continue
+            self._shorten_wanted(cached.count)
+            self._ready.append(cached)
+
+    def _want_due(self, now_ns: int) -> None:
+        while len(self._wanted) < _MAX_READ:
+            due_ns = self._next_due_ns()
+            if due_ns is None or due_ns > now_ns:
+                return
+            self._fired_ns = due_ns
+            self.has_changed = True
+            one = self._pop_range()
+            self._wanted.append(MessageRange(one.sequence, one.count, one.attempts))
+
+    def _pop_range(self) -> HeldRange:
+        if self._recent and (not self._heap or self._recent[0].due_ns <= self._heap[0][0]):
+            return heappop(self._recent)
+        _, _, chunk = heappop(self._heap)
+        one = unpack_held(chunk.packed, chunk.at)
+        chunk.at += 1
+        if chunk.next_ns is None:
+            self._dropped.append(chunk.number)
+        else:
+            self._add_chunk(chunk)
+        return one
+
+    def _shorten_wanted(self, count: int) -> None:
+        first = self._wanted.popleft()
+        if first.count > count:
+            rest = MessageRange(first.sequence + count, first.count - count, first.attempts)
+            self._wanted.appendleft(rest)
+
+    def _read(self) -> None:
+        self._reading = [self._wanted.popleft() for _ in range(min(_MAX_READ, len(self._wanted)))]
+        self._source.read_ranges(self._reading, self._have_read)
+
+    def _have_read(self, segments: list[Segment], lost: int) -> None:
+        if self._is_over:
+            return
+        self._reading = []
+        self._ready.extend(segments)
+        if lost:
+            self._count -= lost
+            self.lost_count += lost
+            self._lost(lost)
+        self._scan_at(0.0)
+
+    def drop(self, max_count: int, max_bytes: int) -> int:
+        """Forget all messages at once; bodies are not in memory."""
+        dropped, self._count = self._count, 0
+        self._is_over = True
+        self._recent, self._heap, self._full = [], [], []
+        self._wanted.clear()
+        self._ready.clear()
+        return dropped
+
+    def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
+        """Leave them to the state, which has them; nothing is only in memory."""
+        self._is_saved = True
+
+    # The state
+
+    def load(self, rows: Iterable[StoredHeld], fired_ns: int, open_: set[int]) -> None:
+        """Take over what the state has. ``open_`` has the sequences that left since then."""
+        self._fired_ns = fired_ns
+        for row in rows:
+            packed = held_from_bytes(row.data)
+            chunk = _Chunk(row.chunk, packed, bisect_right(packed[0::3], fired_ns))
+            while chunk.next_ns == fired_ns + 1 and chunk.packed[3 * chunk.at + 1] in open_:
+                chunk.at += 1
+            self._number = max(self._number, row.chunk + 1)
+            if chunk.next_ns is None:
+                self._dropped.append(row.chunk)
+                self.has_changed = True
+            else:
+                self._count += sum(one.count for one in chunk.ranges())
+                heappush(self._heap, (chunk.next_ns, chunk.number, chunk))
+
+    def in_transit(self) -> Iterator[MessageRange]:
+        """Yield what left the chunks and is not popped yet."""
+        yield from self._wanted
+        yield from self._reading
+        for segment in self._ready:
+            yield from segment_ranges(segment)
+
+    @property
+    def fired_ns(self) -> int:
+        """All that were due until then have left the chunks; of those that are due a nanosecond
+        later some may have."""
+        next_ns = self._next_due_ns()
+        return self._fired_ns if next_ns is None else min(self._fired_ns, next_ns - 1)
+
+    @property
+    def min_sequence(self) -> int | None:
+        """No message before it is here; None if none is here."""
+        found = [one.sequence for one in self._recent]
+        found += [chunk.min_sequence for _, _, chunk in self._heap]
+        return min(found, default=None)
+
+    def changes(self, channel: int) -> list[Change]:
+        """Return what the state lacks; they are given once."""
+        if not self.has_changed:
+            return []
+        self.has_changed = False
+        full, self._full = self._full, []
+        changes: list[Change] = [
+            _put(channel, chunk.number, chunk.packed) for chunk in full if chunk.next_ns is not None
+        ]
+        if self._recent:
+            heapify(self._recent)
+            changes.append(_put(channel, self._number, pack_held(sorted(self._recent))))
+        else:
+            self._dropped.append(self._number)
+        dropped, self._dropped = self._dropped, []
+        changes.append(DropHeld(channel, tuple(dropped)))
+        return changes
+
+    def chunk_numbers(self) -> tuple[int, ...]:
+        """Return the numbers of all chunks that the state may have."""
+        return (*self._dropped, *(number for _, number, _ in self._heap), self._number)
+
+
+def _put(channel: int, number: int, packed: array[int]) -> PutHeld:
+    row = StoredHeld(
+        channel=channel,
+        chunk=number,
+        count=sum(rest >> 16 for rest in packed[2::3]),
+        max_due_ns=packed[-3],
+        data=held_to_bytes(packed),
+    )
+    return PutHeld(row)

@@ -1,0 +1,109 @@
+"""Reads a log in jobs, beside the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from trionsq.core.batch import Segment
+from trionsq.disk import Disk
+from trionsq.storage.folder import Job, JobDone
+from trionsq.storage.log.ranges import MessageRange
+from trionsq.storage.log.reading import Block, Place, read_block, read_ranges
+from trionsq.storage.log.segments import Damage
+from trionsq.storage.log.segmentwriter import SegmentFile
+
+__all__ = ["LogReader", "ReadHost"]
+
+
+class ReadHost(Protocol):
+    """What reading needs of the node."""
+
+    @property
+    def disk(self) -> Disk: ...
+
+    def submit_read(
+        self, job: Callable[[], None], done: Callable[[Exception | None], None]
+    ) -> None:
+        """Run a job that reads."""
+
+    def retry_read(self, job: Job, done: JobDone) -> None:
+        """Run a job that has failed once more, when the disk may be well again."""
+
+    def block_bytes(self) -> int:
+        """Return how much one read should bring, and count it."""
+
+    def release_block(self, nbytes: int) -> None:
+        """What was read is let go."""
+
+    def report_damage(self, name: str, found: Sequence[tuple[str, Damage]]) -> None:
+        """Name damaged places to the operator."""
+
+    def report_error(self, name: str, error: Exception | None) -> None:
+        """Show an error of the disk, or (None) that there is none any more."""
+
+
+class LogReader:
+    """Reads the log of one topic. All calls return at once."""
+
+    def __init__(self, node: ReadHost, name: str) -> None:
+        self._node = node
+        self._name = name
+
+    def read_block(
+        self,
+        segments: Sequence[SegmentFile],
+        sequence: int,
+        end: int,
+        place: Place | None,
+        done: Callable[[Block], None],
+    ) -> None:
+        """Read the messages from ``sequence`` on. A failed read is repeated."""
+        blocks: list[Block] = []
+        max_bytes, disk = self._node.block_bytes(), self._node.disk
+
+        def job() -> None:
+            blocks.append(read_block(disk, list(segments), sequence, max_bytes, end, place))
+
+        def finished(error: Exception | None) -> None:
+            self._node.report_error(self._name, error)
+            if error is not None:
+                # The disk may give them later.
+                self._node.retry_read(job, finished)
+                return
+            [block] = blocks
+            self._node.release_block(max_bytes - block.nbytes)
+            if block.damage:
+                self._node.report_damage(self._name, block.damage)
+            done(block)
+
+        if not segments:
+            done(Block(end=end))
+            return
+        self._node.submit_read(job, finished)
+
+    def read_ranges(
+        self,
+        segments: Sequence[SegmentFile],
+        ranges: list[MessageRange],
+        done: Callable[[list[Segment], int], None],
+    ) -> None:
+        """Read messages; ``done`` gets them, and how many are lost. A failed read is repeated."""
+        found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
+        max_bytes, disk = self._node.block_bytes(), self._node.disk
+
+        def job() -> None:
+            found.append(read_ranges(disk, list(segments), ranges, max_bytes))
+
+        def finished(error: Exception | None) -> None:
+            self._node.report_error(self._name, error)
+            if error is not None:
+                self._node.retry_read(job, finished)
+                return
+            self._node.release_block(max_bytes)
+            messages, damage, lost = found[0]
+            if damage:
+                self._node.report_damage(self._name, damage)
+            done(messages, lost)
+
+        self._node.submit_read(job, finished)

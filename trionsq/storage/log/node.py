@@ -1,0 +1,377 @@
+"""The logs of one node: one state, and one job at a time that commits, writes and removes.
+
+The jobs have the order in which the loop asked for them. So what was committed before a publish is
+durable before the publisher's OK, and a file goes only after the commit that says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from trionsq.core.queue import Round
+from trionsq.disk import Disk
+from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.names import incarnation_of
+from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.rows import (
+    AddChannel,
+    AddTopic,
+    Change,
+    DropTopic,
+    ForgetTopic,
+    State,
+    StateError,
+    StoredChannel,
+)
+from trionsq.storage.log.segments import Damage
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.topiclog import TopicLog
+
+__all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
+
+log = logging.getLogger("trionsq")
+
+DEFAULT_SEGMENT_BYTES: Final = 128 * 1024 * 1024
+_CACHE_BYTES: Final = 64 * 1024 * 1024
+# What a consumer behind reads at once; less when all of them together have read much ahead.
+_BLOCK_BYTES: Final = 256 * 1024
+_SMALL_BLOCK_BYTES: Final = 16 * 1024
+_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
+# Topics written in one job: the others get the next one.
+_MAX_TOPICS_A_JOB: Final = 256
+# Commits after which SQLite's journal is taken into the file.
+_COMMITS_PER_CHECKPOINT: Final = 256
+
+
+class LogNode:
+    """See the module.
+
+    Attributes:
+        folder: the data path.
+        state: positions and settings.
+        logs: of the topics, by number.
+        next_number: of the next topic or channel.
+        damaged: damaged places that were found, by file name.
+    """
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        state: State,
+        *,
+        durability: str = "interval",
+        segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        next_number: int = 1,
+    ) -> None:
+        self.folder = folder
+        self.state = state
+        self.logs: dict[int, TopicLog] = {}
+        self.next_number = next_number
+        self.damaged: dict[str, str] = {}
+        self._durability = durability
+        self._segment_bytes = segment_bytes
+        self._dirty: dict[TopicLog, None] = {}
+        self._changes: list[Change] = []
+        # Changes that could not be committed; they go with the next ones.
+        self._failed: list[Change] = []
+        self._commit: Round | None = None
+        self._under_way: Round | None = None
+        self._is_working = False
+        self._commits = 0
+        self._reads_to_retry: list[
+            tuple[Callable[[], None], Callable[[Exception | None], None]]
+        ] = []
+        self._cached: deque[tuple[TailCache, int]] = deque()
+        self._cached_nbytes = 0
+        self._read_nbytes = 0
+
+    def __repr__(self) -> str:
+        return f"<LogNode {self.folder.disk.path} logs={len(self.logs)}>"
+
+    @property
+    def disk(self) -> Disk:
+        return self.folder.disk
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is so full that nothing may be published: finishing needs the rest."""
+        return self.state.reserve_given_up
+
+    # Topics and channels
+
+    def new_topic(self, name: str, durability: str | None = None) -> TopicLog:
+        """Make the log of a new topic."""
+        number = self._take_number()
+        durability = durability or self._durability
+        log_ = TopicLog(self, number, name, durability, self.new_writer(name, number, None))
+        self.add_log(log_)
+        self.commit([AddTopic(log_.row())])
+        return log_
+
+    def add_log(self, log_: TopicLog) -> None:
+        """Serve a log."""
+        self.logs[log_.number] = log_
+
+    def new_writer(self, name: str, number: int, last: SegmentFile | None) -> SegmentWriter:
+        """Return what writes the log of a topic."""
+        folder = self.folder
+        return SegmentWriter(folder.disk, name, number, self._segment_bytes, folder.fsync_s, last)
+
+    def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
+        """Make the cursor of a new channel: it begins where the topic stands."""
+        cursor = Cursor(log_, self._take_number(), name, log_.frontier, log_.frontier)
+        log_.cursors[cursor.number] = cursor
+        row = StoredChannel(
+            cursor.number, log_.number, name, paused=False, next=cursor.next, frontier=cursor.next
+        )
+        self.commit([AddChannel(row)])
+        return cursor
+
+    def _take_number(self) -> int:
+        number = self.next_number
+        self.next_number += 1
+        return number
+
+    def drop_topic(self, log_: TopicLog) -> None:
+        self.logs.pop(log_.number, None)
+        number = log_.number
+
+        def names() -> list[str]:
+            # A round that is under way may begin a segment still.
+            log_.close_files()
+            return [name for name in self.disk.names() if incarnation_of(name) == number]
+
+        def removed() -> None:
+            self.commit([ForgetTopic(number)])
+
+        committed = self.commit([DropTopic(number)])
+        self.remove_after(committed, names, removed)
+
+    def remove_after(
+        self,
+        committed: Round,
+        names: Callable[[], Sequence[str]],
+        removed: Callable[[], None],
+    ) -> None:
+        """Remove files after a commit, unless that fails; then the next start does it.
+
+        ``names`` is called in the job that does it.
+        """
+
+        def remove() -> None:
+            if committed.error is None:
+                self._remove_files(names, removed)
+
+        committed.when_done(remove)
+
+    def _remove_files(
+        self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
+    ) -> None:
+
+        def job() -> None:
+            for name in names():
+                with suppress(FileNotFoundError):
+                    self.disk.unlink(name)
+            self.disk.sync_folder()
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                log.error("LOG: removing files failed: %s", error_text(error))
+            else:
+                removed()
+
+        self.folder.background.submit(job, done)
+
+    # Work
+
+    def write_soon(self, log_: TopicLog) -> None:
+        self._dirty[log_] = None
+        self._work()
+
+    def commit(self, changes: Sequence[Change]) -> Round:
+        self._changes += changes
+        if self._commit is None:
+            self._commit = Round()
+        committed = self._commit
+        self._work()
+        return committed
+
+    def committed(self) -> Round | None:
+        """Return the round of all changes so far; None if they are durable."""
+        if self._commit is not None:
+            return self._commit
+        return self._under_way
+
+    def _work(self) -> None:
+        if self._is_working:
+            return
+        committed, self._commit = self._commit, None
+        new, self._changes = self._changes, []
+        jobs: list[RoundJob[TopicLog]] = []
+        for log_ in list(self._dirty)[:_MAX_TOPICS_A_JOB]:
+            del self._dirty[log_]
+            job = log_.begin_round()
+            if job is not None:
+                jobs.append(job)
+        if committed is None and not jobs:
+            return
+        changes, self._failed = [*self._failed, *new], []
+        self._is_working = True
+        self._under_way = committed
+        failures: list[StateError] = []
+
+        def work() -> None:
+            try:
+                self.state.apply(changes)
+            except StateError as error:
+                failures.append(error)
+            without_row = _numbers_added(changes) if failures else set()
+            for job in jobs:
+                if job.log.number in without_row:
+                    job.error = failures[0]
+                else:
+                    job.write()
+
+        def done(error: Exception | None) -> None:
+            self._is_working = False
+            self._under_way = None
+            failure = failures[0] if failures else error
+            try:
+                self._end_commit(changes, committed, failure)
+                for job in jobs:
+                    if error is not None and job.error is None:
+                        job.error = error
+                    job.log.end_round(job)
+            finally:
+                self._checkpoint_if_due()
+                self._work()
+
+        self.folder.background.submit(work, done)
+
+    def _checkpoint_if_due(self) -> None:
+        """Shorten SQLite's journal, after the publishers have their answers."""
+        if self._commits < _COMMITS_PER_CHECKPOINT:
+            return
+        self._commits = 0
+        self._is_working = True
+        failures: list[StateError] = []
+
+        def checkpoint() -> None:
+            try:
+                self.state.checkpoint()
+            except StateError as error:
+                failures.append(error)
+
+        def done(error: Exception | None) -> None:
+            self._is_working = False
+            for failure in failures:
+                log.warning("LOG: %s", failure)  # the next checkpoint tries again
+            self._work()
+
+        self.folder.background.submit(checkpoint, done)
+
+    def _end_commit(
+        self, changes: list[Change], committed: Round | None, failure: Exception | None
+    ) -> None:
+        if not changes:
+            return
+        faults, name = self.folder.faults, "trionsq.state.db"
+        if failure is None:
+            faults.pop(name, None)
+            self._commits += 1
+            if committed is not None:
+                committed.finish()
+            return
+        text = str(failure)
+        if faults.get(name) != text:
+            log.error("LOG: committing the state failed: %s", text)
+        faults[name] = text
+        self._failed = changes
+        if committed is not None:
+            committed.finish(text)
+
+    # Reading
+
+    def submit_read(
+        self, job: Callable[[], None], done: Callable[[Exception | None], None]
+    ) -> None:
+        self.folder.background.submit(job, done)
+
+    def retry_read(self, job: Job, done: JobDone) -> None:
+        self._reads_to_retry.append((job, done))
+
+    def retry(self) -> None:
+        """Commit what could not be committed, and read what could not be read."""
+        if self.is_full:
+            self._commits = _COMMITS_PER_CHECKPOINT  # a checkpoint makes the reserve again
+        if self._failed or self.is_full:
+            self.commit([])
+        reads, self._reads_to_retry = self._reads_to_retry, []
+        for job, done in reads:
+            self.submit_read(job, done)
+        for log_ in self.logs.values():
+            if f"log of {log_.name}" in self.folder.faults:
+                log_.retry()
+                log_.caught_up()
+                for cursor in list(log_.cursors.values()):
+                    cursor.caught_up()
+
+    def block_bytes(self) -> int:
+        nbytes = _BLOCK_BYTES if self._read_nbytes < _READ_AHEAD_BYTES else _SMALL_BLOCK_BYTES
+        self._read_nbytes += nbytes
+        return nbytes
+
+    def release_block(self, nbytes: int) -> None:
+        self._read_nbytes -= nbytes
+
+    def count_cached(self, cache: TailCache, nbytes: int) -> None:
+        self._cached.append((cache, nbytes))
+        self._cached_nbytes += nbytes
+        while self._cached_nbytes > _CACHE_BYTES:
+            oldest, size = self._cached.popleft()
+            self._cached_nbytes -= size
+            oldest.evict_batch()
+
+    # Trouble
+
+    def report_damage(self, name: str, found: Sequence[tuple[str, Damage]]) -> None:
+        for file, damage in found:
+            key = f"{file} at {damage.offset}"
+            if key in self.damaged:
+                continue
+            text = (
+                f"{file}: bytes {damage.offset} to {damage.end} are damaged: messages"
+                f" {damage.sequence} to {damage.next_sequence} are lost"
+            )
+            self.damaged[key] = text
+            log.error("LOG(%s): %s", name, text)
+            self.folder.faults[key] = text
+
+    def report_error(self, name: str, error: Exception | None) -> None:
+        faults = self.folder.faults
+        if error is None:
+            if faults:
+                faults.pop(f"log of {name}", None)
+            return
+        text = error_text(error)
+        key = f"log of {name}"
+        if faults.get(key) != text:
+            log.error("LOG(%s): %s", name, text)
+        faults[key] = text
+
+
+def _numbers_added(changes: Sequence[Change]) -> set[int]:
+    """Return the numbers of topics whose row, or a channel's, would be new."""
+    added: set[int] = set()
+    for change in changes:
+        if isinstance(change, AddTopic):
+            added.add(change.row.number)
+        elif isinstance(change, AddChannel):
+            added.add(change.row.topic)
+    return added

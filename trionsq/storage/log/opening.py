@@ -1,0 +1,312 @@
+"""What a start finds: the state, and the segments that it knows nothing of yet.
+
+Blocks: for a job, before the broker serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.format import (
+    SEGMENT_HEADER_BYTES,
+    FormatError,
+    RecordHead,
+    SegmentHeader,
+    UnsupportedError,
+)
+from trionsq.storage.log.names import is_draft_name, parse_segment_name
+from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
+from trionsq.storage.log.rows import (
+    ForgetTopic,
+    StateContent,
+    StateError,
+    StoredChannel,
+    StoredHeld,
+    StoredTopic,
+    UpdateChannel,
+    UpdateTopic,
+)
+from trionsq.storage.log.segments import read_header, scan_segment
+from trionsq.storage.log.segmentwriter import SegmentFile
+from trionsq.storage.log.topiclog import TopicLog
+
+__all__ = ["FoundLog", "open_logs"]
+
+log = logging.getLogger("trionsq")
+
+_MS_NS: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class FoundLog:
+    """A topic that the state names.
+
+    Attributes:
+        log: of the topic.
+        channels: the cursors of its channels.
+        last_id: of the last message; 0 if there is none.
+    """
+
+    log: TopicLog
+    channels: list[Cursor] = field(default_factory=list)
+    last_id: int = 0
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What a scan found behind the positions of the state.
+
+    Attributes:
+        end: the sequence behind the last record.
+        deferred: heads of deferred records.
+        last_id: of the last message.
+    """
+
+    end: int = 0
+    deferred: list[RecordHead] = field(default_factory=list)
+    last_id: int = 0
+
+    def note_record(self, head: RecordHead, scan_from: int) -> None:
+        """Note a record; those that were deferred before ``scan_from`` are in the state."""
+        self.end = max(self.end, head.next_sequence)
+        if head.defer_ms and head.next_sequence > scan_from:
+            self.deferred.append(head)
+        if head.ids:
+            first, count = head.ids[-1]
+            self.last_id = max(self.last_id, first + count - 1)
+
+
+def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
+    """Make the logs that the state names, and remove what it has deleted.
+
+    Raises:
+        StateError: a later release wrote a segment.
+        OSError: a file cannot be read.
+    """
+    disk = node.disk
+    files = _list_segments(disk)
+    node.next_number = max(
+        [
+            content.next_number,
+            *(number + 1 for number in files),
+            *(n + 1 for n in content.tombstones),
+        ]
+    )
+    channels: dict[int, list[StoredChannel]] = defaultdict(list)
+    for channel in content.channels:
+        channels[channel.topic].append(channel)
+    held: dict[int, list[StoredHeld]] = defaultdict(list)
+    for row in content.held:
+        held[row.channel].append(row)
+    found = [
+        _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
+        for row in content.topics
+    ]
+    for number in content.tombstones:
+        _remove(disk, [name for _, name in files.pop(number, [])])
+        node.commit([ForgetTopic(number)])
+    for number, names in files.items():
+        log.warning(
+            "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
+            len(names),
+            number,
+            names[0][1],
+        )
+    return found
+
+
+def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
+    """Return first sequences and names of the segments by incarnation; remove drafts."""
+    files: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    names = disk.names()
+    _remove(disk, [name for name in names if is_draft_name(name)])
+    for name in names:
+        parsed = parse_segment_name(name)
+        if parsed is not None:
+            _, number, first = parsed
+            files[number].append((first, name))
+    for segments in files.values():
+        segments.sort()
+    return files
+
+
+def _remove(disk: Disk, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            disk.unlink(name)
+    if names:
+        disk.sync_folder()
+
+
+def _open_log(
+    node: LogNode,
+    row: StoredTopic,
+    files: list[tuple[int, str]],
+    channels: list[StoredChannel],
+    held: dict[int, list[StoredHeld]],
+) -> FoundLog:
+    segments = _chain(node, row, files)
+    frontiers = [channel.frontier for channel in channels]
+    scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
+    tail = _scan_tail(node.disk, segments, scan_from, row.scan)
+    # An unreadable file keeps its name, too.
+    known = {segment.first for segment in segments}
+    unreadable = [first + 1 for first, _ in files if first not in known]
+    nexts = [channel.next for channel in channels]
+    end = max([tail.end, row.end, *frontiers, *nexts, *unreadable])
+    while segments and segments[-1].first == end:
+        segments.pop()  # it has no message, and the next segment takes its name
+    last = segments[-1] if segments else None
+    topic_log = TopicLog(
+        node,
+        row.number,
+        row.name,
+        row.durability,
+        node.new_writer(row.name, row.number, last),
+        segments,
+        end,
+    )
+    known_gaps, topic_log.gaps = Gaps(row.gaps), Gaps(row.gaps)
+    topic_log.first = row.first
+    topic_log.gaps.add(max(tail.end, row.first), end)
+    is_standing = row.frontier is not None and (row.paused or not channels)
+    topic_log.frontier = min(row.frontier, end) if is_standing and row.frontier is not None else end
+    topic_log.depth = end - topic_log.frontier - topic_log.count_gaps(topic_log.frontier, end)
+    node.add_log(topic_log)
+    found = FoundLog(topic_log, last_id=tail.last_id)
+    for channel in channels:
+        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
+        cursor.is_paused = channel.paused
+        topic_log.cursors[channel.number] = cursor
+        found.channels.append(cursor)
+    topic_log.is_paused = row.paused
+    node.commit([UpdateTopic(topic_log.row())])
+    return found
+
+
+def _open_cursor(
+    node: LogNode,
+    topic_log: TopicLog,
+    row: StoredChannel,
+    held: list[StoredHeld],
+    tail: _Tail,
+    known_gaps: Gaps,
+) -> Cursor:
+    frontier = max(topic_log.frontier, row.frontier)
+    cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
+    opened, skipped = unpack_open(row.open)
+    begin = max(row.next, tail.end)
+    lost = max(0, row.frontier - begin) - known_gaps.count(begin, row.frontier)
+    if lost and skipped:
+        # They have become a gap, which the topic's row will have.
+        skipped = max(0, skipped - lost)
+        node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
+    sequences = {
+        sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
+    }
+    cursor.held.load(held, row.fired_ns, sequences)
+    for head in tail.deferred:
+        first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
+        if first < end and topic_log.gap_end(first) is None:
+            due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
+            cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
+            skipped += end - first
+    cursor.load(opened, skipped)
+    return cursor
+
+
+def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> list[SegmentFile]:
+    """Return the segments that count, in order: each names the one before it, and its end."""
+    headers, unreadable = _read_headers(node.disk, files)
+    segments: list[SegmentFile] = []
+    wanted, end = max(headers, default=None), None
+    while wanted is not None:
+        if wanted in headers:
+            name, header, size = headers.pop(wanted)
+            size = size if end is None else min(end, size)
+            segments.append(SegmentFile(name, header, size, None))
+            wanted, end = header.previous_first, header.previous_end
+        elif wanted < row.first:
+            break  # it was finished
+        else:
+            text = f"the log of {row.name} lacks the segment that begins at {wanted}"
+            text = unreadable.get(wanted, text)
+            log.error("LOG(%s): %s", row.name, text)
+            node.folder.faults[f"log of {row.name} at {wanted}"] = text
+            # What is older is read all the same.
+            wanted, end = max([first for first in headers if first < wanted], default=None), None
+    segments.reverse()
+    # Of rounds that were refused, and what was left before the last stop.
+    unneeded = [name for name, _, _ in headers.values()]
+    while len(segments) > 1 and segments[1].first <= row.first:
+        unneeded.append(segments.pop(0).name)
+    _remove(node.disk, unneeded)
+    return segments
+
+
+def _read_headers(
+    disk: Disk, files: list[tuple[int, str]]
+) -> tuple[dict[int, tuple[str, SegmentHeader, int]], dict[int, str]]:
+    """Return name, header and size of segments, and what is wrong with others."""
+    headers: dict[int, tuple[str, SegmentHeader, int]] = {}
+    unreadable: dict[int, str] = {}
+    for first, name in files:
+        file = disk.open(name)
+        try:
+            headers[first] = (name, _read_header(file, name), file.size())
+        except FormatError as error:
+            # Perhaps a crash left it; if not, the next segment names it.
+            unreadable[first] = f"{name}: {error}"
+        finally:
+            close_quietly(file)
+    return headers, unreadable
+
+
+def _read_header(file: DiskFile, name: str) -> SegmentHeader:
+    try:
+        return read_header(file)
+    except UnsupportedError as error:
+        raise StateError(f"{name}: {error}") from error
+
+
+def _scan_tail(
+    disk: Disk,
+    segments: list[SegmentFile],
+    scan_from: int,
+    place: tuple[int, int, int] | None,
+) -> _Tail:
+    """Scan what was written since the state was saved, and cut what is torn."""
+    tail = _Tail()
+    for at in reversed(range(len(segments))):
+        is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        if not is_needed and tail.last_id:
+            break
+        segment = segments[at]
+        tail.end = max(tail.end, segment.first)
+        start = SEGMENT_HEADER_BYTES
+        if place is not None and place[0] == segment.first and place[2] <= scan_from:
+            start = min(place[1], segment.end)
+            tail.end = max(tail.end, place[2])
+        file = disk.open(segment.name)
+        try:
+            scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
+            for head in scan.records:
+                tail.note_record(head, scan_from)
+            segment.end = scan.end
+            if at + 1 == len(segments):
+                # What a kill left in the page cache is handed out now, so it has to last.
+                file.sync()
+        except UnsupportedError as error:
+            raise StateError(f"{segment.name}: {error}") from error
+        finally:
+            close_quietly(file)
+    tail.deferred.sort(key=lambda head: head.sequence)
+    return tail

@@ -1,0 +1,190 @@
+"""Reads messages of a log from its segments. Blocks: for jobs in threads."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from trionsq.core.batch import MessageBatch, Segment
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.storage.log.ranges import MessageRange
+from trionsq.storage.log.segments import Damage, SparseIndex, read_records, scan_segment
+from trionsq.storage.log.segmentwriter import SegmentFile, sequences_of
+
+__all__ = ["Block", "Place", "extract_range", "read_block", "read_ranges", "segment_at"]
+
+# Between two entries of a sparse index lie about so many bytes.
+_INDEX_BYTES: Final = 64 * 1024
+
+Place = tuple[SegmentFile, int]
+"""A segment, and the offset of a record in it."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Messages that were read at once.
+
+    Attributes:
+        batches: in order; the first may begin before the sequence that was asked for.
+        next: where the record behind them begins; None if that is not known.
+        end: sequences below it are in the batches, or nowhere.
+        damage: file names with what was damaged.
+    """
+
+    batches: list[MessageBatch] = field(default_factory=list)
+    next: Place | None = None
+    end: int = 0
+    damage: list[tuple[str, Damage]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(batch.bodies.nbytes for batch in self.batches)
+
+
+def segment_at(segments: Sequence[SegmentFile], sequence: int) -> int:
+    """Return the index of the segment that has a sequence, if one has it; -1 if it is older."""
+    return bisect_right(segments, sequence, key=_first) - 1
+
+
+def _first(segment: SegmentFile) -> int:
+    return segment.first
+
+
+def read_block(
+    disk: Disk,
+    segments: Sequence[SegmentFile],
+    sequence: int,
+    max_bytes: int,
+    end: int,
+    place: Place | None = None,
+) -> Block:
+    """Read the messages from ``sequence`` on.
+
+    Args:
+        disk: with the files.
+        segments: of the log, in order; at least one.
+        sequence: to begin with.
+        max_bytes: about so much is read.
+        end: sequences from there on are not wanted.
+        place: where the record of ``sequence`` begins, if known.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    at = max(segment_at(segments, sequence), 0)
+    segment = segments[at]
+    following = segments[at + 1].first if at + 1 < len(segments) else end
+    block = Block(end=max(sequence, segment.first))
+    if sequence < segment.first:
+        return block
+    try:
+        file = disk.open(segment.name)
+    except FileNotFoundError:  # somebody has removed it
+        block.damage.append((segment.name, Damage(0, segment.end, sequence, following)))
+        block.end = following
+        return block
+    try:
+        if place is not None and place[0] is segment:
+            known, offset = sequence, place[1]
+        else:
+            known, offset = _index_of(segment, file).find(sequence)
+            max_bytes += _INDEX_BYTES
+        _read_into(block, segment, file, (known, offset), max_bytes, sequence)
+    finally:
+        close_quietly(file)
+    if block.next is None:
+        block.end = max(block.end, following)
+    return block
+
+
+def _read_into(
+    block: Block,
+    segment: SegmentFile,
+    file: DiskFile,
+    start: tuple[int, int],
+    max_bytes: int,
+    sequence: int,
+) -> None:
+    known, offset = start
+    entries = read_records(file, segment.header, offset, max_bytes, sequence=known, end=segment.end)
+    for entry in entries:
+        if isinstance(entry, Damage):
+            offset = entry.end
+            block.damage.append((segment.name, entry))
+            if entry.next_sequence is not None:
+                block.end = max(block.end, entry.next_sequence)
+            continue
+        head, batch = entry
+        offset = head.end
+        if head.next_sequence > sequence:
+            block.batches.append(batch)
+            block.end = head.next_sequence
+    if offset < segment.end:
+        block.next = (segment, offset)
+
+
+def _index_of(segment: SegmentFile, file: DiskFile) -> SparseIndex:
+    if segment.index is None:
+        index = SparseIndex(segment.header)
+        for head in scan_segment(file, segment.header, end=segment.end).records:
+            index.add(head.sequence, head.offset)
+        segment.index = index
+    return segment.index
+
+
+def read_ranges(
+    disk: Disk, segments: Sequence[SegmentFile], ranges: Iterable[MessageRange], max_bytes: int
+) -> tuple[list[Segment], list[tuple[str, Damage]], int]:
+    """Read messages from all over a log, each range as segments of its own.
+
+    Returns the segments, what was damaged, and how many messages are lost.
+    """
+    found: list[Segment] = []
+    damage: list[tuple[str, Damage]] = []
+    lost = 0
+    if not segments:  # all of them are unreadable
+        return found, damage, sum(one.count for one in ranges)
+    block: Block | None = None
+    for one in sorted(ranges):
+        sequence, end = one.sequence, one.sequence + one.count
+        while sequence < end:
+            if block is None or not _covers(block, sequence):
+                block = read_block(disk, segments, sequence, max_bytes, end)
+                damage += block.damage
+            batch = _batch_with(block, sequence)
+            if batch is None:
+                behind = max(sequence + 1, min(end, _next_in(block, sequence)))
+                lost += behind - sequence
+                sequence = behind
+                continue
+            segment = extract_range(batch, MessageRange(sequence, end - sequence, one.attempts))
+            found.append(segment)
+            sequence += segment.count
+    return found, damage, lost
+
+
+def _covers(block: Block, sequence: int) -> bool:
+    return bool(block.batches) and sequences_of(block.batches[0])[0] <= sequence < block.end
+
+
+def _batch_with(block: Block, sequence: int) -> MessageBatch | None:
+    for batch in block.batches:
+        if sequence in sequences_of(batch):
+            return batch
+    return None
+
+
+def _next_in(block: Block, sequence: int) -> int:
+    later = [first for batch in block.batches if (first := sequences_of(batch)[0]) > sequence]
+    return min(later, default=block.end)
+
+
+def extract_range(batch: MessageBatch, one: MessageRange) -> Segment:
+    """Return copies of the messages of a range that a batch has; the first must be there."""
+    sequences = sequences_of(batch)
+    first = one.sequence - sequences[0]
+    last = min(first + one.count, batch.count)
+    copy = batch.extract(list(range(first, last)), batch.ids.slice(first, last))
+    return Segment(copy, 0, last - first, one.attempts)

@@ -1,0 +1,86 @@
+"""A round of one topic on its way to the disk, and what all topics of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from trionsq.core.batch import MessageBatch
+from trionsq.core.queue import Round
+from trionsq.storage.log.logreader import ReadHost
+from trionsq.storage.log.rows import Change
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.tailcache import TailCache
+
+__all__ = ["LogHost", "RoundJob"]
+
+_Log = TypeVar("_Log")
+_AnyLog = TypeVar("_AnyLog", contravariant=True)
+
+
+class LogHost(ReadHost, Protocol[_AnyLog]):
+    """What all logs of a node share."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be published."""
+
+    def write_soon(self, log: _AnyLog) -> None:
+        """Have a round of the log written."""
+
+    def commit(self, changes: Sequence[Change]) -> Round:
+        """Have changes of the state committed, before what is published from now on is safe."""
+
+    def count_cached(self, cache: TailCache, nbytes: int) -> None:
+        """A batch was put in a cache; old ones go, of whatever log."""
+
+    def drop_topic(self, log: _AnyLog) -> None:
+        """The topic is deleted."""
+
+
+class RoundJob(Generic[_Log]):
+    """One round of one topic on its way to the disk.
+
+    Attributes:
+        log: that it belongs to.
+        entries: batches with their first sequences.
+        round: that publishers wait for; None if there is none.
+        written: the messages as the log has them.
+        begun: segments that were begun.
+        offset: size of the newest segment.
+        error: why it failed.
+
+    ``probe_at``: the sequence of the next message, if the disk has to show that it works again.
+    """
+
+    def __init__(
+        self,
+        log: _Log,
+        writer: SegmentWriter,
+        entries: list[tuple[MessageBatch, int]],
+        round_: Round | None,
+        *,
+        sync: bool,
+        probe_at: int | None = None,
+    ) -> None:
+        self.log = log
+        self.entries = entries
+        self.round = round_
+        self.written: list[MessageBatch] = []
+        self.begun: list[SegmentFile] = []
+        self.offset = 0
+        self.error: Exception | None = None
+        self._writer = writer
+        self._sync = sync
+        self._probe_at = probe_at
+
+    def write(self) -> None:
+        """Write the round. Blocks; the result is in the attributes."""
+        try:
+            self.written = self._writer.write_round(self.entries, sync=self._sync)
+            if self._probe_at is not None:
+                self._writer.probe(self._probe_at)
+        except OSError as error:
+            self.error = error
+        self.begun = self._writer.pop_begun()
+        self.offset = self._writer.offset

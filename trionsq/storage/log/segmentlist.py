@@ -1,0 +1,42 @@
+"""The segments of a log, oldest first: what is added behind, and what is left before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trionsq.storage.log.segmentwriter import SegmentFile
+
+__all__ = ["add_begun", "leave_segments", "scan_place"]
+
+
+def add_begun(segments: list[SegmentFile], begun: Iterable[SegmentFile]) -> None:
+    """Add the segments that a round began."""
+    for segment in begun:
+        while segments and segments[-1].first >= segment.first:
+            segments.pop()  # nothing in it counted: its file has the new one's name
+        segments.append(segment)
+
+
+def leave_segments(segments: list[SegmentFile], low: int) -> list[str]:
+    """Take out those that have no message from ``low`` on, and return their names; one stays."""
+    count = 0
+    while count + 1 < len(segments) and segments[count + 1].first <= low:
+        count += 1
+    names = [segment.name for segment in segments[:count]]
+    del segments[:count]
+    return names
+
+
+def scan_place(segments: list[SegmentFile], sequence: int) -> tuple[int, int, int] | None:
+    """Return a place at which a scan has to begin to find all from ``sequence`` on.
+
+    That is the first sequence of a segment, and the offset and the sequence of a record in it; None
+    if it is not known.
+    """
+    if not segments:
+        return None
+    newest = segments[-1]
+    if newest.index is None or sequence < newest.first:
+        return None
+    known, offset = newest.index.find(sequence)
+    return newest.first, offset, known

@@ -1,0 +1,308 @@
+"""The thread's half of a topic's log: writes rounds to segment files, and makes them durable.
+
+A write or an fsync that fails ends its segment: what is not known to be durable is written once
+more, to a new one whose header says where the old one ends. Only if that fails too is the round
+refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from trionsq.core.batch import MessageBatch
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.histogram import Histogram
+from trionsq.storage.log.batches import encode_record, join_batches
+from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
+from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.segments import SparseIndex
+
+__all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
+
+MAX_JOINED_BYTES: Final = 1 << 20
+"""Single publishes of one round become one record up to this size. A larger batch is one record."""
+
+
+@dataclass(slots=True, eq=False)
+class SegmentFile:
+    """A segment, as readers see it.
+
+    Attributes:
+        name: of the file.
+        header: of the file.
+        end: size in bytes up to which it counts and may be read.
+        index: where records begin; None if that is not known yet.
+    """
+
+    name: str
+    header: SegmentHeader
+    end: int
+    index: SparseIndex | None
+
+    @property
+    def first(self) -> int:
+        return self.header.first_sequence
+
+
+def sequences_of(batch: MessageBatch) -> Sequence[int]:
+    """Return the sequences of a batch in the log."""
+    assert batch.sequences is not None, "the messages are of no log"
+    return batch.sequences
+
+
+def end_of(batch: MessageBatch) -> int:
+    """Return the sequence behind a batch in the log."""
+    return sequences_of(batch)[-1] + 1
+
+
+class SegmentWriter:
+    """Writes one topic's log. Every method blocks, and may raise OSError; for one thread.
+
+    Attributes:
+        segment: the newest one that counts; None before the first.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        topic: str,
+        number: int,
+        max_bytes: int,
+        fsync_s: Histogram,
+        last: SegmentFile | None = None,
+    ) -> None:
+        """``number`` is the topic's incarnation; ``last`` its newest segment, which takes no more.
+
+        ``max_bytes``: a segment that has so many ends.
+        """
+        self.segment = last
+        self._disk = disk
+        self._topic = topic
+        self._number = number
+        self._max_bytes = max_bytes
+        self._fsync_s = fsync_s
+        self._file: DiskFile | None = None
+        self._is_named = True
+        # The segment before the present one, while nothing in that is durable.
+        self._before: SegmentFile | None = None
+        self._offset = 0 if last is None else last.end
+        # Up to here an fsync has succeeded: offset in the segment, and sequence.
+        self._synced = self._offset
+        self._safe = 0
+        self._unsynced: list[MessageBatch] = []
+        self._begun: list[SegmentFile] = []
+        # Whether a segment gets its name only when what is in it is durable.
+        self._is_draft = False
+        # Whether some of `_unsynced` is in no segment that goes on.
+        self._is_behind = False
+
+    def __repr__(self) -> str:
+        return f"<SegmentWriter {self._topic} {self._number} at {self._offset}>"
+
+    @property
+    def offset(self) -> int:
+        """Size of the newest segment."""
+        return self._offset
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether something that counts is not durable yet."""
+        return bool(self._unsynced)
+
+    def pop_begun(self) -> list[SegmentFile]:
+        """Return the segments that were begun since the last call, also by a round that failed."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def write_round(
+        self, entries: Iterable[tuple[MessageBatch, int]], *, sync: bool
+    ) -> list[MessageBatch]:
+        """Write batches, each with its first sequence; with ``sync`` they are durable on return.
+
+        Without entries, and with ``sync``, it makes durable what was written before.
+
+        Returns the messages as the log has them, with their sequences.
+
+        Raises:
+            OSError: none of them counts. What counted before still does.
+        """
+        records = _join_entries(entries)
+        counted = list(self._unsynced)
+        try:
+            if self._is_behind:
+                self._write_again(counted)
+            self._append(records)
+            if sync:
+                self._sync()
+        except OSError:
+            try:
+                # A failed fsync says nothing of what it left undone.
+                self._write_again([*counted, *records])
+            except OSError:
+                self._end_segment()
+                self._unsynced = self._not_durable(counted)
+                self._is_behind = bool(self._unsynced)
+                raise
+        return records
+
+    def _write_again(self, batches: Iterable[MessageBatch]) -> None:
+        """Write what is not durable to a new segment, and make it durable.
+
+        Until then the segment has no name: a stop in between leaves what was there before.
+        """
+        self._end_segment()
+        self._unsynced = []
+        self._is_draft = True
+        try:
+            self._append(self._not_durable(batches))
+            self._sync()
+        finally:
+            self._is_draft = False
+        self._is_behind = False
+
+    def probe(self, first: int) -> None:
+        """Show that the disk takes messages: begin a segment, from ``first`` on, if there is none.
+
+        Raises:
+            OSError: it does not.
+        """
+        if self._file is None:
+            try:
+                if self._is_behind:
+                    self._write_again(list(self._unsynced))
+                else:
+                    self._begin_segment(first)
+            except OSError:
+                self._end_segment()
+                raise
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._file is not None:
+            close_quietly(self._file)
+            self._file = None
+
+    def _not_durable(self, batches: Iterable[MessageBatch]) -> list[MessageBatch]:
+        return [batch for batch in batches if sequences_of(batch)[0] >= self._safe]
+
+    def _append(self, records: Iterable[MessageBatch]) -> None:
+        pieces: list[bytes] = []
+        nbytes = 0
+        for batch in records:
+            sequence = sequences_of(batch)[0]
+            if self._file is None or self._offset + nbytes >= self._max_bytes:
+                self._write(pieces)
+                pieces, nbytes = [], 0
+                self._begin_segment(sequence)
+            segment = self.segment
+            assert segment is not None
+            assert segment.index is not None
+            segment.index.add(sequence, self._offset + nbytes)
+            record = encode_record(batch, sequence, segment.header)
+            pieces += record
+            nbytes += sum(map(len, record))
+            self._unsynced.append(batch)
+        self._write(pieces)
+
+    def _write(self, pieces: list[bytes]) -> None:
+        if pieces:
+            assert self._file is not None
+            data = b"".join(pieces)
+            self._file.write(data, self._offset)
+            self._offset += len(data)
+
+    def _sync(self) -> None:
+        if not self._unsynced:
+            return
+        assert self._file is not None
+        began_s = time.perf_counter()
+        self._file.sync()
+        self._fsync_s.observe(time.perf_counter() - began_s)
+        self._name_segment()
+        self._synced = self._offset
+        self._safe = end_of(self._unsynced[-1])
+        self._unsynced = []
+
+    def _begin_segment(self, first: int) -> None:
+        previous, end = self.segment, self._offset
+        if self._file is not None:
+            self._sync()
+            self.close()
+        if previous is not None:
+            previous.end = end
+        header = SegmentHeader(
+            self._number,
+            first,
+            secrets.randbits(32),
+            time.time_ns(),
+            None if previous is None else previous.first,
+            None if previous is None else end,
+        )
+        name = segment_name(self._topic, self._number, first)
+        draft = draft_name(name)
+        with suppress(FileNotFoundError):
+            self._disk.unlink(draft)
+        file = self._file = self._disk.create(draft)
+        self._before = previous
+        self.segment = SegmentFile(name, header, SEGMENT_HEADER_BYTES, SparseIndex(header))
+        self._offset = self._synced = SEGMENT_HEADER_BYTES
+        self._is_named = False
+        self._begun.append(self.segment)
+        file.write(header.to_bytes(), 0)
+        if not self._is_draft:
+            file.sync()
+            self._name_segment()
+
+    def _name_segment(self) -> None:
+        """Give the present segment its name, which takes the place of one that does not count."""
+        if self._is_named or self.segment is None:
+            return
+        self._disk.rename(draft_name(self.segment.name), self.segment.name)
+        # The name has to last before anything in the file is acknowledged.
+        self._disk.sync_folder()
+        self._is_named = True
+
+    def _end_segment(self) -> None:
+        """Nothing more goes to the present segment: it ends where it is surely durable."""
+        segment = self.segment
+        if self._file is None or segment is None:
+            return
+        self.close()
+        if not self._is_named:
+            with suppress(OSError):
+                self._disk.unlink(draft_name(segment.name))
+        if self._synced == SEGMENT_HEADER_BYTES:
+            # Nothing in it counts, so the next segment follows the one before.
+            if segment in self._begun:
+                self._begun.remove(segment)
+            self.segment = self._before
+            self._offset = self._synced = 0 if self._before is None else self._before.end
+        else:
+            segment.end = self._offset = self._synced
+
+
+def _join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
+    """Return the records of a round: single publishes with one delay become one."""
+    records: list[MessageBatch] = []
+    together: list[MessageBatch] = []
+    first = nbytes = 0
+
+    for batch, sequence in entries:
+        size = batch.bodies.nbytes
+        if together and (
+            nbytes + size > MAX_JOINED_BYTES or batch.defer_ms != together[0].defer_ms
+        ):
+            records.append(join_batches(together, first))
+            together, nbytes = [], 0
+        if not together:
+            first = sequence
+        together.append(batch)
+        nbytes += size
+    if together:
+        records.append(join_batches(together, first))
+    return records

@@ -1,0 +1,24 @@
+"""Reads for the topic itself what was published while it had no channel, or was paused."""
+
+from __future__ import annotations
+
+from trionsq.core.batch import MessageBatch
+from trionsq.storage.log.cursor import Cursor, CursorLog
+
+__all__ = ["TopicReader"]
+
+
+class TopicReader(Cursor):
+    """Unlike a channel it hands on deferred messages.
+
+    Attributes:
+        began_at, left: `next` and `depth` when it was asked last.
+    """
+
+    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
+        super().__init__(log, 0, "", next_, end)
+        self.began_at = next_
+        self.left = 0
+
+    def _is_held(self, batch: MessageBatch) -> bool:
+        return False
