@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Self
 
 import trio
@@ -25,6 +26,8 @@ class NsqConnection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._decoder = ClientDecoder()
+        # When the last two reads that left nothing in the socket ended.
+        self._emptied_s = (0.0, 0.0)
 
     @classmethod
     async def open(cls, address: str) -> NsqConnection:
@@ -38,6 +41,14 @@ class NsqConnection:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await trio.aclose_forcefully(self._stream)
+
+    @property
+    def sent_after_s(self) -> float:
+        """nsqd sent the last frames after this time, of `time.monotonic`.
+
+        It may be long before they were read, if this process or nsqd stood still.
+        """
+        return self._emptied_s[0]
 
     async def send(self, data: bytes) -> None:
         """Send it all; raises ConnectionEndedError."""
@@ -55,7 +66,11 @@ class NsqConnection:
                 await self.send(commands.nop())
             if frames:
                 return frames
-            self._decoder.feed(await _received(self._stream))
+            before_s = time.monotonic()
+            data = await _received(self._stream)
+            if len(data) < RECEIVE_BYTES_MAX:
+                self._emptied_s = (self._emptied_s[1], before_s)
+            self._decoder.feed(data)
 
     async def subscribe(self, topic: str, channel: str, ready_count: int) -> None:
         """SUB and, after its OK, RDY; raises ConnectionEndedError or ValueError if refused."""

@@ -191,8 +191,9 @@ class Consumer:
         self._prompt_s = 0.25 * msg_timeout_s
         self._window = Window(forget_s=self._prompt_s)
         self._sure_s = 0.5 * msg_timeout_s
-        # When answers were sent, and those of one go by id: their fate is open.
-        self._unsure: deque[tuple[float, dict[bytes, Delivery]]] = deque()
+        # When nsqd sent messages at the earliest, when answers went, and those of one go by id:
+        # their fate is open.
+        self._unsure: deque[tuple[float, float, dict[bytes, Delivery]]] = deque()
 
     async def run(
         self, nsqd: NsqdProcess, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -208,7 +209,7 @@ class Consumer:
                     await self._handle_next(connection)
         except ConnectionEndedError:
             self._account.counts["consumers_cut_off"] += 1
-            for sent_s, _ in self._unsure:
+            for _, sent_s, _ in self._unsure:
                 self._note_turnaround(sent_s)
 
     async def _handle_next(self, connection: NsqConnection) -> None:
@@ -224,7 +225,7 @@ class Consumer:
         for delivery in deliveries:
             lines += self._decide(delivery, taken)
         if lines:
-            self._unsure.append((self._account.clock(), taken))
+            self._unsure.append((connection.sent_after_s, self._account.clock(), taken))
             await connection.send(b"".join([*lines, commands.finish(NOBODYS_ID)]))
 
     def _receive(self, frame: MessageFrame) -> list[Delivery]:
@@ -233,7 +234,7 @@ class Consumer:
         delivery = account.receive(self._channel, frame, plan.name)
         if delivery is None:
             return []
-        if any(frame.message_id in answers for _, answers in self._unsure):
+        if any(frame.message_id in answers for *_, answers in self._unsure):
             # It timed out before nsqd read the answer, which may be for this delivery now.
             return [delivery]
         if self._window.receive(frame.message_id, delivery.at_s):
@@ -270,15 +271,15 @@ class Consumer:
         message_id = words[1] if len(words) > 1 else b""
         if message_id == NOBODYS_ID:
             now_s = self._account.clock()
-            sent_s, answered = self._unsure.popleft()
+            messages_s, sent_s, answered = self._unsure.popleft()
             self._note_turnaround(sent_s)
-            for delivery in answered.values():
-                # Later nsqd may have answered for the next attempt, which is on its way.
-                if now_s - delivery.at_s < self._sure_s:
+            # Later nsqd may have answered for the next attempt, which is on its way.
+            if now_s - messages_s < self._sure_s:
+                for delivery in answered.values():
                     delivery.taken_s = now_s
             return
         self._account.counts["refused_fin_or_req"] += 1
         # A message that timed out may have come twice in one go: the other answer was taken.
-        refused = self._unsure[0][1].pop(message_id, None)
+        refused = self._unsure[0][-1].pop(message_id, None)
         if refused is not None:
             refused.answer = "refused"
