@@ -48,6 +48,19 @@ async def test_a_publish_that_fails_at_once_is_refused() -> None:
         check_balances(broker)
 
 
+async def test_interval_syncs_in_time(autojump_clock: MockClock) -> None:
+    """What was answered after the write survives a power failure --sync-timeout later."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="log", durability="interval") as broker:
+        publish(broker, "t", b"x")
+        assert broker.topics["t"].core.store.backend.pending is None
+        await trio.sleep(2.5)
+        assert not broker.folder.changed
+        found = disk.after_power_loss()
+    async with nsqd_in_memory(disk=found, storage="log") as broker:
+        await consume(broker, "t", "c", 1)
+
+
 @pytest.mark.parametrize("down_s", [0, 60])
 async def test_what_is_deferred_comes_after_a_restart(
     down_s: float, autojump_clock: MockClock

@@ -140,6 +140,7 @@ class LogNode:
 
     def drop_topic(self, log_: TopicLog) -> None:
         self.logs.pop(log_.number, None)
+        self.folder.changed.pop(log_, None)
         number = log_.number
 
         def names() -> list[str]:
@@ -193,6 +194,13 @@ class LogNode:
     def write_soon(self, log_: TopicLog) -> None:
         self._dirty[log_] = None
         self._work()
+
+    def note_unsynced(self, log_: TopicLog) -> None:
+        changed = self.folder.changed
+        if log_.has_unsynced and not log_.is_deleted:
+            changed[log_] = None
+        elif log_ in changed:
+            del changed[log_]
 
     def commit(self, changes: Sequence[Change]) -> Round:
         self._changes += changes

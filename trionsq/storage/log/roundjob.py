@@ -28,6 +28,9 @@ class LogHost(ReadHost, Protocol[_AnyLog]):
     def write_soon(self, log: _AnyLog) -> None:
         """Have a round of the log written."""
 
+    def note_unsynced(self, log: _AnyLog) -> None:
+        """A round has ended: what is not durable of the log is synced within --sync-timeout."""
+
     def commit(self, changes: Sequence[Change]) -> Round:
         """Have changes of the state committed, before what is published from now on is safe."""
 

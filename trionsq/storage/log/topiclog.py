@@ -173,6 +173,7 @@ class TopicLog:
         )
         self._take_segments(job)
         self._node.report_error(self.name, job.error)
+        self._node.note_unsynced(self)
         round_ = job.round
         if job.error is not None:
             if job.entries:
