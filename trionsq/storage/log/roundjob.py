@@ -37,6 +37,9 @@ class LogHost(ReadHost, Protocol[_AnyLog]):
     def count_cached(self, cache: TailCache, nbytes: int) -> None:
         """A batch was put in a cache; old ones go, of whatever log."""
 
+    def segments_left(self, log: _AnyLog) -> None:
+        """Segments before `first` of a log are needed no more."""
+
     def drop_topic(self, log: _AnyLog) -> None:
         """The topic is deleted."""
 

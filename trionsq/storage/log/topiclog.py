@@ -12,6 +12,7 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
@@ -56,6 +57,7 @@ class TopicLog:
         stored: what the state got last of it; None if that is not known.
         last_round: the newest that was begun; None before the first.
         refused: gets count and bytes of messages of a round that failed.
+        figures: counts, for operators.
     """
 
     has_published: Final = True
@@ -83,6 +85,7 @@ class TopicLog:
         self.caught_up: Callable[[], None] = lambda: None
         self.refused: Callable[[int, int], None] = lambda count, nbytes: None
         self.dropped: Counter[str] = Counter()
+        self.figures = LogFigures()
         self.is_deleted = False
         self.is_paused = False
         self.stored: StoredTopic | None = None
@@ -131,6 +134,7 @@ class TopicLog:
         if self.is_deleted:
             raise BackendError("the topic is deleted")
         if self._node.is_full:
+            self.figures.refused_count += segment.count
             raise BackendError("the disk is full")
         if self._round is None:
             self._round = self.last_round = Round()
@@ -182,7 +186,9 @@ class TopicLog:
                 self.gaps.add(first, first + count)
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
+                self.figures.refused_count += count
             if round_ is not None:
+                self.figures.failed_rounds += 1
                 round_.finish(error_text(job.error))
             self.caught_up()
             return
@@ -193,6 +199,7 @@ class TopicLog:
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
         if round_ is not None:
+            self.figures.rounds += 1
             round_.finish()
         self.caught_up()
 
@@ -334,6 +341,7 @@ class TopicLog:
         if names:
             self.first = self.segments[0].first
             self.gaps.drop_before(self.first)
+            self._node.segments_left(self)
         return names
 
     def close_files(self) -> None:
@@ -344,6 +352,16 @@ class TopicLog:
     def has_unsynced(self) -> bool:
         """Whether something that was acknowledged is not durable."""
         return self._writer.has_unsynced
+
+    @property
+    def unsynced_nbytes(self) -> int:
+        """Bytes of the log that are written and not durable."""
+        return self._writer.unsynced_nbytes
+
+    @property
+    def unsafe(self) -> tuple[int, int]:
+        """Messages that no publisher has an OK for yet, and about their size in bytes."""
+        return self.end - self.safe_end, self._unsafe_nbytes
 
     # Channels
 
