@@ -216,10 +216,13 @@ class LogNode:
         return committed
 
     def committed(self) -> Round | None:
-        """Return the round of all changes so far; None if they are durable."""
-        if self._commit is not None:
-            return self._commit
-        return self._under_way
+        """Return the round of all changes so far; None if they are durable.
+
+        Changes that failed are tried again.
+        """
+        if self._commit is not None or self._under_way is not None:
+            return self._commit or self._under_way
+        return self.commit([]) if self._failed else None
 
     def _work(self) -> None:
         if self._is_working:
