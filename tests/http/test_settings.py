@@ -126,14 +126,15 @@ async def test_a_change_that_is_not_saved_is_not_answered_as_such() -> None:
         assert row["durability"] == "always"
 
 
-async def with_damage(disk: SimulatedDisk, count: int = 3) -> str:
-    """Damage the second of some segments on a disk, and return its name."""
+async def with_damage(disk: SimulatedDisk, count: int = 3, *, has_channel: bool = True) -> str:
+    """Damage the end of the second of some segments on a disk, and return its name."""
     async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
         broker.topic("s")
         assert broker.logs.node is not None
         broker.logs.node._segment_bytes = 200
         topic = broker.topic("t")
-        topic.channel("c")
+        if has_channel:
+            topic.channel("c")
         for number in range(count):
             pending = topic.publish(ListBodies([b"%0100d" % number] * 2))
             assert pending is None
@@ -165,6 +166,16 @@ async def test_damage_is_told_until_its_segment_is_gone() -> None:
         assert name not in disk.files()
         assert (broker.health, len(broker.folder.faults)) == ("OK", 0)
         assert (await ask(app, "GET", "/topic/settings"))[1]["damaged"] == []
+
+
+async def test_damage_that_a_start_comes_across_is_named() -> None:
+    """The end of a segment that another one follows is not torn, but damaged."""
+    disk = SimulatedDisk()
+    name = await with_damage(disk, has_channel=False)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        await consume(broker, "t", "c", 4)
+        await wait_all_tasks_blocked()
+        assert broker.health.startswith(f"NOK - {name}: bytes ")
 
 
 async def test_damage_that_is_noted_is_no_fault() -> None:

@@ -301,8 +301,9 @@ def _scan_tail(
             scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
             for head in scan.records:
                 tail.note_record(head, scan_from)
-            segment.end = scan.end
             if at + 1 == len(segments):
+                # Of the others the next one says where they end: what is bad there is damage.
+                segment.end = scan.end
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
         except UnsupportedError as error:
