@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
@@ -14,6 +15,7 @@ from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
+from trionsq.storage.log.peek import LogPart, LogView
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob
@@ -294,7 +296,12 @@ class TopicLog:
     # What is known of it
 
     def peek(self) -> BackendView | None:
-        return None
+        return LogView(self.part, self.frontier, self.safe_end) if self.depth else None
+
+    @property
+    def part(self) -> LogPart:
+        cached_first = self.cache.first_from(self.end)
+        return LogPart(self._node.disk, list(self.segments), cached_first, copy(self.gaps))
 
     def oldest_ns(self) -> int | None:
         batch = self.cached_batch(self.frontier) if self.frontier < self.safe_end else None
