@@ -117,7 +117,7 @@ async def test_refused_rounds_and_failed_commits_are_counted() -> None:
 
 
 async def test_a_full_disk_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as the reserve is given up; what is published then counts as refused."""
+    """As soon as the reserve is given up, also in /ping; what is published then is refused."""
     async with nsqd_in_memory(**LOG) as broker:
         app = create_app(broker)
         topic = broker.topic("t")
@@ -127,3 +127,8 @@ async def test_a_full_disk_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = await scrape(app)
         assert seen("nsqd_log_disk_full") == 1
         assert seen("nsqd_log_refused_messages_total", topic="t") == 1
+        broker.topic("u")
+        assert broker.health == "NOK - the disk is full: topics with a log take no messages"
+        monkeypatch.undo()
+        broker.topic("v")
+        assert broker.health == "OK"

@@ -19,6 +19,7 @@ from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlaces
 from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.names import incarnation_of
+from trionsq.storage.log.reserve import RESERVE_FILE
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     AddChannel,
@@ -257,6 +258,7 @@ class LogNode:
         def done(error: Exception | None) -> None:
             self._is_working = False
             self._under_way = None
+            self._show_full()
             failure = failures[0] if failures else error
             try:
                 self._end_commit(changes, committed, failure)
@@ -357,6 +359,13 @@ class LogNode:
             oldest.evict_batch()
 
     # Trouble
+
+    def _show_full(self) -> None:
+        faults = self.folder.faults
+        if self.is_full:
+            faults[RESERVE_FILE] = "the disk is full: topics with a log take no messages"
+        elif RESERVE_FILE in faults:
+            del faults[RESERVE_FILE]
 
     def segments_left(self, log_: TopicLog) -> None:
         self.damaged.forget_segments(log_.number, log_.first)
