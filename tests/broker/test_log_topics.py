@@ -10,8 +10,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, publish
+from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
+from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
+from trionsq.storage.log.snapshot import Snapshots
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -65,6 +68,41 @@ async def test_what_an_operator_repeats_is_not_durable_before_it_is() -> None:
         found = disk.after_power_loss()
     async with nsqd_in_memory(disk=found, **LOG) as broker:
         assert broker.topics["t"].core.paused
+
+
+async def test_snapshots_of_much_in_flight_are_taken_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other tasks run before the messages in flight at many channels are looked at."""
+    monkeypatch.setattr(logs, "_IN_FLIGHT_PER_TURN", 6)
+    async with nsqd_in_memory(**LOG) as broker:
+        topic = broker.topic("t")
+        for number in range(6):
+            topic.channel(f"c{number}")
+        publish(broker, "t", *[b"x"] * 4)
+        for number in range(6):
+            await consume(broker, "t", f"c{number}", 4)
+        taken: list[int] = []
+        add = Snapshots.add_channel
+
+        def counted(self: Snapshots, core: ChannelState, number: int) -> None:
+            taken[-1] += 1
+            add(self, core, number)
+
+        async def watch() -> None:
+            while True:
+                taken.append(0)
+                await trio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(Snapshots, "add_channel", counted)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await trio.lowlevel.checkpoint()
+            await broker.logs.take_snapshots()
+            nursery.cancel_scope.cancel()
+        # Two turns of a task may follow each other.
+        assert sum(taken) == 6
+        assert max(taken) <= 4
 
 
 async def test_interval_syncs_in_time(autojump_clock: MockClock) -> None:

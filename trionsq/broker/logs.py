@@ -34,8 +34,9 @@ __all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
 
 log = logging.getLogger("trionsq")
 
-# Channels looked at in one turn of the event loop.
+# What is looked at in one turn of the event loop: channels, and messages in flight at them.
 _CHANNELS_PER_TURN: Final = 32
+_IN_FLIGHT_PER_TURN: Final = 4_000
 # The last commit, and the last fsync, of a stop.
 _STOP_S: Final = 30.0
 
@@ -177,7 +178,7 @@ class LogTopics:
         node = self._node
         if node is None:
             return
-        looked_at = 0
+        looked_at = in_flight = 0
         for topic in list(self._topics.values()):
             topic_log = topic.core.store.backend
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
@@ -185,7 +186,9 @@ class LogTopics:
             for channel in list(topic.core.channels.values()):
                 self._snapshots.add_channel(channel, topic_log.number)
                 looked_at += 1
-                if looked_at % _CHANNELS_PER_TURN == 0:
+                in_flight += channel.in_flight.count
+                if looked_at >= _CHANNELS_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
+                    looked_at = in_flight = 0
                     # At once: what an operator does meanwhile must come after it.
                     self._snapshots.commit(node)
                     await trio.lowlevel.checkpoint()
