@@ -94,11 +94,14 @@ class LogTopics:
         Raises:
             DataPathError: the state or a log cannot be read.
         """
+        is_new = False
         try:
-            if STATE_FILE in self._folder.disk.names() or self._options.storage == "log":
+            is_new = STATE_FILE not in self._folder.disk.names()
+            if not is_new or self._options.storage == "log":
                 self._open_node()
         except (StateError, OSError) as error:
-            raise DataPathError(f"failed to open the log: {error}") from error
+            hint = " (there is no log yet: --storage=default starts without it)" if is_new else ""
+            raise DataPathError(f"failed to open the log: {error}{hint}") from error
         return list(self._found)
 
     def _open_node(self) -> LogNode:
