@@ -10,10 +10,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, publish
+from tests.broker.test_clock_jumps import JumpingClock
 from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
+from trionsq.storage.log import held
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -208,3 +210,62 @@ async def test_what_is_ephemeral_stays_in_memory() -> None:
         await broker.logs.take_snapshots()
         assert len([name for name in disk.files() if ".log." in name]) == 1
         assert [channel.core.depth for channel in channels] == [0, 20]
+
+
+def next_run(clock: JumpingClock, jump_s: float = 0.0) -> JumpingClock:
+    """The clock of the next nsqd: it knows only the wall clock, which jumps meanwhile."""
+    later = JumpingClock()
+    later._start_s, later.offset_s = clock._start_s, clock.offset_s + jump_s
+    return later
+
+
+async def test_a_clock_set_back_before_the_stop_delays_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state gets due times of the wall clock as it is then, also those it had before."""
+    monkeypatch.setattr(held, "_CHUNK_RANGES", 2)
+    disk, clock = SimulatedDisk(), JumpingClock()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        await trio.sleep(0.2)
+        for delay_s in (5, 6, 7, 8, 9):
+            publish(broker, "t", b"%d" % delay_s, defer_ms=delay_s * 1000)
+        began_s = trio.current_time()
+        await trio.sleep(1.5)
+        clock.offset_s -= 1800
+        await trio.sleep(0.5)
+    for _ in range(2):
+        clock = next_run(clock)
+        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+            await trio.sleep(0.5)
+    async with nsqd_in_memory(disk=disk, clock=next_run(clock), **LOG) as broker:
+        consumer, _ = await consume(broker, "t", "c", 0)
+        for delay_s in (5, 6, 7, 8, 9):
+            assert (await consumer.message()).body == b"%d" % delay_s
+            assert delay_s - 0.1 <= trio.current_time() - began_s <= delay_s + 0.2
+
+
+async def test_a_clock_set_back_while_nsqd_is_down_delays_no_new_message(
+    autojump_clock: MockClock,
+) -> None:
+    """What was due shortly before the stop was due an hour ahead; that is no limit for others."""
+    disk, clock = SimulatedDisk(), JumpingClock()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"first", defer_ms=1000)
+        publish(broker, "t", b"waits", defer_ms=10_000)
+        consumer, [message] = await consume(broker, "t", "c", 1)
+        await finish(consumer, message)
+        stopped_s = trio.current_time()
+    for _ in range(2):
+        clock = next_run(clock, -1800)
+        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+            publish(broker, "t", b"new", defer_ms=2000)
+            consumer, [message] = await consume(broker, "t", "c", 1)
+            assert message.body == b"new"
+            assert trio.current_time() - stopped_s <= 5
+            await finish(consumer, message)
+    async with nsqd_in_memory(disk=disk, clock=next_run(clock), **LOG) as broker:
+        _, [message] = await consume(broker, "t", "c", 1)
+        assert message.body == b"waits"
+        assert 9 <= trio.current_time() - stopped_s <= 15

@@ -158,7 +158,7 @@ async def test_a_first_log_on_a_full_disk_is_refused_with_the_reason() -> None:
         assert (status, code.split(":")[0]) == (500, "NOT_DURABLE")
         assert "No space left on device" in code
         assert "t" not in broker.topics
-        logs = LogTopics(broker.folder, NsqdOptions(storage="log"), {}, open_state)
+        logs = LogTopics(broker.folder, NsqdOptions(storage="log"), {}, broker.clock, open_state)
         with pytest.raises(DataPathError, match=r"No space left on device.*--storage=default"):
             logs.open()
         disk.heal()

@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
@@ -72,10 +73,12 @@ class LogTopics:
         folder: DataFolder,
         options: NsqdOptions,
         topics: Mapping[str, Topic],
+        clock: Clock,
         open_state: Callable[[Disk], State] = SqliteState,
     ) -> None:
         self._folder = folder
         self._options = options
+        self._clock = clock
         self._topics = topics
         self._open_state = open_state
         self._node: LogNode | None = None
@@ -117,6 +120,8 @@ class LogTopics:
         )
         for found in open_logs(node, content):
             self._found[found.log.name] = found
+            for cursor in found.channels:
+                cursor.held.follow_clock(self._clock.now_ns(), self._options.max_req_timeout_ns)
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._node = node
