@@ -85,7 +85,9 @@ def test_all_of_a_message_is_shown() -> None:
     queue.append(Segment(batch(9, 1, (10,)), 0, 1))
     first, second, third = look(queue, max_bytes=55).messages + look(queue, skip=2).messages
     ids = message_ids(7, 3)
-    assert first == Peeked(ids[0], WALL_NS + 7, 5, body_of(ids[0], 20), 20, WALL_NS + 9)
+    assert first == Peeked(
+        ids[0], WALL_NS + 7, 5, body_of(ids[0], 20), 20, WALL_NS + 9, on_disk=True
+    )
     assert second.due_ns == WALL_NS + 10
     assert (third.attempts, third.due_ns, third.body) == (0, None, body_of(ids[2], 10))
 
@@ -108,7 +110,7 @@ def test_a_long_body_is_read_no_further_than_shown(size: int) -> None:
     queue.append(Segment(batch(0, 3, (size,)), 0, 3, 4))
     ids = message_ids(0, 3)
     (message,) = look(queue, max_bytes=100).messages
-    assert message == Peeked(ids[0], WALL_NS, 4, body_of(ids[0], size)[:100], size)
+    assert message == Peeked(ids[0], WALL_NS, 4, body_of(ids[0], size)[:100], size, on_disk=True)
     page = look(queue, skip=1)
     assert [one.body for one in page.messages] == [body_of(id_, size) for id_ in ids[1:]]
     (message,) = look(queue, skip=2, max_bytes=size - 1).messages
