@@ -72,6 +72,24 @@ async def test_what_is_deferred_comes_after_a_restart(
         assert core.check() is None
 
 
+async def test_what_was_finished_does_not_come_again_after_a_kill(
+    autojump_clock: MockClock,
+) -> None:
+    """The state has it after --state-interval, though nothing else happens."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, state_interval_ns=5_000_000_000, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"1", b"2", b"3")
+        consumer, messages = await consume(broker, "t", "c", 3)
+        await finish(consumer, messages[0], messages[2])
+        await trio.sleep(6)
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        _, [message] = await consume(broker, "t", "c", 1)
+        assert message.body == b"2"
+        assert broker.topics["t"].channels["c"].core.depth == 0
+
+
 async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
     """/stats does not call the newest messages of a log, which are in memory, its backend."""
     disk = SimulatedDisk()
