@@ -263,6 +263,27 @@ async def test_more_than_max_attempts_is_given_up() -> None:
     assert seen == [(1001, 4, b"%016x" % 1, b"bad")]
 
 
+async def test_what_nobody_gave_up_goes_back() -> None:
+    """A message that had too many attempts is nsqd's again if the program ends before
+    on_give_up had it."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def hold() -> None:
+            peers.append(await subscribed(network))
+
+        nursery.start_soon(hold)
+        config = Config(max_in_flight=5, max_attempts=3)
+        async with consumer_of(network, config=config) as consumer:
+            peer = peers[0]
+            await peer.line()
+            await peer.say(frames.message_frame(1001, 4, b"%016x" % 1, b"bad"))
+            await wait_all_tasks_blocked()
+            assert consumer.stats().received == 1
+            nursery.start_soon(_say_goodbye, peer, b"%016x" % 1)
+
+
 # The end
 
 
