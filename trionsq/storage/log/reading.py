@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
@@ -91,7 +91,7 @@ def read_block(
         else:
             known, offset = _index_of(segment, file).find(sequence)
             max_bytes += _INDEX_BYTES
-        _read_into(block, segment, file, (known, offset), max_bytes, sequence)
+        _read_into(block, segment, file, (known, offset), max_bytes, sequence, following)
     finally:
         close_quietly(file)
     if block.next is None:
@@ -106,15 +106,20 @@ def _read_into(
     start: tuple[int, int],
     max_bytes: int,
     sequence: int,
+    following: int,
 ) -> None:
     known, offset = start
     entries = read_records(file, segment.header, offset, max_bytes, sequence=known, end=segment.end)
+    if not entries and offset < segment.end:  # the file has become shorter
+        entries.append(Damage(offset, segment.end, known, None))
     for entry in entries:
         if isinstance(entry, Damage):
-            offset = entry.end
-            block.damage.append((segment.name, entry))
-            if entry.next_sequence is not None:
-                block.end = max(block.end, entry.next_sequence)
+            behind, offset = entry.next_sequence, entry.end
+            if behind is None:
+                # Nothing good follows, however long the file should be.
+                behind, offset = following, segment.end
+            block.damage.append((segment.name, replace(entry, next_sequence=behind)))
+            block.end = max(block.end, behind)
             continue
         head, batch = entry
         offset = head.end
