@@ -138,6 +138,28 @@ async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockCloc
     assert any("did not become durable in time" in line for line in broker.unsaved)
 
 
+async def test_a_start_reads_what_came_after_the_last_snapshot_alone() -> None:
+    """A log of a million segments starts soon: of the older ones it reads the headers."""
+    disk = SimulatedDisk(logged=True)
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        assert broker.logs._node is not None
+        broker.logs._node._segment_bytes = 300
+        broker.topic("t").channel("c")
+        for number in range(20):
+            publish(broker, "t", b"%0400d" % number)
+            await wait_all_tasks_blocked()
+        await broker.logs.take_snapshots()
+        publish(broker, "t", b"%0400d" % 20)
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        reads = [name for operation, name in disk.log if operation == "read" and ".log." in name]
+        *older, last = sorted(set(reads))
+        assert len(older) >= 19
+        assert {reads.count(name) for name in older[:-2]} == {1}
+        assert reads.count(last) > 1
+        assert broker.topics["t"].channels["c"].core.depth == 21
+
+
 async def test_what_is_ephemeral_stays_in_memory() -> None:
     """An ephemeral topic has no log, and an ephemeral channel of a log topic holds no segment."""
     disk = SimulatedDisk()

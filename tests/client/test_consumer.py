@@ -377,6 +377,27 @@ async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock)
         assert left(broker) == 1
 
 
+@pytest.mark.parametrize("how", ["answered", "lost"])
+async def test_stop_ends_with_the_last_answer(how: str, autojump_clock: MockClock) -> None:
+    """Not only after 30 s; and a connection that breaks meanwhile leaves nothing to wait for."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        network = Network.of(broker)
+        async with consumer_of(network) as consumer:
+            held = await anext(consumer.__aiter__())
+            consumer.stop()
+            await trio.sleep(5)
+            stopped_s = trio.current_time()
+            if how == "answered":
+                assert held.finish()
+            else:
+                network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer.__aiter__())
+            assert trio.current_time() - stopped_s < 2
+        assert left(broker) == (0 if how == "answered" else 1)
+
+
 async def test_stop_wakes_every_task_that_waits_for_a_batch() -> None:
     """Without messages and without connections, each waiting task gets StoppedError."""
     stopped = 0
