@@ -18,6 +18,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.http.app import create_app
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
 
 
 @pytest.fixture
@@ -291,3 +292,31 @@ async def test_a_topic_is_made_with_the_storage_that_is_asked_for(
     ):
         assert (await create(query))[0] == status, query
     assert set(broker.topics) == {"l", "d"}
+
+
+async def test_a_pause_of_what_has_a_log_survives_a_kill_after_its_answer() -> None:
+    """The state of the logs leads at the start: it has each pause, and its end, before the 200."""
+    disk = SimulatedDisk()
+    paused: set[str] = set()
+    for action in ("pause", "unpause"):
+        async with nsqd_in_memory(disk=disk, storage="log") as broker:
+            app = create_app(broker)
+            for name in ("t", "u"):
+                broker.topic(name).channel("c")
+                await settle()
+            assert found_paused(broker) == paused
+            for target in ("/topic/{}?topic=t", "/channel/{}?topic=u&channel=c"):
+                assert await ask(app, "POST", target.format(action)) == (200, "")
+            disk = disk.after_kill()
+        paused = {"t", "u:c"} if action == "pause" else set()
+    async with nsqd_in_memory(disk=disk, storage="log") as broker:
+        assert found_paused(broker) == set()
+
+
+def found_paused(broker: Broker) -> set[str]:
+    """The topics and channels that are paused."""
+    topics = list(broker.topics.values())
+    channels = [channel for topic in topics for channel in topic.channels.values()]
+    return {topic.name for topic in topics if topic.core.paused} | {
+        f"{channel.topic.name}:{channel.name}" for channel in channels if channel.core.paused
+    }

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+import pytest
+
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.ids import IdSource
 from trionsq.core.queue import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log import node as log_node
+from trionsq.storage.log.format import SEGMENT_HEADER_BYTES
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
@@ -94,21 +98,7 @@ def test_a_kill_and_then_a_power_cut_take_nothing() -> None:
 
 def bodies_after(disk: SimulatedDisk) -> list[bytes]:
     """Start on a disk; return what the topic has."""
-    state = MemoryState(disk)
-    content = state.load()
-    jobs = HeldBackground()
-    node = LogNode(DataFolder(disk, jobs), state, next_number=content.next_number)
-    [found] = open_logs(node, content)
-    jobs.run_all()
-    bodies: list[bytes] = []
-    while True:
-        segment = found.log.read(100, 1 << 20)
-        jobs.run_all()
-        if segment is None:
-            segment = found.log.read(100, 1 << 20)
-            if segment is None:
-                return bodies
-        bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+    return read_all(*start(disk))
 
 
 def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
@@ -162,3 +152,79 @@ def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() ->
     held.add_range(HeldRange(5, 2, 1, 0))
     assert held.fired_ns == 10
     assert len(list(held.pop_due(20))) == 1
+
+
+def test_the_newest_messages_in_memory_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that is published only so many bytes stay there, and all of it can be read."""
+    monkeypatch.setattr(log_node, "_CACHE_BYTES", 10_000)
+    node = Node()
+    wanted = [b"%01000d" % number for number in range(40)]
+    for body in wanted:
+        publish(node, body)
+        node.jobs.run_all()
+    assert 0 < len(node.log.cache) <= 10
+    assert bodies_after(node.disk.after_kill()) == wanted
+    publish(node, b"%020000d" % 0)
+    node.jobs.run_all()
+    assert len(node.log.cache) == 0
+    publish(node, b"small again")
+    node.jobs.run_all()
+    assert len(node.log.cache) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"), [("body", (4, 5)), ("head", (5, 6)), ("cut", (4, 6)), ("cut after", (5, 6))]
+)
+def test_damage_that_is_read_is_named_and_costs_what_it_hit(
+    how: str, lost: tuple[int, int]
+) -> None:
+    """The operator hears of the file and of the messages; all others come, also when a file has
+    become shorter."""
+    node = Node(segment_bytes=700)
+    wanted = [b"%0200d" % number for number in range(9)]
+    for body in wanted:
+        publish(node, body)
+        node.jobs.run_all()
+    disk = node.disk.after_kill()
+    restarted, log = start(disk)
+    name = log.segments[1].name
+    content = disk.files()[name]
+    record = (len(content) - SEGMENT_HEADER_BYTES) // 3
+    at = {"body": -record - 100, "head": -record + 20, "cut": -record - 100, "cut after": -record}
+    rest = b"" if how.startswith("cut") else b"x" + content[at[how] + 1 :]
+    disk.write_file(name, content[: at[how]] + rest)
+    assert read_all(restarted, log) == wanted[: lost[0]] + wanted[lost[1] :]
+    [fault] = restarted.folder.faults.values()
+    assert fault.startswith(f"{name}: bytes ")
+    assert fault.endswith(f" are damaged: messages {lost[0]} to {lost[1]} are lost")
+
+
+def start(disk: SimulatedDisk) -> tuple[LogNode, TopicLog]:
+    """The node of a disk, and its topic's log."""
+    state = MemoryState(disk)
+    content = state.load()
+    folder = DataFolder(disk, HeldBackground())
+    node = LogNode(folder, state, next_number=content.next_number)
+    [found] = open_logs(node, content)
+    run_jobs(node)
+    return node, found.log
+
+
+def run_jobs(node: LogNode) -> None:
+    """Run what its background has."""
+    jobs = node.folder.background
+    assert isinstance(jobs, HeldBackground)
+    jobs.run_all()
+
+
+def read_all(node: LogNode, log: TopicLog) -> list[bytes]:
+    """The bodies that the topic hands on, until five reads in turn bring nothing."""
+    bodies: list[bytes] = []
+    misses = 0
+    while misses < 5:
+        segment = log.read(100, 1 << 20)
+        run_jobs(node)
+        misses = misses + 1 if segment is None else 0
+        if segment is not None:
+            bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+    return bodies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.disk import Disk, DiskFile, close_quietly
@@ -86,7 +86,7 @@ def read_block(
             known, offset = sequence, place[1]
         else:
             known, offset = _index_of(segment, file).find(sequence)
-        _read_into(block, segment, file, (known, offset), max_bytes, sequence)
+        _read_into(block, segment, file, (known, offset), max_bytes, sequence, following)
     finally:
         close_quietly(file)
     if block.next is None:
@@ -101,13 +101,16 @@ def _read_into(
     start: tuple[int, int],
     max_bytes: int,
     sequence: int,
+    following: int,
 ) -> None:
     known, offset = start
     entries = read_records(
         file, segment.header, offset, max_bytes,
         sequence=known, wanted=sequence, end=segment.end,
     )  # fmt: skip
-    # If nothing is found behind `sequence`, all has been stepped over.
+    if not entries and (size := file.size()) < segment.end:  # the file has become shorter
+        entries.append(Damage(size, segment.end, sequence, None))
+    # If nothing is found from `sequence` on, all has been stepped over.
     offset = segment.end
     for entry in entries:
         if not isinstance(entry, Damage):
@@ -116,10 +119,12 @@ def _read_into(
             block.batches.append(batch)
             block.end = head.next_sequence
             continue
-        block.damage.append((segment.name, entry))
-        if entry.next_sequence is not None and entry.next_sequence > sequence:
-            offset = entry.end
-            block.end = max(block.end, entry.next_sequence)
+        # Behind damage that nothing good follows is the next segment.
+        behind = following if entry.next_sequence is None else entry.next_sequence
+        block.damage.append((segment.name, replace(entry, next_sequence=behind)))
+        block.end = max(block.end, behind)
+        goes_on = entry.next_sequence is not None and behind > sequence
+        offset = entry.end if goes_on else segment.end
     if offset < segment.end:
         block.next = (segment, offset)
 
