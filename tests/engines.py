@@ -77,6 +77,13 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/golden/test_diskqueue.py::*": _FILES,
     "tests/http/test_app.py::test_a_publish_that_the_disk_refuses": _MEMORY,
     "tests/http/test_app.py::test_what_memory_has_no_room_for_goes_to_disk": _MEMORY,
+    "tests/http/test_peek.py::test_a_missing_file_is_told": _FILES,
+    "tests/http/test_peek.py::test_a_topic_deleted_during_the_look": _FILES,
+    "tests/http/test_peek.py::test_damage_on_disk_is_told": _FILES,
+    "tests/http/test_peek.py::test_deferred_messages_on_disk_are_marked": _MEMORY,
+    "tests/http/test_peek.py::test_far_offsets_are_refused": _FILES,
+    "tests/http/test_peek.py::test_memory_comes_before_disk": _MEMORY,
+    "tests/http/test_peek.py::test_what_a_topic_could_not_hand_over_is_shown": _MEMORY,
     "tests/http/test_metrics.py::test_an_age_that_the_disk_does_not_tell_*": _FILES,
 }
 """Patterns of ids of tests that have nothing to ask of a log, or ask for what it does not have yet,

@@ -1,6 +1,7 @@
 """The pages for browsers: HTML made on the server, kept live by htmx where there is script.
 
 - `format`, `bodies`, `charts`, `listing`, `merging`: numbers, messages, drawings, tables, sums
+- `settings`: what nodes say of their engines
 - `shared_queries`: what several pages ask, once a second for all viewers
 - `site`: the frame of all pages, and error pages
 - `overview`, `topics`, `topic`, `nodes`, `messages`, `account`: the pages
@@ -20,6 +21,7 @@ from admin.pages.forms import FormHandlers
 from admin.pages.messages import MessagePages, PeekSupport
 from admin.pages.nodes import NodePages
 from admin.pages.overview import OverviewPages
+from admin.pages.settings import SettingsQueries
 from admin.pages.site import Site
 from admin.pages.topic import TopicPages
 from admin.pages.topics import LookupPage, TopicListPages
@@ -35,8 +37,9 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     peekers = PeekSupport(dashboard.upstream)
     yield from OverviewPages(site).endpoints()
     yield from TopicListPages(site).endpoints()
-    yield from TopicPages(site, peekers).endpoints()
-    yield from NodePages(site).endpoints()
+    settings = SettingsQueries(dashboard.upstream)
+    yield from TopicPages(site, peekers, settings).endpoints()
+    yield from NodePages(site, settings).endpoints()
     yield from LookupPage(site).endpoints()
     yield from FormHandlers(site).endpoints()
     yield from MessagePages(site, peekers).endpoints()

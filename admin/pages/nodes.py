@@ -16,6 +16,7 @@ from admin.cluster.turns import compute, count_rows
 from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
 from admin.pages.listing import Column, Listing, clients_listing, make_listing
+from admin.pages.settings import NodeSettings, SettingsQueries
 from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
@@ -173,13 +174,15 @@ class _NodeResult:
     warnings: list[str] = field(default_factory=list)
     error: str = ""
     is_silent: bool = False
+    settings: NodeSettings = field(default_factory=NodeSettings)
 
 
 class NodePages:
     """GET /nodes and /nodes/:node."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, settings: SettingsQueries) -> None:
         self._site = site
+        self._settings = settings
         self._cluster = site.dashboard.cluster
         self._poller = site.dashboard.poller
 
@@ -247,6 +250,8 @@ class NodePages:
             chips=self._chips(node, show),
             counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
+            stored=result.settings.labels(),
+            trouble=result.settings.trouble,
             tombstoned=_tombstoned(result.producer),
             sparks=drawing.sparks,
             listing=await compute(rows, lambda: self._listing(node, show, result, query)),
@@ -273,7 +278,8 @@ class NodePages:
         stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
         if isinstance(stats, UpstreamError):
             return _NodeResult(producer, warnings=result.warnings, error=str(stats), is_silent=True)
-        return _NodeResult(producer, stats, result.warnings)
+        settings = await self._settings.of_node(node)
+        return _NodeResult(producer, stats, result.warnings, settings=settings)
 
     def _chips(self, node: str, show: str) -> list[dict[str, object]]:
         return [

@@ -15,6 +15,7 @@ from admin.pages.charts import SeriesCharts
 from admin.pages.listing import Column, clients_listing, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
 from admin.pages.messages import PeekSupport
+from admin.pages.settings import SettingsQueries
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.watch.history import channel_key, topic_key
@@ -28,21 +29,24 @@ _CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name
 
 @dataclass(slots=True)
 class _TopicResult:
-    """The answers; ``error``: why there are none; ``nobody``: certainly no node has it."""
+    """The answers; ``error``: why there are none; ``nobody``: certainly no node has it; ``stored``:
+    how nodes keep it, of those that say so."""
 
     view: ClusterView
     warnings: list[str] = field(default_factory=list)
     error: str = ""
     nodes: list[str] = field(default_factory=list)
     nobody: bool = False
+    stored: dict[str, str] = field(default_factory=dict)
 
 
 class TopicPages:
     """GET /topics/:topic and /topics/:topic/:channel."""
 
-    def __init__(self, site: Site, peekers: PeekSupport) -> None:
+    def __init__(self, site: Site, peekers: PeekSupport, settings: SettingsQueries) -> None:
         self._site = site
         self._peekers = peekers
+        self._settings = settings
         self._poller = site.dashboard.poller
         self._cluster = site.dashboard.cluster
 
@@ -79,6 +83,7 @@ class TopicPages:
             live=True,
             topic=topic,
             view=result.view,
+            stored=result.stored,
             channels=channels,
             nobody=result.nobody,
             row=snapshot.topics.get(topic) if snapshot else None,
@@ -127,13 +132,19 @@ class TopicPages:
         if nodes_result.error:
             return _TopicResult(ClusterView(name=channel or topic), error=nodes_result.error)
         producers = nodes_result.producers
-        answers = await self._cluster.each_stats(
-            producers,
-            topic=topic,
-            channel=channel,
-            clients=bool(channel),
-            silent=self._poller.silent_nodes,
-        )
+        stored: dict[str, str] = {}
+        silent = self._poller.silent_nodes
+
+        async def ask_settings() -> None:
+            asked = [node.node for node in producers if node.node not in silent]
+            stored.update(await self._settings.of_topic(asked, topic))
+
+        async with trio.open_nursery() as nursery:
+            if not channel:
+                nursery.start_soon(ask_settings)
+            answers = await self._cluster.each_stats(
+                producers, topic=topic, channel=channel, clients=bool(channel), silent=silent
+            )
         statistics = [stats for stats in answers.values() if isinstance(stats, NodeStats)]
         view = await compute(
             count_rows(statistics),
@@ -151,7 +162,7 @@ class TopicPages:
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.
         nobody = not (view.nodes or nodes_result.warnings)
-        return _TopicResult(view, nodes_result.warnings, nodes=nodes, nobody=nobody)
+        return _TopicResult(view, nodes_result.warnings, "", nodes, nobody, stored)
 
     async def _peek_why(self, result: _TopicResult) -> str:
         """Why peeking is not possible; "" if it is, or the user may not peek."""

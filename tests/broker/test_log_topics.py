@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, publish
 from trionsq.broker.runtime import Clock
+from trionsq.http.app import create_app
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -46,6 +47,37 @@ async def test_a_publish_that_fails_at_once_is_refused() -> None:
         assert topic.publish(ListBodies([b"y"])) is None
         assert topic.core.message_count == 1
         check_balances(broker)
+
+
+async def test_what_an_operator_repeats_is_not_durable_before_it_is() -> None:
+    """A pause whose commit failed is 500 again as long as the disk does not work."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        app = create_app(broker)
+        broker.topic("t")
+        disk.fail(errno.EIO, forever=True)
+        for _ in range(2):
+            response = await app.test_client().post("/topic/pause?topic=t")
+            assert response.status_code == 500
+        disk.heal()
+        response = await app.test_client().post("/topic/pause?topic=t")
+        assert response.status_code == 200
+        found = disk.after_power_loss()
+    async with nsqd_in_memory(disk=found, **LOG) as broker:
+        assert broker.topics["t"].core.paused
+
+
+async def test_interval_syncs_in_time(autojump_clock: MockClock) -> None:
+    """What was answered after the write survives a power failure --sync-timeout later."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="log", durability="interval") as broker:
+        publish(broker, "t", b"x")
+        assert broker.topics["t"].core.store.backend.pending is None
+        await trio.sleep(2.5)
+        assert not broker.folder.changed
+        found = disk.after_power_loss()
+    async with nsqd_in_memory(disk=found, storage="log") as broker:
+        await consume(broker, "t", "c", 1)
 
 
 @pytest.mark.parametrize("down_s", [0, 60])

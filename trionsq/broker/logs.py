@@ -30,7 +30,7 @@ from trionsq.storage.log.state import STATE_FILE, SqliteState
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["LogTopics", "wait_for_round"]
+__all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
 
 log = logging.getLogger("trionsq")
 
@@ -49,6 +49,18 @@ async def wait_for_round(round_: Round | None) -> str | None:
         round_.when_done(ended.set)
         await ended.wait()
     return round_.error
+
+
+def log_of(topic: Topic) -> TopicLog | None:
+    """Return the log of a topic; None if it has none."""
+    backend = topic.core.store.backend
+    return backend if isinstance(backend, TopicLog) else None
+
+
+def durability_of(topic: Topic) -> str:
+    """Return how safe an OK of a topic is: ``always`` and ``interval``, or ``memory``."""
+    topic_log = log_of(topic)
+    return "memory" if topic_log is None else topic_log.durability
 
 
 class LogTopics:
@@ -105,6 +117,11 @@ class LogTopics:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._node = node
         return node
+
+    @property
+    def node(self) -> LogNode | None:
+        """What all logs share; None if no topic ever had one."""
+        return self._node
 
     # Backends
 

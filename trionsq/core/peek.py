@@ -49,6 +49,7 @@ class Peeked:
         body: the body, or its beginning.
         body_nbytes: size of the whole body.
         due_ns: when a deferred message is due, in nanoseconds since the epoch; else None.
+        on_disk: whether only the disk has it.
     """
 
     id: bytes
@@ -57,6 +58,7 @@ class Peeked:
     body: bytes
     body_nbytes: int
     due_ns: int | None = None
+    on_disk: bool = False
 
 
 class Page:
@@ -102,8 +104,10 @@ class Page:
         if len(self.messages) == self._max_count:
             self.is_full = True
 
-    def offer_message(self, segment: Segment, index: int, due_ns: int | None = None) -> bool:
-        """Add a message in memory; False if the page is full."""
+    def offer_message(
+        self, segment: Segment, index: int, due_ns: int | None = None, *, on_disk: bool = False
+    ) -> bool:
+        """Add a message that was read; False if the page is full."""
         batch = segment.batch
         if self.is_full:
             self.more = True
@@ -115,7 +119,8 @@ class Page:
         (id_,) = batch.ids.slice(index, index + 1)
         timestamp_ns = int.from_bytes(batch.stamp(index), "big", signed=True)
         attempts = segment.attempts & _ATTEMPTS_MASK
-        self.add_message(Peeked(id_, timestamp_ns, attempts, body[:length], len(body), due_ns))
+        peeked = Peeked(id_, timestamp_ns, attempts, body[:length], len(body), due_ns, on_disk)
+        self.add_message(peeked)
         return True
 
 

@@ -17,6 +17,7 @@ from trionsq.http.debug import Debugging
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
 from trionsq.http.publish import LineSplitter, PublishRules, in_turns
+from trionsq.http.settings import Settings
 from trionsq.http.stats import Statistics
 from trionsq.web import app
 from trionsq.web.app import Endpoint
@@ -62,7 +63,7 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
 def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
-    peeking = Peeking(broker, admin)
+    peeking, settings = Peeking(broker, admin), Settings(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -79,6 +80,9 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/topic/empty", admin.empty_topic),
         ("POST", "/topic/pause", admin.pause_topic),
         ("POST", "/topic/unpause", admin.unpause_topic),
+        ("GET", "/topic/settings", settings.get),
+        ("POST", "/topic/settings", settings.post),
+        ("POST", "/topic/note_damage", settings.note_damage),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
         ("POST", "/channel/create", admin.create_channel),

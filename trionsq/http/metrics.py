@@ -6,6 +6,7 @@ the metrics of one channel are, and so are those of one topic without its channe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -13,8 +14,11 @@ import trio
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
+from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.topic import Topic
 from trionsq.core.latency import quantiles
+from trionsq.storage.log.figures import StateFigures
+from trionsq.storage.log.topiclog import TopicLog
 from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
     Family,
@@ -64,6 +68,26 @@ _CHANNEL: Final = (
     gauge("nsqd_channel_clients", "Clients subscribed."),
     gauge("nsqd_channel_paused", "1 while the channel is paused: its consumers get no messages."),
 )
+_STORAGE: Final = gauge("nsqd_topic_storage", "1: which engine keeps the messages, and how safely.")
+_LOG: Final = (
+    gauge("nsqd_log_segments", "Files of the topic's log."),
+    gauge("nsqd_log_disk_bytes", "Size of these files."),
+    gauge("nsqd_log_unsafe_messages", "Messages whose publishers wait for the disk."),
+    gauge("nsqd_log_unsafe_bytes", "Size of these messages, and some for each."),
+    gauge("nsqd_log_unsynced_bytes", "Bytes that are answered and not durable: interval only."),
+    counter("nsqd_log_rounds", "Rounds that were written. All messages of one are safe together."),
+    counter("nsqd_log_failed_rounds", "Rounds that were refused: the disk did not take them."),
+    counter("nsqd_log_refused_messages", "Messages refused: the disk failed, or is full."),
+    gauge(
+        "nsqd_log_damaged_places",
+        "Damaged places of the log that are still there, and that no operator has noted.",
+    ),
+)
+_STATE: Final = (
+    counter("nsqd_log_state_commits", "Transactions of the logs' state."),
+    counter("nsqd_log_state_commit_failures", "Transactions that failed; each is repeated."),
+    gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
+)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -104,11 +128,18 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
+    storages, logs = Table([_STORAGE]), Table(_LOG)
+    damaged = _damaged(broker)
     reads = 0
     for topic in list(broker.topics.values()):
         now_ns = broker.clock.now_ns()
         labels = {"topic": topic.name}
         topics.rows.append((labels, _topic(topic, now_ns)))
+        topic_log = log_of(topic)
+        storage = {"storage": topic.storage, "durability": durability_of(topic)}
+        storages.rows.append(({**labels, **storage}, [1]))
+        if topic_log is not None:
+            logs.rows.append((labels, _log(topic_log, damaged[topic.name])))
         _add_dropped(topics_dropped, labels, topic.core.dropped)
         reads += 1
         for channel in list(topic.channels.values()):
@@ -127,6 +158,9 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         build_info("nsqd"),
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
+        *_logs(broker),
+        storages,
+        logs,
         topics,
         topics_dropped,
         channels,
@@ -162,6 +196,44 @@ def _channel(channel: Channel, now_ns: int) -> list[float | None]:
         core.timeout_count,
         len(channel.clients),
         core.paused,
+    ]
+
+
+def _damaged(broker: Broker) -> Counter[str]:
+    """Count the damaged places by topic."""
+    node = broker.logs.node
+    return Counter() if node is None else Counter(place.topic for place in node.damaged)
+
+
+def _log(topic_log: TopicLog, damaged_count: int) -> list[float | None]:
+    figures, segments = topic_log.figures, topic_log.segments
+    unsafe_count, unsafe_nbytes = topic_log.unsafe
+    return [
+        len(segments),
+        figures.disk_nbytes(segments),
+        unsafe_count,
+        unsafe_nbytes,
+        topic_log.unsynced_nbytes,
+        figures.rounds,
+        figures.failed_rounds,
+        figures.refused_count,
+        damaged_count,
+    ]
+
+
+def _logs(broker: Broker) -> list[MetricSet]:
+    node = broker.logs.node
+    figures = StateFigures() if node is None else node.figures
+    state: list[tuple[Labels, Sequence[float | None]]] = []
+    if node is not None:
+        state.append(({}, [figures.commits, figures.failed_commits, node.is_full]))
+    return [
+        Table(_STATE, state),
+        HistogramMetrics.of(
+            "nsqd_log_fsync_duration_seconds",
+            "Duration of an fsync of a log.",
+            figures.fsync_s,
+        ),
     ]
 
 

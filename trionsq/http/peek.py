@@ -10,6 +10,7 @@ import base64
 import codecs
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final, Literal, NotRequired, Protocol, TypedDict
 
@@ -26,6 +27,7 @@ from trionsq.core.peek import BackendView, Page, Peeked, PeekStale, PeekTooFar, 
 from trionsq.core.queue import Store
 from trionsq.core.subscription import Subscription
 from trionsq.http.admin import Administration
+from trionsq.storage.log.cursor import Cursor
 from trionsq.web.protocol import HttpError, Query, json_bytes, valid_topic_name
 from trionsq.web.request import query
 from trionsq.web.responses import Pieces, json_pieces
@@ -61,6 +63,7 @@ _ORDER: Final = {
     "in_flight": "by client, then by deadline",
     "deferred": "by due time",
 }
+_LOG_ORDER: Final = "those that returned, then the others; they are served in turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,8 @@ class Peeking:
         disk = topic.core.store.backend.on_disk
         counts = Counts(queued=waiting, memory=waiting - disk, disk=disk)
         return await _response(
-            {"topic": topic.name, **_common_fields(window, counts, page)}, messages
+            {"topic": topic.name, **_common_fields(window, counts, page, topic.core.store)},
+            messages,
         )
 
     async def channel(self) -> Response:
@@ -187,7 +191,9 @@ class Peeking:
             deferred=core.deferred_count,
         )
         head = {"topic": channel.topic.name, "channel": channel.name}
-        return await _response({**head, **_common_fields(window, counts, page)}, messages)
+        return await _response(
+            {**head, **_common_fields(window, counts, page, core.store)}, messages
+        )
 
     def _topic(self) -> Topic:
         return self._admin.topic_named(valid_topic_name(query()))
@@ -199,25 +205,23 @@ class Peeking:
         for _ in range(_ATTEMPTS):
             core = find()
             page = window.page()
-            in_memory = 0
             try:
                 skip = show_segments(core.peek(), window.offset, page)
-                in_memory = len(page.messages)
                 await self._read_backend(core.store.backend.peek(), skip, page)
                 break
             except PeekTooFar:
                 raise HttpError(400, "OFFSET_TOO_FAR") from None
             except PeekStale as stale:
                 page.trouble = str(stale)
-        return await self._encode_page(page, in_memory), page
+        return await self._encode_page(page), page
 
-    async def _encode_page(self, page: Page, in_memory: int) -> list[PeekedMessage]:
-        """Return the messages of a page; the first ``in_memory`` of them are in memory."""
+    async def _encode_page(self, page: Page) -> list[PeekedMessage]:
+        """Return the messages of a page."""
         now_ns = self._clock.now_ns()
         messages = []
         turns = _Turns()
-        for place, message in enumerate(page.messages):
-            messages.append(_message(message, "memory" if place < in_memory else "disk", now_ns))
+        for message in page.messages:
+            messages.append(_message(message, now_ns))
             await turns.count_bytes(len(message.body))
         return messages
 
@@ -227,9 +231,10 @@ class Peeking:
         if page.is_full:
             page.more = True
         else:
-            await trio.to_thread.run_sync(
-                view.read, skip, page, limiter=self._limiter, abandon_on_cancel=True
-            )
+            await self._in_thread(partial(view.read, skip, page))
+
+    async def _in_thread(self, read: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
 
     async def _peek_deferred(
         self, channel: Channel, offset: int, page: Page
@@ -237,10 +242,17 @@ class Peeking:
         if offset > _MAX_SKIPPED_DEFERRED:
             raise HttpError(400, "OFFSET_TOO_FAR")
         set_back_ns = self._clock.set_back_ns()
+        backend = channel.core.store.backend
+        if isinstance(backend, Cursor):
+            view = backend.peek_held(offset, _MAX_LIMIT + 1)
+            try:
+                await self._in_thread(partial(view.read, set_back_ns, page))
+            except PeekStale as stale:
+                page.trouble = str(stale)
         for due_ns, segment in islice(channel.core.deferred, offset, None):
             if not page.offer_message(segment, segment.first, due_ns - set_back_ns):
                 break
-        return await self._encode_page(page, len(page.messages))
+        return await self._encode_page(page)
 
     async def _peek_in_flight(
         self, channel: Channel, offset: int, page: Page
@@ -250,7 +262,7 @@ class Peeking:
         owners = await _offer_in_flight(channel.core, offset, page)
         clients = await _clients_of(channel, {consumer for consumer, _ in owners})
         now_s = self._clock.now_s()
-        messages = await self._encode_page(page, len(page.messages))
+        messages = await self._encode_page(page)
         for message, (consumer, deadline_s) in zip(messages, owners, strict=True):
             message["client"] = _client(clients.get(consumer))
             message["deadline_in_seconds"] = round(deadline_s - now_s, 3)
@@ -314,7 +326,7 @@ def _client(client: Client | None) -> ClientName | None:
     }
 
 
-def _message(message: Peeked, where: str, now_ns: int) -> PeekedMessage:
+def _message(message: Peeked, now_ns: int) -> PeekedMessage:
     is_cut = len(message.body) < message.body_nbytes
     try:
         # Half a character at the end of a truncated body does not make it binary.
@@ -325,7 +337,7 @@ def _message(message: Peeked, where: str, now_ns: int) -> PeekedMessage:
         "id": message.id.decode("ascii", "backslashreplace"),
         "timestamp": message.timestamp_ns,
         "attempts": message.attempts,
-        "where": where,
+        "where": "disk" if message.on_disk else "memory",
         "body_size": message.body_nbytes,
         "body_cut": is_cut,
         "body_encoding": encoding,
@@ -337,10 +349,11 @@ def _message(message: Peeked, where: str, now_ns: int) -> PeekedMessage:
     return document
 
 
-def _common_fields(window: _Window, counts: Counts, page: Page) -> dict[str, object]:
+def _common_fields(window: _Window, counts: Counts, page: Page, store: Store) -> dict[str, object]:
+    is_log = store.backend.has_published and window.state == "queued"
     return {
         "state": window.state,
-        "order": _ORDER[window.state],
+        "order": _LOG_ORDER if is_log else _ORDER[window.state],
         "counts": counts,
         "offset": window.offset,
         "messages": [],

@@ -172,7 +172,7 @@ class DataFolder:
         max_file_bytes: --max-bytes-per-file.
         max_body_bytes: --max-msg-size.
         sync_every: --sync-every, in operations (records written or read).
-        changed: the queues with changes that are not durable.
+        changed: the queues and logs with changes that are not durable.
         faults: the last error of each queue or file that has failed and not recovered.
         queues: all open queues.
         undeleted: the undeleted files of deleted queues, by name of the queue.

@@ -136,8 +136,9 @@ class QueueView:
                 (id_,) = batch.ids.slice(index, index + 1)
                 timestamp_ns = int.from_bytes(batch.stamp(index), "big", signed=True)
                 body = batch.bodies.body_at(index)[:shown_bytes]
+                due_ns = self._due_ns(id_)
                 page.add_message(
-                    Peeked(id_, timestamp_ns, attempts, body, body_bytes, self._due_ns(id_))
+                    Peeked(id_, timestamp_ns, attempts, body, body_bytes, due_ns, on_disk=True)
                 )
 
     def _show_long_record(self, file: DiskFile, head: bytes, size: int, page: Page) -> None:
@@ -156,4 +157,7 @@ class QueueView:
                 raise _DamageError(f"the record at offset {self._pos} is cut short")
         timestamp_ns = int.from_bytes(head[_STAMP], "big", signed=True)
         attempts, id_ = int.from_bytes(head[_ATTEMPTS], "big"), head[_ID]
-        page.add_message(Peeked(id_, timestamp_ns, attempts, body, body_bytes, self._due_ns(id_)))
+        due_ns = self._due_ns(id_)
+        page.add_message(
+            Peeked(id_, timestamp_ns, attempts, body, body_bytes, due_ns, on_disk=True)
+        )

@@ -48,6 +48,7 @@ class Nodes:
         down: nsqlookupd does not answer.
         hangs: nsqlookupd takes requests, and answers after `HANGS_S`.
         restarted: nsqlookupd knows nothing so far.
+        settings: what nodes say at /topic/settings; None: they have no such path.
     """
 
     topics: dict[str, list[dict[str, Any]] | None]
@@ -59,6 +60,7 @@ class Nodes:
     down: bool = False
     hangs: bool = False
     restarted: bool = False
+    settings: dict[str, Any] | None = None
 
     def answer(self, method: str, url: str, body: bytes) -> bytes:
         """What a node answers. Raises UpstreamError."""
@@ -77,6 +79,8 @@ class Nodes:
             return b""
         if parts.path.endswith("/peek"):
             return self._peek(parts.netloc, query)
+        if parts.path == "/topic/settings" and self.settings is not None:
+            return self._settings(parts.netloc, self.settings, query)
         if parts.path == "/stats":
             wanted = query.get("topic")
             shown = [each for each in topics if wanted in (None, each["topic_name"])]
@@ -103,6 +107,14 @@ class Nodes:
                 raise UpstreamError(node, text, 404)
             return json.dumps({"channels": [], "producers": having}).encode()
         return b""
+
+    def _settings(self, node: str, document: Mapping[str, Any], query: Mapping[str, str]) -> bytes:
+        if "topic" not in query:
+            return json.dumps(document).encode()
+        for row in document["topics"]:
+            if row["topic"] == query["topic"]:
+                return json.dumps(row).encode()
+        raise UpstreamError(node, 'got response 404 Not Found "TOPIC_NOT_FOUND"', 404)
 
     def _peek(self, node: str, query: Mapping[str, str]) -> bytes:
         if self.original:

@@ -4,4 +4,5 @@
 - `tables`: the state as tables, all SQL
 - `state`: the state in a SQLite file
 - `reserve`: a file that is given up when the disk is full
+- `damage`, `figures`: what operators see
 """

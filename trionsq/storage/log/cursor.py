@@ -11,6 +11,7 @@ from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import Round, count_fitting
 from trionsq.storage.log.held import HeldMessages, MessageSource
+from trionsq.storage.log.peek import HeldView, LogPart, LogView
 from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
@@ -23,6 +24,10 @@ _MAX_FETCH: Final = 64
 
 class CursorLog(MessageSource, Protocol):
     """The log, as a cursor sees it."""
+
+    @property
+    def part(self) -> LogPart:
+        """The log as it is now, for a thread to read."""
 
     def cached_batch(self, sequence: int) -> MessageBatch | None:
         """Return the batch that has a sequence if it is in memory."""
@@ -293,7 +298,14 @@ class Cursor:
         return False
 
     def peek(self) -> BackendView | None:
-        return None
+        if not self.depth:
+            return None
+        part, returned = self._log.part, self._returned_ranges()
+        return LogView(part, self.next, self.frontier, returned, leaves_out=self.skipped > 0)
+
+    def peek_held(self, skip: int, count: int) -> HeldView:
+        """Return a view of deferred messages, the next due first."""
+        return HeldView(self._log.part, self.held.next_ranges(skip, count))
 
     def oldest_ns(self) -> int | None:
         if self.next >= self.frontier:

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.peek import in_order
 from trionsq.storage.log.ranges import (
     HeldRange,
     MessageRange,
@@ -125,6 +126,37 @@ class HeldMessages:
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
         """Yield nothing: the bodies are on the disk."""
         return iter(())
+
+    def next_ranges(self, skip: int, count: int) -> list[HeldRange]:
+        """Return messages in the order of their due times."""
+        found: list[HeldRange] = []
+        for one in self._walk():
+            if skip >= one.count:
+                skip -= one.count
+                continue
+            due_ns, sequence, many, attempts = one
+            one = HeldRange(due_ns, sequence + skip, min(many - skip, count), attempts)
+            found.append(one)
+            skip, count = 0, count - one.count
+            if not count:
+                break
+        return found
+
+    def _walk(self) -> Iterator[HeldRange]:
+        """Yield all, the next due first; what is not looked at costs nothing."""
+        for moving in self.in_transit():
+            yield HeldRange(self._fired_ns, *moving)
+        chunks = in_order(self._heap)
+        waiting = next(chunks, None)
+        ways: list[tuple[HeldRange, int, Iterator[HeldRange]]] = []
+        _push_next(ways, -1, in_order(self._recent))
+        while ways or waiting is not None:
+            while waiting is not None and (not ways or waiting[0] <= ways[0][0].due_ns):
+                _push_next(ways, waiting[1], waiting[2].ranges())
+                waiting = next(chunks, None)
+            one, number, way = heappop(ways)
+            yield one
+            _push_next(ways, number, way)
 
     @property
     def next_chunk(self) -> int:
@@ -307,6 +339,13 @@ class HeldMessages:
     def chunk_numbers(self) -> tuple[int, ...]:
         """Return the numbers of all chunks that the state may have."""
         return (*self._dropped, *(number for _, number, _ in self._heap), self._number)
+
+
+def _push_next(
+    ways: list[tuple[HeldRange, int, Iterator[HeldRange]]], number: int, way: Iterator[HeldRange]
+) -> None:
+    if (one := next(way, None)) is not None:
+        heappush(ways, (one, number, way))
 
 
 def _put(channel: int, number: int, packed: array[int]) -> PutHeld:

@@ -16,7 +16,10 @@ from trionsq.core.queue import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.damage import DamagedPlaces
+from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.names import incarnation_of
+from trionsq.storage.log.reserve import RESERVE_FILE
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     AddChannel,
@@ -57,7 +60,8 @@ class LogNode:
         state: positions and settings.
         logs: of the topics, by number.
         next_number: of the next topic or channel.
-        damaged: damaged places that were found, by file name.
+        damaged: damaged places of the logs.
+        figures: counts, for operators.
     """
 
     def __init__(
@@ -73,7 +77,8 @@ class LogNode:
         self.state = state
         self.logs: dict[int, TopicLog] = {}
         self.next_number = next_number
-        self.damaged: dict[str, str] = {}
+        self.damaged = DamagedPlaces(folder.faults)
+        self.figures = StateFigures()
         self._durability = durability
         self._segment_bytes = segment_bytes
         self._dirty: dict[TopicLog, None] = {}
@@ -120,8 +125,8 @@ class LogNode:
 
     def new_writer(self, name: str, number: int, last: SegmentFile | None) -> SegmentWriter:
         """Return what writes the log of a topic."""
-        folder = self.folder
-        return SegmentWriter(folder.disk, name, number, self._segment_bytes, folder.fsync_s, last)
+        fsync_s = self.figures.fsync_s
+        return SegmentWriter(self.disk, name, number, self._segment_bytes, fsync_s, last)
 
     def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
         """Make the cursor of a new channel: it begins where the topic stands."""
@@ -140,7 +145,9 @@ class LogNode:
 
     def drop_topic(self, log_: TopicLog) -> None:
         self.logs.pop(log_.number, None)
+        self.folder.changed.pop(log_, None)
         number = log_.number
+        self.damaged.forget_segments(number)
 
         def names() -> list[str]:
             # A round that is under way may begin a segment still.
@@ -194,6 +201,13 @@ class LogNode:
         self._dirty[log_] = None
         self._work()
 
+    def note_unsynced(self, log_: TopicLog) -> None:
+        changed = self.folder.changed
+        if log_.has_unsynced and not log_.is_deleted:
+            changed[log_] = None
+        elif log_ in changed:
+            del changed[log_]
+
     def commit(self, changes: Sequence[Change]) -> Round:
         self._changes += changes
         if self._commit is None:
@@ -203,10 +217,13 @@ class LogNode:
         return committed
 
     def committed(self) -> Round | None:
-        """Return the round of all changes so far; None if they are durable."""
-        if self._commit is not None:
-            return self._commit
-        return self._under_way
+        """Return the round of all changes so far; None if they are durable.
+
+        Changes that failed are tried again.
+        """
+        if self._commit is not None or self._under_way is not None:
+            return self._commit or self._under_way
+        return self.commit([]) if self._failed else None
 
     def _work(self) -> None:
         if self._is_working:
@@ -241,6 +258,7 @@ class LogNode:
         def done(error: Exception | None) -> None:
             self._is_working = False
             self._under_way = None
+            self._show_full()
             failure = failures[0] if failures else error
             try:
                 self._end_commit(changes, committed, failure)
@@ -285,9 +303,11 @@ class LogNode:
         if failure is None:
             faults.pop(name, None)
             self._commits += 1
+            self.figures.commits += 1
             if committed is not None:
                 committed.finish()
             return
+        self.figures.failed_commits += 1
         text = str(failure)
         if faults.get(name) != text:
             log.error("LOG: committing the state failed: %s", text)
@@ -340,18 +360,19 @@ class LogNode:
 
     # Trouble
 
+    def _show_full(self) -> None:
+        faults = self.folder.faults
+        if self.is_full:
+            faults[RESERVE_FILE] = "the disk is full: topics with a log take no messages"
+        elif RESERVE_FILE in faults:
+            del faults[RESERVE_FILE]
+
+    def segments_left(self, log_: TopicLog) -> None:
+        self.damaged.forget_segments(log_.number, log_.first)
+
     def report_damage(self, name: str, found: Sequence[tuple[str, Damage]]) -> None:
         for file, damage in found:
-            key = f"{file} at {damage.offset}"
-            if key in self.damaged:
-                continue
-            text = (
-                f"{file}: bytes {damage.offset} to {damage.end} are damaged: messages"
-                f" {damage.sequence} to {damage.next_sequence} are lost"
-            )
-            self.damaged[key] = text
-            log.error("LOG(%s): %s", name, text)
-            self.folder.faults[key] = text
+            self.damaged.report(name, file, damage)
 
     def report_error(self, name: str, error: Exception | None) -> None:
         faults = self.folder.faults

@@ -14,6 +14,7 @@ from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.damage import DamagedPlace
 from trionsq.storage.log.format import (
     SEGMENT_HEADER_BYTES,
     FormatError,
@@ -21,7 +22,7 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
-from trionsq.storage.log.names import is_draft_name, parse_segment_name
+from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
 from trionsq.storage.log.rows import (
@@ -239,8 +240,8 @@ def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> lis
         else:
             text = f"the log of {row.name} lacks the segment that begins at {wanted}"
             text = unreadable.get(wanted, text)
-            log.error("LOG(%s): %s", row.name, text)
-            node.folder.faults[f"log of {row.name} at {wanted}"] = text
+            name = segment_name(row.name, row.number, wanted)
+            node.damaged.report_place(DamagedPlace(row.name, name, 0, text))
             # What is older is read all the same.
             wanted, end = max([first for first in headers if first < wanted], default=None), None
     segments.reverse()
@@ -300,8 +301,9 @@ def _scan_tail(
             scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
             for head in scan.records:
                 tail.note_record(head, scan_from)
-            segment.end = scan.end
             if at + 1 == len(segments):
+                # Of the others the next one says where they end: what is bad there is damage.
+                segment.end = scan.end
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
         except UnsupportedError as error:

@@ -28,11 +28,17 @@ class LogHost(ReadHost, Protocol[_AnyLog]):
     def write_soon(self, log: _AnyLog) -> None:
         """Have a round of the log written."""
 
+    def note_unsynced(self, log: _AnyLog) -> None:
+        """A round has ended: what is not durable of the log is synced within --sync-timeout."""
+
     def commit(self, changes: Sequence[Change]) -> Round:
         """Have changes of the state committed, before what is published from now on is safe."""
 
     def count_cached(self, cache: TailCache, nbytes: int) -> None:
         """A batch was put in a cache; old ones go, of whatever log."""
+
+    def segments_left(self, log: _AnyLog) -> None:
+        """Segments before `first` of a log are needed no more."""
 
     def drop_topic(self, log: _AnyLog) -> None:
         """The topic is deleted."""

@@ -114,6 +114,11 @@ class SegmentWriter:
         """Whether something that counts is not durable yet."""
         return bool(self._unsynced)
 
+    @property
+    def unsynced_nbytes(self) -> int:
+        """Bytes that are written and not durable yet."""
+        return self._offset - self._synced
+
     def pop_begun(self) -> list[SegmentFile]:
         """Return the segments that were begun since the last call, also by a round that failed."""
         begun, self._begun = self._begun, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
@@ -12,7 +13,9 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
+from trionsq.storage.log.peek import LogPart, LogView
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob
@@ -56,6 +59,7 @@ class TopicLog:
         stored: what the state got last of it; None if that is not known.
         last_round: the newest that was begun; None before the first.
         refused: gets count and bytes of messages of a round that failed.
+        figures: counts, for operators.
     """
 
     has_published: Final = True
@@ -83,6 +87,7 @@ class TopicLog:
         self.caught_up: Callable[[], None] = lambda: None
         self.refused: Callable[[int, int], None] = lambda count, nbytes: None
         self.dropped: Counter[str] = Counter()
+        self.figures = LogFigures()
         self.is_deleted = False
         self.is_paused = False
         self.stored: StoredTopic | None = None
@@ -131,6 +136,7 @@ class TopicLog:
         if self.is_deleted:
             raise BackendError("the topic is deleted")
         if self._node.is_full:
+            self.figures.refused_count += segment.count
             raise BackendError("the disk is full")
         if self._round is None:
             self._round = self.last_round = Round()
@@ -173,6 +179,7 @@ class TopicLog:
         )
         self._take_segments(job)
         self._node.report_error(self.name, job.error)
+        self._node.note_unsynced(self)
         round_ = job.round
         if job.error is not None:
             if job.entries:
@@ -181,7 +188,9 @@ class TopicLog:
                 self.gaps.add(first, first + count)
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
+                self.figures.refused_count += count
             if round_ is not None:
+                self.figures.failed_rounds += 1
                 round_.finish(error_text(job.error))
             self.caught_up()
             return
@@ -192,6 +201,7 @@ class TopicLog:
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
         if round_ is not None:
+            self.figures.rounds += 1
             round_.finish()
         self.caught_up()
 
@@ -286,7 +296,12 @@ class TopicLog:
     # What is known of it
 
     def peek(self) -> BackendView | None:
-        return None
+        return LogView(self.part, self.frontier, self.safe_end) if self.depth else None
+
+    @property
+    def part(self) -> LogPart:
+        cached_first = self.cache.first_from(self.end)
+        return LogPart(self._node.disk, list(self.segments), cached_first, copy(self.gaps))
 
     def oldest_ns(self) -> int | None:
         batch = self.cached_batch(self.frontier) if self.frontier < self.safe_end else None
@@ -333,6 +348,7 @@ class TopicLog:
         if names:
             self.first = self.segments[0].first
             self.gaps.drop_before(self.first)
+            self._node.segments_left(self)
         return names
 
     def close_files(self) -> None:
@@ -343,6 +359,16 @@ class TopicLog:
     def has_unsynced(self) -> bool:
         """Whether something that was acknowledged is not durable."""
         return self._writer.has_unsynced
+
+    @property
+    def unsynced_nbytes(self) -> int:
+        """Bytes of the log that are written and not durable."""
+        return self._writer.unsynced_nbytes
+
+    @property
+    def unsafe(self) -> tuple[int, int]:
+        """Messages that no publisher has an OK for yet, and about their size in bytes."""
+        return self.end - self.safe_end, self._unsafe_nbytes
 
     # Channels
 

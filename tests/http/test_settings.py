@@ -1,0 +1,226 @@
+"""/topic/settings and /topic/note_damage (trionsq.http.settings, trionsq.storage.log.damage)."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import pytest
+from quart_trio import QuartTrio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.broker.support import Gate, consume, finish, publish
+from trionsq.broker.broker import Broker
+from trionsq.broker.logs import log_of
+from trionsq.http import settings
+from trionsq.http.app import create_app
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire.bodies import ListBodies
+
+
+async def ask(app: QuartTrio, method: str, target: str) -> tuple[int, Any]:
+    """Status and document, or the code of a refusal."""
+    response = await app.test_client().open(target, method=method)
+    data = await response.get_data()
+    document = json.loads(data) if data else None
+    return response.status_code, document if response.status_code == 200 else document["message"]
+
+
+async def test_what_is_set_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each topic, alone and in the list, which is made in turns; and what new ones get."""
+    monkeypatch.setattr(settings, "_TURN_TOPICS", 1)
+    async with nsqd_in_memory(storage="log", durability="always") as broker:
+        app = create_app(broker)
+        broker.topic("t")
+        broker.topic("u", "default")
+        broker.topic("e#ephemeral")
+        rows = [
+            {"topic": "t", "storage": "log", "durability": "always"},
+            {"topic": "u", "storage": "default", "durability": "memory"},
+            {"topic": "e#ephemeral", "storage": "default", "durability": "memory"},
+        ]
+        status, document = await ask(app, "GET", "/topic/settings")
+        assert (status, document.pop("topics")) == (200, rows)
+        assert document == {
+            "storage": "log",
+            "durability": "always",
+            "disk_full": False,
+            "damaged_count": 0,
+            "damaged": [],
+        }
+        assert await ask(app, "GET", "/topic/settings?topic=u") == (200, rows[1])
+
+
+async def test_a_node_without_logs_has_settings(broker: Broker) -> None:
+    """There is no trouble of logs either."""
+    app = create_app(broker)
+    _, document = await ask(app, "GET", "/topic/settings")
+    assert (document["topics"], document["disk_full"]) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "refusal"),
+    [
+        ("GET", "/topic/settings?topic=x", (404, "TOPIC_NOT_FOUND")),
+        ("GET", "/topic/settings?topic=b$d", (400, "INVALID_TOPIC")),
+        ("POST", "/topic/settings", (400, "MISSING_ARG_TOPIC")),
+        ("POST", "/topic/settings?topic=x&durability=always", (404, "TOPIC_NOT_FOUND")),
+        ("POST", "/topic/settings?topic=t", (400, "INVALID_DURABILITY")),
+        ("POST", "/topic/settings?topic=t&durability=memory", (400, "INVALID_DURABILITY")),
+        ("POST", "/topic/settings?topic=u&durability=always", (409, "TOPIC_HAS_NO_LOG")),
+        ("POST", "/topic/note_damage", (400, "MISSING_ARG_TOPIC")),
+        ("POST", "/topic/note_damage?topic=x", (404, "TOPIC_NOT_FOUND")),
+    ],
+)
+async def test_refusals(method: str, target: str, refusal: tuple[int, str]) -> None:
+    """As the other endpoints of topics give them; nothing changes."""
+    async with nsqd_in_memory(storage="log", durability="interval") as broker:
+        app = create_app(broker)
+        broker.topic("t")
+        broker.topic("u", "default")
+        assert await ask(app, method, target) == refusal
+        _, row = await ask(app, "GET", "/topic/settings?topic=t")
+        assert row["durability"] == "interval"
+
+
+async def test_a_changed_durability_holds_at_once_and_after_a_kill() -> None:
+    """The next publish waits for its fsync, what was answered before is durable, and so is the
+    change."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="log", durability="interval") as broker:
+        app = create_app(broker)
+        topic = broker.topic("t")
+        publish(broker, "t", b"before")
+        topic_log = log_of(topic)
+        assert topic_log is not None
+        assert topic_log.has_unsynced
+        target = "/topic/settings?topic=t&durability=always"
+        assert (await ask(app, "POST", target))[1]["durability"] == "always"
+        assert not topic_log.has_unsynced
+        publish(broker, "t", b"after")
+        found = disk.after_power_loss()
+    async with nsqd_in_memory(disk=found, storage="log", durability="interval") as broker:
+        _, row = await ask(create_app(broker), "GET", "/topic/settings?topic=t")
+        assert row["durability"] == "always"
+        await consume(broker, "t", "c", 2)
+
+
+async def test_a_change_that_is_not_saved_is_not_answered_as_such() -> None:
+    """500 while the disk fails; the change is there all the same, and saved when that works."""
+    disk, background = SimulatedDisk(), Gate()
+    async with nsqd_in_memory(disk=disk, background=background, storage="log") as broker:
+        app = create_app(broker)
+        broker.topic("t")
+        await wait_all_tasks_blocked()
+        disk.fail(errno.EIO, forever=True)
+        target = "/topic/settings?topic=t&durability=always"
+        status, code = await ask(app, "POST", target)
+        assert (status, code.split(":")[0]) == (500, "NOT_DURABLE")
+        disk.heal()
+        assert (await ask(app, "POST", target))[0] == 200
+        found = disk.after_kill()
+    async with nsqd_in_memory(disk=found) as broker:
+        _, row = await ask(create_app(broker), "GET", "/topic/settings?topic=t")
+        assert row["durability"] == "always"
+
+
+async def with_damage(disk: SimulatedDisk, count: int = 3, *, has_channel: bool = True) -> str:
+    """Damage the end of the second of some segments on a disk, and return its name."""
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        broker.topic("s")
+        assert broker.logs.node is not None
+        broker.logs.node._segment_bytes = 200
+        topic = broker.topic("t")
+        if has_channel:
+            topic.channel("c")
+        for number in range(count):
+            pending = topic.publish(ListBodies([b"%0100d" % number] * 2))
+            assert pending is None
+    names = sorted(name for name in disk.files() if name.startswith("t.log."))
+    assert len(names) == count
+    data = disk.files()[names[1]]
+    disk.write_file(names[1], data[:-50] + b"?" + data[-49:])
+    return names[1]
+
+
+async def test_damage_is_told_until_its_segment_is_gone() -> None:
+    """Named by the settings and by /ping, and counted; then all is well again."""
+    disk = SimulatedDisk()
+    name = await with_damage(disk)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        app = create_app(broker)
+        consumer, messages = await consume(broker, "t", "c", 4)
+        await wait_all_tasks_blocked()
+        _, document = await ask(app, "GET", "/topic/settings")
+        [place] = document["damaged"]
+        assert (place["topic"], place["file"], document["damaged_count"]) == ("t", name, 1)
+        assert place["offset"] > 0
+        assert place["text"].startswith(f"{name}: bytes {place['offset']} to ")
+        assert broker.health == f"NOK - {place['text']}"
+        assert broker.topics["t"].channels["c"].core.dropped["damaged"] == 2
+        await finish(consumer, *messages)
+        await broker.logs.take_snapshots()
+        await wait_all_tasks_blocked()
+        assert name not in disk.files()
+        assert (broker.health, len(broker.folder.faults)) == ("OK", 0)
+        assert (await ask(app, "GET", "/topic/settings"))[1]["damaged"] == []
+
+
+async def test_damage_that_a_start_comes_across_is_named() -> None:
+    """The end of a segment that another one follows is not torn, but damaged."""
+    disk = SimulatedDisk()
+    name = await with_damage(disk, has_channel=False)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        await consume(broker, "t", "c", 4)
+        await wait_all_tasks_blocked()
+        assert broker.health.startswith(f"NOK - {name}: bytes ")
+
+
+async def test_damage_that_is_noted_is_no_fault() -> None:
+    """It is not named again while nsqd runs; that of other topics stays."""
+    disk = SimulatedDisk()
+    await with_damage(disk)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        app = create_app(broker)
+        await consume(broker, "t", "c", 4)
+        await wait_all_tasks_blocked()
+        assert broker.health.startswith("NOK - ")
+        assert (await ask(app, "POST", "/topic/note_damage?topic=s"))[0] == 200
+        assert broker.health.startswith("NOK - ")
+        assert (await ask(app, "POST", "/topic/note_damage?topic=t"))[0] == 200
+        assert broker.health == "OK"
+        # The other channel reads the place, too.
+        broker.topics["t"].channel("d")
+        await wait_all_tasks_blocked()
+        assert broker.health == "OK"
+        assert broker.logs.node is not None
+        assert len(broker.logs.node.damaged) == 0
+
+
+async def test_damage_goes_with_its_topic() -> None:
+    """A topic that is deleted leaves no fault behind."""
+    disk = SimulatedDisk()
+    await with_damage(disk)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        app = create_app(broker)
+        await consume(broker, "t", "c", 4)
+        await wait_all_tasks_blocked()
+        assert broker.health.startswith("NOK - ")
+        assert (await ask(app, "POST", "/topic/delete?topic=t"))[0] == 200
+        assert broker.health == "OK"
+
+
+async def test_a_missing_segment_is_damage_until_the_rest_is_finished() -> None:
+    """The start names it; it is forgotten when what is behind it is all that is left."""
+    disk = SimulatedDisk()
+    name = await with_damage(disk)
+    disk.unlink(name)
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        assert "lacks the segment" in broker.health
+        consumer, messages = await consume(broker, "t", "c", 4)
+        await finish(consumer, *messages)
+        await broker.logs.take_snapshots()
+        await wait_all_tasks_blocked()
+        assert broker.health == "OK"
