@@ -48,6 +48,23 @@ async def test_a_publish_that_fails_at_once_is_refused() -> None:
         check_balances(broker)
 
 
+async def test_what_interval_acknowledged_is_durable_after_the_sync_timeout(
+    autojump_clock: MockClock,
+) -> None:
+    """A power cut later than --sync-timeout takes none of it."""
+    disk = SimulatedDisk()
+    options: dict[str, Any] = LOG | {"durability": "interval"}
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        for number in range(3):
+            broker.topic(f"t{number}").publish(ListBodies([b"acknowledged"]))
+        await trio.sleep(broker.options.sync_timeout_ns / 1e9 + 0.1)
+        for _ in range(20):
+            files = disk.after_power_loss().files()
+            kept = [name for name, data in files.items() if b"acknowledged" in data]
+            assert len(kept) == 3
+        assert not broker.folder.changed
+
+
 @pytest.mark.parametrize("down_s", [0, 60])
 async def test_what_is_deferred_comes_after_a_restart(
     down_s: float, autojump_clock: MockClock

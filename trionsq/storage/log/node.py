@@ -140,6 +140,7 @@ class LogNode:
 
     def drop_topic(self, log_: TopicLog) -> None:
         self.logs.pop(log_.number, None)
+        self.folder.changed.pop(log_, None)
         number = log_.number
 
         def names() -> list[str]:
@@ -248,11 +249,19 @@ class LogNode:
                     if error is not None and job.error is None:
                         job.error = error
                     job.log.end_round(job)
+                    self._note_unsynced(job.log)
             finally:
                 self._checkpoint_if_due()
                 self._work()
 
         self.folder.background.submit(work, done)
+
+    def _note_unsynced(self, log_: TopicLog) -> None:
+        """Have what `interval` has written synced within --sync-timeout."""
+        if log_.durability == "interval" and log_.has_unsynced and not log_.is_deleted:
+            self.folder.changed[log_] = None
+        else:
+            self.folder.changed.pop(log_, None)
 
     def _checkpoint_if_due(self) -> None:
         """Shorten SQLite's journal, after the publishers have their answers."""
