@@ -16,6 +16,7 @@ from trionsq.core.queue import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.journals import DEFAULT_JOURNAL_BYTES, Journals
 from trionsq.storage.log.names import incarnation_of
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
@@ -67,6 +68,7 @@ class LogNode:
         *,
         durability: str = "interval",
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
     ) -> None:
         self.folder = folder
@@ -76,6 +78,7 @@ class LogNode:
         self.damaged: dict[str, str] = {}
         self._durability = durability
         self._segment_bytes = segment_bytes
+        self._journals = Journals[TopicLog](folder.disk, folder.fsync_s, journal_bytes)
         self._dirty: dict[TopicLog, None] = {}
         self._changes: list[Change] = []
         # Changes that could not be committed; they go with the next ones.
@@ -236,8 +239,7 @@ class LogNode:
             for job in jobs:
                 if job.log.number in without_row:
                     job.error = failures[0]
-                else:
-                    job.write()
+            self._journals.write([job for job in jobs if job.error is None])
 
         def done(error: Exception | None) -> None:
             self._is_working = False
@@ -250,6 +252,8 @@ class LogNode:
                         job.error = error
                     job.log.end_round(job)
                     self._note_unsynced(job.log)
+                for log_ in self._journals.logs_to_sync():
+                    log_.sync()
             finally:
                 self._checkpoint_if_due()
                 self._work()
@@ -304,6 +308,13 @@ class LogNode:
         self._failed = changes
         if committed is not None:
             committed.finish(text)
+
+    def close(self) -> None:
+        """Release the files. In a job, when all is durable that can be."""
+        self._journals.close()
+        for log_ in self.logs.values():
+            log_.close_files()
+        self.state.close()
 
     # Reading
 

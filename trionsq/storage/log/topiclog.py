@@ -163,7 +163,15 @@ class TopicLog:
             return None
         sync = wants_sync or self.durability == "always"
         probe_at = self.end if wants_probe else None
-        return RoundJob(self, self._writer, entries, round_, sync=sync, probe_at=probe_at)
+        return RoundJob(
+            self,
+            self._writer,
+            entries,
+            round_,
+            sync=sync,
+            alone=wants_sync,
+            probe_at=probe_at,
+        )
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
@@ -338,6 +346,10 @@ class TopicLog:
     def close_files(self) -> None:
         """Release the files. In a job: the writer's thread uses them."""
         self._writer.close()
+
+    def is_synced_to(self, sequence: int) -> bool:
+        """Return whether what counts before a sequence is durable in the segments."""
+        return self._writer.is_synced_to(sequence)
 
     @property
     def has_unsynced(self) -> bool:
