@@ -51,6 +51,16 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     assert node.log.pending is None
 
 
+def test_a_commit_of_nothing_ends() -> None:
+    """An operator's command may wait for one that a full disk's retry began."""
+    node = Node()
+    committed = node.node.commit([])
+    assert node.node.committed() is committed
+    node.jobs.run_all()
+    assert committed.is_done
+    assert committed.error is None
+
+
 def publish(node: Node, *bodies: bytes) -> Round:
     pending = node.topic.publish(ListBodies(list(bodies)), NOW_NS)
     assert pending is not None
