@@ -252,8 +252,9 @@ class LogNode:
                         job.error = error
                     job.log.end_round(job)
                     self._note_unsynced(job.log)
-                for log_ in self._journals.logs_to_sync():
-                    log_.sync()
+                if not any(job.error for job in jobs):  # then `retry` goes on
+                    for log_ in self._journals.logs_to_sync():
+                        log_.sync()
             finally:
                 self._checkpoint_if_due()
                 self._work()
