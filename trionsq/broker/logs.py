@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 import trio
@@ -239,12 +238,6 @@ class LogTopics:
                 for topic_log in node.logs.values()
                 if topic_log.has_unsynced
             ]
-            self._folder.background.submit(partial(_close, node), lambda error: None)
+            self._folder.background.submit(node.close, lambda error: None)
             await self._folder.background.wait_idle()
         return failures
-
-
-def _close(node: LogNode) -> None:
-    for topic_log in node.logs.values():
-        topic_log.close_files()
-    node.state.close()

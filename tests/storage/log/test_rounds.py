@@ -12,7 +12,7 @@ from trionsq.core.ids import IdSource
 from trionsq.core.queue import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
-from trionsq.storage.log import node as log_node
+from trionsq.storage.log import budgets
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
@@ -53,6 +53,16 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     node.jobs.run_all()
     assert heard == [None]
     assert node.log.pending is None
+
+
+def test_a_commit_of_nothing_ends() -> None:
+    """An operator's command may wait for one that a full disk's retry began."""
+    node = Node()
+    committed = node.node.commit([])
+    assert node.node.committed() is committed
+    node.jobs.run_all()
+    assert committed.is_done
+    assert committed.error is None
 
 
 def publish(node: Node, *bodies: bytes) -> Round:
@@ -156,7 +166,7 @@ def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() ->
 
 def test_the_newest_messages_in_memory_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is published only so many bytes stay there, and all of it can be read."""
-    monkeypatch.setattr(log_node, "_CACHE_BYTES", 10_000)
+    monkeypatch.setattr(budgets, "_CACHE_BYTES", 10_000)
     node = Node()
     wanted = [b"%01000d" % number for number in range(40)]
     for body in wanted:

@@ -27,8 +27,8 @@ class DamagedPlace:
     """A place of which messages are lost.
 
     Attributes:
-        topic: its name.
-        file: name of the segment.
+        topic: its name; empty for a journal, which has messages of several.
+        file: name of the segment, or journal.
         offset: where the place begins; 0 if the whole file is missing or unreadable.
         text: what is wrong, for the operator.
     """
@@ -76,7 +76,7 @@ class DamagedPlaces:
         key = place.key
         if key in self._places or key in self._noted:
             return
-        log.error("LOG(%s): %s", place.topic, place.text)
+        log.error("LOG%s: %s", place.topic and f"({place.topic})", place.text)
         if len(self._places) + len(self._noted) < _MAX_PLACES:
             self._places[key] = place
             self._faults[key] = place.text

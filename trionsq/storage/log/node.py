@@ -7,7 +7,6 @@ durable before the publisher's OK, and a file goes only after the commit that sa
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -15,9 +14,11 @@ from typing import Final
 from trionsq.core.queue import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
+from trionsq.storage.log.budgets import CacheBudget, ReadBudget
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlaces
 from trionsq.storage.log.figures import StateFigures
+from trionsq.storage.log.journals import DEFAULT_JOURNAL_BYTES, Journals
 from trionsq.storage.log.names import incarnation_of
 from trionsq.storage.log.reserve import RESERVE_FILE
 from trionsq.storage.log.roundjob import RoundJob
@@ -41,11 +42,6 @@ __all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
 log = logging.getLogger("trionsq")
 
 DEFAULT_SEGMENT_BYTES: Final = 128 * 1024 * 1024
-_CACHE_BYTES: Final = 64 * 1024 * 1024
-# What a consumer behind reads at once; less when all of them together have read much ahead.
-_BLOCK_BYTES: Final = 256 * 1024
-_SMALL_BLOCK_BYTES: Final = 16 * 1024
-_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 # Topics written in one job: the others get the next one.
 _MAX_TOPICS_A_JOB: Final = 256
 # Commits after which SQLite's journal is taken into the file.
@@ -71,6 +67,7 @@ class LogNode:
         *,
         durability: str = "interval",
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
     ) -> None:
         self.folder = folder
@@ -81,6 +78,7 @@ class LogNode:
         self.figures = StateFigures()
         self._durability = durability
         self._segment_bytes = segment_bytes
+        self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._dirty: dict[TopicLog, None] = {}
         self._changes: list[Change] = []
         # Changes that could not be committed; they go with the next ones.
@@ -92,9 +90,8 @@ class LogNode:
         self._reads_to_retry: list[
             tuple[Callable[[], None], Callable[[Exception | None], None]]
         ] = []
-        self._cached: deque[tuple[TailCache, int]] = deque()
-        self._cached_nbytes = 0
-        self._read_nbytes = 0
+        self._caches = CacheBudget()
+        self._reads = ReadBudget()
 
     def __repr__(self) -> str:
         return f"<LogNode {self.folder.disk.path} logs={len(self.logs)}>"
@@ -203,7 +200,8 @@ class LogNode:
 
     def note_unsynced(self, log_: TopicLog) -> None:
         changed = self.folder.changed
-        if log_.has_unsynced and not log_.is_deleted:
+        # What `always` has not synced to its segment, a journal has.
+        if log_.has_unsynced and not log_.is_deleted and log_.durability == "interval":
             changed[log_] = None
         elif log_ in changed:
             del changed[log_]
@@ -252,8 +250,7 @@ class LogNode:
             for job in jobs:
                 if job.log.number in without_row:
                     job.error = failures[0]
-                else:
-                    job.write()
+            self._journals.write([job for job in jobs if job.error is None])
 
         def done(error: Exception | None) -> None:
             self._is_working = False
@@ -266,6 +263,9 @@ class LogNode:
                     if error is not None and job.error is None:
                         job.error = error
                     job.log.end_round(job)
+                if not any(job.error for job in jobs):  # then `retry` goes on
+                    for log_ in self._journals.logs_to_sync():
+                        log_.sync()
             finally:
                 self._checkpoint_if_due()
                 self._work()
@@ -298,6 +298,8 @@ class LogNode:
         self, changes: list[Change], committed: Round | None, failure: Exception | None
     ) -> None:
         if not changes:
+            if committed is not None:
+                committed.finish()
             return
         faults, name = self.folder.faults, "trionsq.state.db"
         if failure is None:
@@ -315,6 +317,13 @@ class LogNode:
         self._failed = changes
         if committed is not None:
             committed.finish(text)
+
+    def close(self) -> None:
+        """Release the files. In a job, when all is durable that can be."""
+        self._journals.close()
+        for log_ in self.logs.values():
+            log_.close_files()
+        self.state.close()
 
     # Reading
 
@@ -343,20 +352,13 @@ class LogNode:
                     cursor.caught_up()
 
     def block_bytes(self) -> int:
-        nbytes = _BLOCK_BYTES if self._read_nbytes < _READ_AHEAD_BYTES else _SMALL_BLOCK_BYTES
-        self._read_nbytes += nbytes
-        return nbytes
+        return self._reads.take_block()
 
     def release_block(self, nbytes: int) -> None:
-        self._read_nbytes -= nbytes
+        self._reads.release(nbytes)
 
     def count_cached(self, cache: TailCache, nbytes: int) -> None:
-        self._cached.append((cache, nbytes))
-        self._cached_nbytes += nbytes
-        while self._cached_nbytes > _CACHE_BYTES:
-            oldest, size = self._cached.popleft()
-            self._cached_nbytes -= size
-            oldest.evict_batch()
+        self._caches.count_batch(cache, nbytes)
 
     # Trouble
 

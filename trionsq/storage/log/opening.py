@@ -25,6 +25,7 @@ from trionsq.storage.log.format import (
 from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
+from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import (
     ForgetTopic,
     StateContent,
@@ -89,10 +90,13 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     """Make the logs that the state names, and remove what it has deleted.
 
     Raises:
-        StateError: a later release wrote a segment.
-        OSError: a file cannot be read.
+        StateError: a later release wrote a segment, or a journal.
+        OSError: a file cannot be read, or a journal cannot be replayed.
     """
     disk = node.disk
+    # What the journals have belongs to the segments, before anything is read of these.
+    for place in replay_journals(disk):
+        node.damaged.report_place(place)
     files = _list_segments(disk)
     node.next_number = max(
         [
