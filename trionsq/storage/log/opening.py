@@ -117,7 +117,10 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     ]
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
-        node.commit([ForgetTopic(number)])
+    if content.tombstones:
+        # The names may be gone already, and that not be durable.
+        disk.sync_folder()
+        node.commit([ForgetTopic(number) for number in content.tombstones])
     for number, names in files.items():
         log.warning(
             "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
