@@ -19,7 +19,7 @@ from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.deferred import Deferred
-from trionsq.core.ids import is_valid_id
+from trionsq.core.ids import can_be_named, is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
@@ -157,8 +157,8 @@ class DiskQueue:
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
         while True:
             segment = self._read_next(max_count, max_bytes)
-            if segment is None or not self._is_recovering:
-                return segment
+            if segment is None:
+                return None
             segment = self._without_damaged(segment)
             if segment is not None:
                 return segment
@@ -193,14 +193,16 @@ class DiskQueue:
         return segment
 
     def _without_damaged(self, segment: Segment) -> Segment | None:
-        """Return the messages with valid ids: a power failure may leave zeros inside of a file.
+        """Return the messages that a client can finish.
 
-        A client could not finish the others.
+        A power failure may leave zeros inside of a file: what was written shortly before has an id
+        of ours, or is damaged. Elsewhere other ids count, too, if a command can name them.
         """
         ids = segment.ids()
-        kept = [place for place, message_id in enumerate(ids) if is_valid_id(message_id)]
-        if len(kept) == len(ids):
+        is_good = is_valid_id if self._is_recovering else can_be_named
+        if is_good(b"".join(ids)):
             return segment
+        kept = [place for place, message_id in enumerate(ids) if is_good(message_id)]
         count = len(ids) - len(kept)
         self.dropped["damaged"] += count
         log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
