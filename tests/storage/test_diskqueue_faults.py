@@ -302,6 +302,18 @@ def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
     assert fault(queue._folder) is None
 
 
+def test_a_file_behind_one_that_was_given_up_has_tries_of_its_own() -> None:
+    """One error of the next file costs none of its messages."""
+    disk, queue = failing_to_read(errno.EIO)
+    for _ in range(5):
+        assert queue.read(1, 100) is None
+        queue._folder.retry()
+    disk.fail(errno.EIO, only={"read"}, name=records_name(1))
+    assert queue.read(1, 100) is None
+    queue._folder.retry()
+    assert drain(queue) == messages(2, 2)
+
+
 def test_the_last_file_that_can_not_be_read_takes_depth_and_due_times_with_it() -> None:
     """What is appended after it is given up is all that the queue has."""
     disk = SimulatedDisk()

@@ -172,6 +172,22 @@ def test_the_newest_messages_in_memory_have_a_bound(monkeypatch: pytest.MonkeyPa
     assert len(node.log.cache) == 1
 
 
+def test_a_log_without_publishers_finds_out_that_the_disk_is_well() -> None:
+    """/ping is OK again after the next try, though nobody publishes; before it, it is not."""
+    node = Node()
+    node.disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+    assert publish(node, b"a").error is None
+    node.jobs.run_all()
+    for _ in range(2):
+        assert list(node.node.folder.faults) == ["log of t"]
+        node.node.retry()
+        node.jobs.run_all()
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert not node.node.folder.faults
+
+
 @pytest.mark.parametrize(
     ("how", "lost"), [("body", (4, 5)), ("head", (5, 6)), ("cut", (4, 6)), ("cut after", (5, 6))]
 )
