@@ -106,6 +106,25 @@ async def test_a_disk_that_is_well_again_is_found_out(autojump_clock: MockClock)
         assert broker.health == "OK"
 
 
+async def test_an_operator_hears_of_a_change_when_it_is_durable() -> None:
+    """Not while the job that commits it runs."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        background.shut()
+        broker.topic("t").channel("c")
+        heard: list[str | None] = []
+
+        async def commit() -> None:
+            heard.append(await broker.logs.commit())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await wait_all_tasks_blocked()
+            assert heard == []
+            background.open()
+        assert heard == [None]
+
+
 async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
     """/stats does not call the newest messages of a log, which are in memory, its backend."""
     disk = SimulatedDisk()

@@ -322,6 +322,20 @@ def test_what_a_refused_append_left_may_refuse_the_next_one_too() -> None:
     assert disk.open_files == 0
 
 
+def test_a_file_that_could_not_be_read_is_opened_anew() -> None:
+    """A file system that was away may not know the open file any more."""
+    disk = SimulatedDisk(logged=True)
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    disk.fail(errno.EIO, only={"read"}, name=records_name(0))
+    assert queue.read(1, 100) is None
+    disk.log.clear()
+    folder.retry()
+    assert drain(queue) == messages(0, 2)
+    assert ("open", records_name(0)) in disk.log
+
+
 def test_a_file_behind_one_that_was_given_up_has_tries_of_its_own() -> None:
     """One error of the next file costs none of its messages."""
     disk, queue = failing_to_read(errno.EIO)
