@@ -12,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.support import Gate, check_balances, consume, finish, publish
 from trionsq.broker.runtime import Clock
 from trionsq.http.app import create_app
+from trionsq.broker.topic import PublishRefused
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -120,6 +121,40 @@ async def test_what_was_finished_does_not_come_again_after_a_kill(
         _, [message] = await consume(broker, "t", "c", 1)
         assert message.body == b"2"
         assert broker.topics["t"].channels["c"].core.depth == 0
+
+
+async def test_a_disk_that_is_well_again_is_found_out(autojump_clock: MockClock) -> None:
+    """Though nobody publishes, /ping says OK after --state-interval."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        broker.topic("t").channel("c")
+        disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+        with pytest.raises(PublishRefused):
+            publish(broker, "t", b"x")
+        await trio.sleep(10)
+        assert broker.folder.fault
+        disk.heal()
+        await trio.sleep(2)
+        assert broker.health == "OK"
+
+
+async def test_an_operator_hears_of_a_change_when_it_is_durable() -> None:
+    """Not while the job that commits it runs."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        background.shut()
+        broker.topic("t").channel("c")
+        heard: list[str | None] = []
+
+        async def commit() -> None:
+            heard.append(await broker.logs.commit())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await wait_all_tasks_blocked()
+            assert heard == []
+            background.open()
+        assert heard == [None]
 
 
 async def test_the_backend_depth_is_what_only_the_disk_has() -> None:

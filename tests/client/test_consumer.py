@@ -398,6 +398,22 @@ async def test_stop_ends_with_the_last_answer(how: str, autojump_clock: MockCloc
         assert left(broker) == (0 if how == "answered" else 1)
 
 
+async def test_stop_may_come_at_any_time_and_again() -> None:
+    """Before the consumer has begun it does nothing; the second one changes nothing."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        consumer = consumer_of(Network.of(broker))
+        consumer.stop()
+        async with consumer:
+            (await anext(consumer.__aiter__())).finish()
+            consumer.stop()
+            consumer.stop()
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer.__aiter__())
+        consumer.stop()
+        assert left(broker) == 0
+
+
 async def test_stop_wakes_every_task_that_waits_for_a_batch() -> None:
     """Without messages and without connections, each waiting task gets StoppedError."""
     stopped = 0

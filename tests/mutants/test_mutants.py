@@ -16,6 +16,7 @@ from tests.mutants.report import Line, read_lines, table
 from tests.mutants.session import run_tests
 from tests.mutants.sites import Site, find_sites, mutate
 from tests.soak import in_short_soak
+from trionsq.testing.disk import SimulatedDisk
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,6 +168,22 @@ def test_a_child_ends_however_it_goes(
     [pid] = pids
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_test_that_waits_is_recorded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine each one waits; what it calls last counts as well."""
+    monkeypatch.setattr("tests.mutants.reach._RECORDED_S", 0.05)
+    recorder = Recorder(ROOT)
+    for is_busy in (False, True):
+        recorder.start()
+        time.sleep(0.1)
+        if is_busy:
+            began_s = time.process_time()
+            while time.process_time() < began_s + 0.1:
+                sum(one for one in range(100))
+        SimulatedDisk().files()
+        names = recorder.stop()[1]
+        assert ("trionsq/testing/disk.py:SimulatedDisk.files" in names) == (not is_busy)
 
 
 def test_what_enters_the_function_is_run_and_the_nearest_first() -> None:

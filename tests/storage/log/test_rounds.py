@@ -18,6 +18,7 @@ from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.rows import DropTopic
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -120,6 +121,26 @@ def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
     assert not [name for name in node.disk.files() if name.startswith("t.log.")]
 
 
+def test_files_that_a_start_removes_stay_away() -> None:
+    """Those of a topic that was deleted just before a kill do not come back with a power failure:
+    nothing would know of them any more."""
+    for seed in range(10):
+        node = Node(segment_bytes=300)
+        for number in range(3):
+            publish(node, b"%0400d" % number)
+            node.jobs.run_all()
+        node.node.state.apply([DropTopic(node.log.number)])
+        node.disk._random.seed(seed)
+        disk = node.disk.after_kill()
+        for _ in range(2):
+            folder, state = DataFolder(disk, HeldBackground()), MemoryState(disk)
+            restarted = LogNode(folder, state)
+            assert open_logs(restarted, state.load()) == []
+            run_jobs(restarted)
+            disk = disk.after_power_loss()
+        assert not [name for name in disk.files() if ".log." in name]
+
+
 def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
     """A channel that stands before it gets what is published after it, and that alone."""
     node = Node()
@@ -180,6 +201,22 @@ def test_the_newest_messages_in_memory_have_a_bound(monkeypatch: pytest.MonkeyPa
     publish(node, b"small again")
     node.jobs.run_all()
     assert len(node.log.cache) == 1
+
+
+def test_a_log_without_publishers_finds_out_that_the_disk_is_well() -> None:
+    """/ping is OK again after the next try, though nobody publishes; before it, it is not."""
+    node = Node()
+    node.disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+    assert publish(node, b"a").error is None
+    node.jobs.run_all()
+    for _ in range(2):
+        assert list(node.node.folder.faults) == ["log of t"]
+        node.node.retry()
+        node.jobs.run_all()
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert not node.node.folder.faults
 
 
 @pytest.mark.parametrize(

@@ -165,4 +165,4 @@ class Gaps:
 
     def drop_before(self, first: int) -> None:
         """Forget the gaps before a sequence that is no longer read."""
-        self.__init__([(max(first, one), end) for one, end in self if end > first])  # type: ignore[misc]
+        self.__init__([(max(first, one), end) for one, end in self])  # type: ignore[misc]
