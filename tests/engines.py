@@ -40,10 +40,8 @@ _FILES = "it looks at the files of disk queues, or has them fail"
 _MEMORY = "it fills the memory of a queue, which takes nothing that is published to a log"
 _DEFECT = "it puts a defect into disk queues, or looks for messages in memory"
 _ORDER = "what a slow client refused is served in turn with what it has not got yet"
-_CLOCK = "the log does not limit what a wall clock, set back while nsqd was down, adds to a delay"
 
 LEFT_OUT: Final[Mapping[str, str]] = {
-    "tests/broker/test_clock_jumps.py::test_a_clock_set_back_between_two_nsqds*": _CLOCK,
     "tests/broker/test_defects.py::test_a_defect_in_a_timer_of_the_disk_*": _DEFECT,
     "tests/broker/test_defects.py::test_a_defect_in_the_fan_out_loses_no_message": _DEFECT,
     "tests/broker/test_defects.py::test_a_defect_in_the_saving_of_one_queue_*": _DEFECT,

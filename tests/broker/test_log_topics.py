@@ -10,9 +10,14 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, publish
+from tests.broker.test_clock_jumps import JumpingClock
+from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
+from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
 from trionsq.broker.topic import PublishRefused
+from trionsq.storage.log import held
+from trionsq.storage.log.snapshot import Snapshots
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -66,6 +71,41 @@ async def test_what_an_operator_repeats_is_not_durable_before_it_is() -> None:
         found = disk.after_power_loss()
     async with nsqd_in_memory(disk=found, **LOG) as broker:
         assert broker.topics["t"].core.paused
+
+
+async def test_snapshots_of_much_in_flight_are_taken_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other tasks run before the messages in flight at many channels are looked at."""
+    monkeypatch.setattr(logs, "_IN_FLIGHT_PER_TURN", 6)
+    async with nsqd_in_memory(**LOG) as broker:
+        topic = broker.topic("t")
+        for number in range(6):
+            topic.channel(f"c{number}")
+        publish(broker, "t", *[b"x"] * 4)
+        for number in range(6):
+            await consume(broker, "t", f"c{number}", 4)
+        taken: list[int] = []
+        add = Snapshots.add_channel
+
+        def counted(self: Snapshots, core: ChannelState, number: int) -> None:
+            taken[-1] += 1
+            add(self, core, number)
+
+        async def watch() -> None:
+            while True:
+                taken.append(0)
+                await trio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(Snapshots, "add_channel", counted)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await trio.lowlevel.checkpoint()
+            await broker.logs.take_snapshots()
+            nursery.cancel_scope.cancel()
+        # Two turns of a task may follow each other.
+        assert sum(taken) == 6
+        assert max(taken) <= 4
 
 
 async def test_interval_syncs_in_time(autojump_clock: MockClock) -> None:
@@ -245,3 +285,62 @@ async def test_what_is_ephemeral_stays_in_memory() -> None:
         await broker.logs.take_snapshots()
         assert len([name for name in disk.files() if ".log." in name]) == 1
         assert [channel.core.depth for channel in channels] == [0, 20]
+
+
+def next_run(clock: JumpingClock, jump_s: float = 0.0) -> JumpingClock:
+    """The clock of the next nsqd: it knows only the wall clock, which jumps meanwhile."""
+    later = JumpingClock()
+    later._start_s, later.offset_s = clock._start_s, clock.offset_s + jump_s
+    return later
+
+
+async def test_a_clock_set_back_before_the_stop_delays_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state gets due times of the wall clock as it is then, also those it had before."""
+    monkeypatch.setattr(held, "_CHUNK_RANGES", 2)
+    disk, clock = SimulatedDisk(), JumpingClock()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        await trio.sleep(0.2)
+        for delay_s in (5, 6, 7, 8, 9):
+            publish(broker, "t", b"%d" % delay_s, defer_ms=delay_s * 1000)
+        began_s = trio.current_time()
+        await trio.sleep(1.5)
+        clock.offset_s -= 1800
+        await trio.sleep(0.5)
+    for _ in range(2):
+        clock = next_run(clock)
+        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+            await trio.sleep(0.5)
+    async with nsqd_in_memory(disk=disk, clock=next_run(clock), **LOG) as broker:
+        consumer, _ = await consume(broker, "t", "c", 0)
+        for delay_s in (5, 6, 7, 8, 9):
+            assert (await consumer.message()).body == b"%d" % delay_s
+            assert delay_s - 0.1 <= trio.current_time() - began_s <= delay_s + 0.2
+
+
+async def test_a_clock_set_back_while_nsqd_is_down_delays_no_new_message(
+    autojump_clock: MockClock,
+) -> None:
+    """What was due shortly before the stop was due an hour ahead; that is no limit for others."""
+    disk, clock = SimulatedDisk(), JumpingClock()
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"first", defer_ms=1000)
+        publish(broker, "t", b"waits", defer_ms=10_000)
+        consumer, [message] = await consume(broker, "t", "c", 1)
+        await finish(consumer, message)
+        stopped_s = trio.current_time()
+    for _ in range(2):
+        clock = next_run(clock, -1800)
+        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+            publish(broker, "t", b"new", defer_ms=2000)
+            consumer, [message] = await consume(broker, "t", "c", 1)
+            assert message.body == b"new"
+            assert trio.current_time() - stopped_s <= 5
+            await finish(consumer, message)
+    async with nsqd_in_memory(disk=disk, clock=next_run(clock), **LOG) as broker:
+        _, [message] = await consume(broker, "t", "c", 1)
+        assert message.body == b"waits"
+        assert 9 <= trio.current_time() - stopped_s <= 15

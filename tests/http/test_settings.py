@@ -12,10 +12,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.broker.support import Gate, consume, finish, publish
 from trionsq.broker.broker import Broker
-from trionsq.broker.logs import log_of
+from trionsq.broker.logs import LogTopics, log_of
+from trionsq.broker.options import NsqdOptions
 from trionsq.http import settings
 from trionsq.http.app import create_app
+from trionsq.storage.folder import DataPathError
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.logstate import open_state
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire.bodies import ListBodies
 
@@ -143,6 +146,40 @@ async def with_damage(disk: SimulatedDisk, count: int = 3, *, has_channel: bool 
     data = disk.files()[names[1]]
     disk.write_file(names[1], data[:-50] + b"?" + data[-49:])
     return names[1]
+
+
+async def test_a_first_log_on_a_full_disk_is_refused_with_the_reason() -> None:
+    """No topic is made; the start with --storage=log fails with it, and says what goes without."""
+    disk = SimulatedDisk()
+    full: dict[str, Any] = {"forever": True, "only": ("create", "write")}
+    disk.fail(errno.ENOSPC, **full)
+    async with nsqd_in_memory(disk=disk) as broker:
+        status, code = await ask(create_app(broker), "POST", "/topic/create?topic=t&storage=log")
+        assert (status, code.split(":")[0]) == (500, "NOT_DURABLE")
+        assert "No space left on device" in code
+        assert "t" not in broker.topics
+        logs = LogTopics(broker.folder, NsqdOptions(storage="log"), {}, broker.clock, open_state)
+        with pytest.raises(DataPathError, match=r"No space left on device.*--storage=default"):
+            logs.open()
+        disk.heal()
+        assert logs.open() == []
+
+
+async def test_a_start_with_logs_on_a_full_disk() -> None:
+    """Publishes are refused, and /ping says why; what is there can be consumed."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"x")
+    disk.fail(errno.ENOSPC, forever=True, only=("create", "write"))
+    async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
+        pending = broker.topics["t"].publish(ListBodies([b"y"]))
+        assert pending is not None
+        assert pending.error is not None
+        assert broker.health.startswith("NOK - ")
+        _, [message] = await consume(broker, "t", "c", 1)
+        assert message.body == b"x"
+        disk.heal()
 
 
 async def test_damage_is_told_until_its_segment_is_gone() -> None:

@@ -118,7 +118,7 @@ class Broker:
         self.statsd = Statsd(self, self.defects)
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
-        self.logs = LogTopics(folder, options, self.topics, open_state)
+        self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
         self.registry = TopicRegistry(
             self.topics,
             options,

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
@@ -33,8 +34,9 @@ __all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
 
 log = logging.getLogger("trionsq")
 
-# Channels looked at in one turn of the event loop.
+# What is looked at in one turn of the event loop: channels, and messages in flight at them.
 _CHANNELS_PER_TURN: Final = 32
+_IN_FLIGHT_PER_TURN: Final = 4_000
 # The last commit, and the last fsync, of a stop.
 _STOP_S: Final = 30.0
 
@@ -70,10 +72,12 @@ class LogTopics:
         folder: DataFolder,
         options: NsqdOptions,
         topics: Mapping[str, Topic],
+        clock: Clock,
         open_state: Callable[[Disk], State] = SqliteState,
     ) -> None:
         self._folder = folder
         self._options = options
+        self._clock = clock
         self._topics = topics
         self._open_state = open_state
         self._node: LogNode | None = None
@@ -92,11 +96,14 @@ class LogTopics:
         Raises:
             DataPathError: the state or a log cannot be read.
         """
+        is_new = False
         try:
-            if STATE_FILE in self._folder.disk.names() or self._options.storage == "log":
+            is_new = STATE_FILE not in self._folder.disk.names()
+            if not is_new or self._options.storage == "log":
                 self._open_node()
         except (StateError, OSError) as error:
-            raise DataPathError(f"failed to open the log: {error}") from error
+            hint = " (there is no log yet: --storage=default starts without it)" if is_new else ""
+            raise DataPathError(f"failed to open the log: {error}{hint}") from error
         return list(self._found)
 
     def _open_node(self) -> LogNode:
@@ -112,6 +119,8 @@ class LogTopics:
         )
         for found in open_logs(node, content):
             self._found[found.log.name] = found
+            for cursor in found.channels:
+                cursor.held.follow_clock(self._clock.now_ns(), self._options.max_req_timeout_ns)
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._node = node
@@ -176,7 +185,7 @@ class LogTopics:
         node = self._node
         if node is None:
             return
-        looked_at = 0
+        looked_at = in_flight = 0
         for topic in list(self._topics.values()):
             topic_log = topic.core.store.backend
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
@@ -184,7 +193,9 @@ class LogTopics:
             for channel in list(topic.core.channels.values()):
                 self._snapshots.add_channel(channel, topic_log.number)
                 looked_at += 1
-                if looked_at % _CHANNELS_PER_TURN == 0:
+                in_flight += channel.in_flight.count
+                if looked_at >= _CHANNELS_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
+                    looked_at = in_flight = 0
                     # At once: what an operator does meanwhile must come after it.
                     self._snapshots.commit(node)
                     await trio.lowlevel.checkpoint()

@@ -21,6 +21,7 @@ from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
+from trionsq.storage.log.rows import StateError
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
 from trionsq.web.responses import empty, json_document, text
@@ -82,7 +83,10 @@ class Administration:
         name, storage = valid_topic_name(values), _storage(values)
         if storage == "log" and is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
-        topic = self._broker.topic(name, storage)
+        try:
+            topic = self._broker.topic(name, storage)
+        except StateError as error:  # no topic had a log before
+            raise HttpError(500, f"NOT_DURABLE: {error}") from error
         if storage not in ("", topic.storage):
             raise HttpError(409, "TOPIC_HAS_OTHER_STORAGE")
         if (prepared := topic.claim_wait()) is not None:

@@ -276,8 +276,36 @@ class HeldMessages:
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
-        """Leave them to the state, which has them; nothing is only in memory."""
+        """Leave them to the state, which has them; nothing is only in memory.
+
+        The state then has due times on the wall clock, as `Deferred.save` gives them.
+        """
+        if set_back_ns:
+            self._move_due(lambda due_ns: due_ns - set_back_ns)
         self._is_saved = True
+
+    def follow_clock(self, now_ns: int, max_delay_ns: int) -> None:
+        """After `load`: no message waits longer than it may because the clock was set back."""
+        back_ns = max(0, self._fired_ns - now_ns)
+        latest_ns = now_ns + max_delay_ns
+        dues = [one.due_ns for one in self._recent]
+        dues += [chunk.max_due_ns for _, _, chunk in self._heap]
+        if back_ns or max(dues, default=0) > latest_ns:
+            self._move_due(lambda due_ns: min(due_ns - back_ns, latest_ns))
+
+    def _move_due(self, moved: Callable[[int], int]) -> None:
+        """Change all times in a way that keeps their order; the state gets all chunks anew."""
+        self._full = [chunk for _, _, chunk in self._heap]
+        for chunk in self._full:
+            for place in range(0, len(chunk.packed), 3):
+                chunk.packed[place] = moved(chunk.packed[place])
+        self._heap = []
+        for chunk in self._full:
+            self._add_chunk(chunk)
+        self._recent = [one._replace(due_ns=moved(one.due_ns)) for one in self._recent]
+        heapify(self._recent)
+        self._fired_ns = moved(self._fired_ns)
+        self.has_changed = True
 
     # The state
 

@@ -75,7 +75,10 @@ def segment_ranges(segment: Segment) -> list[MessageRange]:
 
 def pack_open(ranges: Iterable[MessageRange], skipped: int = 0) -> bytes:
     """Return ranges as bytes, 14 for each, behind the number of messages to be skipped."""
-    packed = [_OPEN.pack(*one[:2], min(one[2], _MAX_ATTEMPTS)) for one in ranges]
+    packed = [
+        _OPEN.pack(sequence, count, attempts if attempts < _MAX_ATTEMPTS else _MAX_ATTEMPTS)
+        for sequence, count, attempts in ranges
+    ]
     return b"".join([_SKIPPED.pack(skipped), *packed])
 
 

@@ -140,6 +140,8 @@ def _in_flight(in_flight: InFlight) -> Iterator[MessageRange]:
 def _open_ranges(subscription: Subscription, delivery: Delivery, count: int) -> list[MessageRange]:
     sequences = delivery.batch.sequences
     assert sequences is not None, "the messages are of no log"
+    if delivery.last - delivery.first == 1:
+        return [MessageRange(sequences[delivery.first], 1, delivery.attempts)]
     if count == len(delivery.ids):
         return ranges_of(sequences[delivery.first : delivery.last], delivery.attempts)
     held = subscription.in_flight
@@ -152,14 +154,14 @@ def _open_ranges(subscription: Subscription, delivery: Delivery, count: int) -> 
 def _merge(ranges: list[MessageRange]) -> list[MessageRange]:
     """Return the ranges in order; neighbours with equal attempts are one."""
     merged: list[MessageRange] = []
-    for one in sorted(ranges):
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and last.sequence + last.count == one.sequence
-            and last.attempts == one.attempts
-        ):
-            merged[-1] = MessageRange(last.sequence, last.count + one.count, last.attempts)
-        else:
-            merged.append(one)
+    first = end = tried = -1
+    for sequence, count, attempts in sorted(ranges):
+        if sequence == end and attempts == tried:
+            end += count
+            continue
+        if first >= 0:
+            merged.append(MessageRange(first, end - first, tried))
+        first, end, tried = sequence, sequence + count, attempts
+    if first >= 0:
+        merged.append(MessageRange(first, end - first, tried))
     return merged
