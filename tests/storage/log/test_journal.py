@@ -26,7 +26,8 @@ from trionsq.storage.log.names import segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.replay import replay_journals
-from trionsq.storage.log.rows import StateError
+from trionsq.storage.log.rows import StateError, UpdateTopic
+from trionsq.storage.log.state import STATE_FILE
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -132,6 +133,22 @@ def test_a_full_journal_goes_when_its_segments_are_synced() -> None:
     assert node.disk.log.count(("create", "trionsq.journal.tmp")) == 1
     for _ in range(5):
         assert stored(node.disk.after_power_loss()) == expected(4, *bodies)
+
+
+def test_no_two_jobs_of_a_node_run_at_once() -> None:
+    """Also when a checkpoint is due and segments are to be synced: SQLite has one thread."""
+    node = Node(4, journal_bytes=300)
+    operations: list[str] = []
+    for number in range(300):
+        for topic in node.topics:
+            topic.publish(ListBodies([b"%03d" % number + bytes(100)]), NOW_NS)
+        node.node.commit([UpdateTopic(log.row()) for log in node.node.logs.values()])
+        while node.jobs:
+            assert len(node.jobs) == 1
+            at = len(node.disk.log)
+            node.jobs.run_one()
+            operations += [f"{it[0]} {it[1]}" for it in node.disk.log[at:]]
+    assert f"sync {STATE_FILE}" in operations
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
