@@ -26,9 +26,10 @@ from trionsq.storage.log.names import segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.replay import replay_journals
-from trionsq.storage.log.rows import StateError
+from trionsq.storage.log.rows import StateError, UpdateTopic
+from trionsq.storage.log.state import STATE_FILE
 from trionsq.testing.background import HeldBackground
-from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
 from trionsq.wire.bodies import ListBodies
 
@@ -132,6 +133,44 @@ def test_a_full_journal_goes_when_its_segments_are_synced() -> None:
     assert node.disk.log.count(("create", "trionsq.journal.tmp")) == 1
     for _ in range(5):
         assert stored(node.disk.after_power_loss()) == expected(4, *bodies)
+
+
+def test_no_two_jobs_of_a_node_run_at_once() -> None:
+    """Also when a checkpoint is due and segments are to be synced: SQLite has one thread."""
+    node = Node(4, journal_bytes=300)
+    operations: list[str] = []
+    for number in range(300):
+        for topic in node.topics:
+            topic.publish(ListBodies([b"%03d" % number + bytes(100)]), NOW_NS)
+        node.node.commit([UpdateTopic(log.row()) for log in node.node.logs.values()])
+        while node.jobs:
+            assert len(node.jobs) == 1
+            at = len(node.disk.log)
+            node.jobs.run_one()
+            operations += [f"{it[0]} {it[1]}" for it in node.disk.log[at:]]
+    assert f"sync {STATE_FILE}" in operations
+
+
+def test_a_power_cut_at_any_operation_of_a_journal_is_no_damage() -> None:
+    """Neither while it begins, nor when its file is used again; and what was answered is there."""
+    at, has_ended = 0, False
+    while not has_ended:
+        at += 1
+        node = Node(3, journal_bytes=900)
+        safe: set[bytes] = set()
+        node.disk.crash_at(at)
+        try:
+            for body in (b"a" + bytes(200), b"b" + bytes(200), b"c" + bytes(200)):
+                if not any(one.error for one in node.publish(body)):
+                    safe |= expected(3, body)
+            has_ended = True
+        except Crashed:
+            pass
+        for _ in range(5):
+            disk = node.disk.after_power_loss()
+            assert not Node(0, disk).node.folder.faults
+            assert stored(disk) >= safe
+    assert at > 40
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])

@@ -31,6 +31,7 @@ from trionsq.storage.log.rows import (
     State,
     StateError,
     StoredChannel,
+    numbers_added,
 )
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
@@ -246,14 +247,13 @@ class LogNode:
                 self.state.apply(changes)
             except StateError as error:
                 failures.append(error)
-            without_row = _numbers_added(changes) if failures else set()
+            without_row = numbers_added(changes) if failures else set()
             for job in jobs:
                 if job.log.number in without_row:
                     job.error = failures[0]
             self._journals.write([job for job in jobs if job.error is None])
 
         def done(error: Exception | None) -> None:
-            self._is_working = False
             self._under_way = None
             self._show_full()
             failure = failures[0] if failures else error
@@ -267,6 +267,7 @@ class LogNode:
                     for log_ in self._journals.logs_to_sync():
                         log_.sync()
             finally:
+                self._is_working = False  # not before: what is asked for meanwhile is one job
                 self._checkpoint_if_due()
                 self._work()
 
@@ -387,14 +388,3 @@ class LogNode:
         if faults.get(key) != text:
             log.error("LOG(%s): %s", name, text)
         faults[key] = text
-
-
-def _numbers_added(changes: Sequence[Change]) -> set[int]:
-    """Return the numbers of topics whose row, or a channel's, would be new."""
-    added: set[int] = set()
-    for change in changes:
-        if isinstance(change, AddTopic):
-            added.add(change.row.number)
-        elif isinstance(change, AddChannel):
-            added.add(change.row.topic)
-    return added

@@ -28,6 +28,7 @@ __all__ = [
     "StoredTopic",
     "UpdateChannel",
     "UpdateTopic",
+    "numbers_added",
 ]
 
 
@@ -188,6 +189,17 @@ Change = (
     | DropHeld
     | PutMeta
 )
+
+
+def numbers_added(changes: Sequence[Change]) -> set[int]:
+    """Return the numbers of topics whose row, or a channel's, would be new."""
+    added: set[int] = set()
+    for change in changes:
+        if isinstance(change, AddTopic):
+            added.add(change.row.number)
+        elif isinstance(change, AddChannel):
+            added.add(change.row.topic)
+    return added
 
 
 @dataclass(slots=True)

@@ -211,8 +211,11 @@ class History:
         times = random.choice((1, 1, 2, 3))
         at = random.randint(1, 6)
         self._story(f"the disk will fail {times} times: {kind} from {at} on")
+        name = "*"
+        if self._topics is _MANY_TOPICS and random.random() < 0.4:
+            at, name = random.randint(1, 3), "trionsq.journal*"
         for place in range(times):
-            disk.fail(number, at + place, only=only)
+            disk.fail(number, at + place, only=only, name=name)
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random
