@@ -51,6 +51,16 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     assert node.log.pending is None
 
 
+def test_a_commit_of_nothing_ends() -> None:
+    """A full disk has them made; an operator whose command comes then must hear an answer."""
+    node = Node()
+    node.node.commit([])
+    waited_for = node.node.committed()
+    node.jobs.run_all()
+    assert waited_for is not None
+    assert (waited_for.is_done, waited_for.error) == (True, None)
+
+
 def publish(node: Node, *bodies: bytes) -> Round:
     pending = node.topic.publish(ListBodies(list(bodies)), NOW_NS)
     assert pending is not None

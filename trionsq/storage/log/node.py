@@ -280,6 +280,8 @@ class LogNode:
         self, changes: list[Change], committed: Round | None, failure: Exception | None
     ) -> None:
         if not changes:
+            if committed is not None:
+                committed.finish()
             return
         faults, name = self.folder.faults, "trionsq.state.db"
         if failure is None:
