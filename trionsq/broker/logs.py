@@ -22,6 +22,7 @@ from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
+from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.rows import State, StateError
@@ -67,6 +68,7 @@ class LogTopics:
         self._open_state = open_state
         self._node: LogNode | None = None
         self._state: State | None = None
+        self._moved_queues: MovedQueues | None = None
         self._found: dict[str, FoundLog] = {}
         self._snapshots = Snapshots()
         self.ids_after_ns = 0
@@ -99,12 +101,28 @@ class LogTopics:
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
+        self._moved_queues = MovedQueues(node, content.meta)
+        self._moved_queues.remove_files(content)
         for found in open_logs(node, content):
             self._found[found.log.name] = found
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._node = node
         return node
+
+    def node(self) -> LogNode:
+        """Return the node; make its state if there is none.
+
+        Raises:
+            StateError: that failed.
+        """
+        return self._node or self._open_node()
+
+    @property
+    def moved_queues(self) -> MovedQueues:
+        """The disk queues whose messages are in a log. There must be a node."""
+        assert self._moved_queues is not None
+        return self._moved_queues
 
     # Backends
 
@@ -124,8 +142,7 @@ class LogTopics:
             return found.log
         if is_ephemeral(name) or is_loading or (storage or self._options.storage) != "log":
             return None
-        node = self._node or self._open_node()
-        return node.new_topic(name)
+        return self.node().new_topic(name)
 
     def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
         """Return the cursor of a channel that is being made; None if the channel is ephemeral."""

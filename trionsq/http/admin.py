@@ -16,6 +16,7 @@ from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
+from trionsq.broker.moving import MoveFailed
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
@@ -89,6 +90,23 @@ class Administration:
             await prepared.wait()
         return await self._durable()
 
+    async def move_topic(self) -> Response:
+        """POST /topic/move: give an existing topic a log, while clients use it."""
+        values = query()
+        name, storage = valid_topic_name(values), _storage(values)
+        topic = self.topic_named(name)
+        if storage != "log":
+            raise HttpError(400, "INVALID_STORAGE")
+        if topic.is_ephemeral:
+            raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
+        if topic.has_log:
+            raise HttpError(409, "TOPIC_HAS_LOG")
+        try:
+            await self._broker.registry.moves.move(topic)
+        except MoveFailed as error:
+            raise HttpError(500, f"NOT_MOVED: {error}") from error
+        return empty()
+
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
@@ -149,6 +167,7 @@ class Administration:
         self, topic: TopicState | None = None, channel: ChannelState | None = None
     ) -> Response:
         """The response to a change: what is in the state of the logs waits for its commit."""
+        await self._broker.registry.moves.decided()
         error = await self._broker.logs.commit(topic, channel)
         if error is not None:
             raise HttpError(500, f"NOT_DURABLE: {error}")

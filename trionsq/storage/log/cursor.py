@@ -17,8 +17,11 @@ from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
 
 __all__ = ["Cursor", "CursorLog"]
 
-# Returned messages that are read in one job.
+# Returned messages that are read in one job: ranges, messages, bytes.
 _MAX_FETCH: Final = 64
+_MAX_FETCH_MESSAGES: Final = 4096
+_FIRST_FETCH_MESSAGES: Final = 256
+_FETCH_BYTES: Final = 1 << 20
 
 
 class CursorLog(MessageSource, Protocol):
@@ -94,6 +97,7 @@ class Cursor:
         self._returned: deque[MessageRange] = deque()
         self._fetching: list[MessageRange] = []
         self._fetched: deque[Segment] = deque()
+        self._fetch_messages = _FIRST_FETCH_MESSAGES
         self._returned_next = True
 
     def __repr__(self) -> str:
@@ -256,8 +260,7 @@ class Cursor:
                     return None
             else:
                 first = self._returned.popleft()
-                rest = first.count - cached.count
-                if rest:
+                if rest := first.count - cached.count:
                     sequence = first.sequence + cached.count
                     self._returned.appendleft(MessageRange(sequence, rest, first.attempts))
                 self._fetched.append(cached)
@@ -270,8 +273,15 @@ class Cursor:
         return segment
 
     def _fetch(self) -> None:
-        count = min(_MAX_FETCH, len(self._returned))
-        self._fetching = [self._returned.popleft() for _ in range(count)]
+        left = self._fetch_messages
+        while left > 0 and self._returned and len(self._fetching) < _MAX_FETCH:
+            one = self._returned.popleft()
+            if one.count > left:
+                rest = one._replace(sequence=one.sequence + left, count=one.count - left)
+                self._returned.appendleft(rest)
+                one = one._replace(count=left)
+            self._fetching.append(one)
+            left -= one.count
         generation = self._generation
         self._log.read_ranges(
             self._fetching, lambda segments, lost: self._have_fetched(segments, lost, generation)
@@ -282,6 +292,9 @@ class Cursor:
             return
         self._fetching = []
         self._fetched.extend(segments)
+        if nbytes := sum(segment.batch.bodies.nbytes for segment in segments):
+            count = sum(segment.count for segment in segments)
+            self._fetch_messages = max(1, min(_FETCH_BYTES * count // nbytes, _MAX_FETCH_MESSAGES))
         if lost:
             self.depth -= lost
             self._note_damaged(lost)

@@ -56,6 +56,7 @@ class LogNode:
         folder: the data path.
         state: positions and settings.
         logs: of the topics, by number.
+        durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places that were found, by file name.
     """
@@ -74,7 +75,7 @@ class LogNode:
         self.logs: dict[int, TopicLog] = {}
         self.next_number = next_number
         self.damaged: dict[str, str] = {}
-        self._durability = durability
+        self.durability = durability
         self._segment_bytes = segment_bytes
         self._dirty: dict[TopicLog, None] = {}
         self._changes: list[Change] = []
@@ -107,8 +108,8 @@ class LogNode:
 
     def new_topic(self, name: str, durability: str | None = None) -> TopicLog:
         """Make the log of a new topic."""
-        number = self._take_number()
-        durability = durability or self._durability
+        number = self.take_number()
+        durability = durability or self.durability
         log_ = TopicLog(self, number, name, durability, self.new_writer(name, number, None))
         self.add_log(log_)
         self.commit([AddTopic(log_.row())])
@@ -125,7 +126,7 @@ class LogNode:
 
     def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
         """Make the cursor of a new channel: it begins where the topic stands."""
-        cursor = Cursor(log_, self._take_number(), name, log_.frontier, log_.frontier)
+        cursor = Cursor(log_, self.take_number(), name, log_.frontier, log_.frontier)
         log_.cursors[cursor.number] = cursor
         row = StoredChannel(
             cursor.number, log_.number, name, paused=False, next=cursor.next, frontier=cursor.next
@@ -133,7 +134,8 @@ class LogNode:
         self.commit([AddChannel(row)])
         return cursor
 
-    def _take_number(self) -> int:
+    def take_number(self) -> int:
+        """Return a number for a topic or channel that has not had one."""
         number = self.next_number
         self.next_number += 1
         return number
