@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from quart import Response
 
+from trionsq.broker.backups import make_backup
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.moving import MoveFailed
@@ -22,6 +24,8 @@ from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
+from trionsq.storage.log.backup import BackupError, backup_path
+from trionsq.storage.log.rows import StateError
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
 from trionsq.web.responses import empty, json_document, text
@@ -35,6 +39,7 @@ _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 # The version numbers of the TLS protocol.
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_BACKUP_NAME: Final = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
     "log_level": _LOG_LEVELS,
     "tls_min_version": _TLS_VERSIONS,
@@ -106,6 +111,23 @@ class Administration:
         except MoveFailed as error:
             raise HttpError(500, f"NOT_MOVED: {error}") from error
         return empty()
+
+    async def back_up(self) -> Response:
+        """POST /log/backup: make a backup of the logs in the data path."""
+        name = query().get(b"name")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_NAME")
+        if not _BACKUP_NAME.fullmatch(name):
+            raise HttpError(400, "INVALID_NAME")
+        broker, text_ = self._broker, name.decode()
+        try:
+            sizes = await make_backup(broker.logs, broker.folder, text_)
+        except FileExistsError as error:
+            raise HttpError(409, "BACKUP_EXISTS") from error
+        except (BackupError, StateError) as error:
+            raise HttpError(500, f"NO_BACKUP: {error}") from error
+        path = backup_path(broker.folder.disk, text_)
+        return json_document({"path": path, "segments": len(sizes), "bytes": sum(sizes.values())})
 
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""

@@ -84,6 +84,9 @@ class LogNode:
         self._commit: Round | None = None
         self._under_way: Round | None = None
         self._is_working = False
+        # Who copies files, and what is to be removed behind that.
+        self._holds = 0
+        self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
         self._commits = 0
         self._reads_to_retry: list[
             tuple[Callable[[], None], Callable[[Exception | None], None]]
@@ -176,6 +179,10 @@ class LogNode:
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
 
+        if self._holds:
+            self._held.append((names, removed))
+            return
+
         def job() -> None:
             for name in names():
                 with suppress(FileNotFoundError):
@@ -189,6 +196,18 @@ class LogNode:
                 removed()
 
         self.folder.background.submit(job, done)
+
+    def hold_files(self) -> None:
+        """Remove no files until `release_files`: somebody copies them."""
+        self._holds += 1
+
+    def release_files(self) -> None:
+        """Remove what was to be removed meanwhile, if nobody else holds it."""
+        self._holds -= 1
+        if not self._holds:
+            held, self._held = self._held, []
+            for names, removed in held:
+                self._remove_files(names, removed)
 
     # Work
 
