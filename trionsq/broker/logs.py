@@ -7,7 +7,7 @@ there before the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
+from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
@@ -29,6 +30,7 @@ from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
 from trionsq.storage.log.topiclog import TopicLog
+from trionsq.storage.metadata import TopicRecord, save_metadata
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["LogTopics", "wait_for_round"]
@@ -69,6 +71,7 @@ class LogTopics:
         self._node: LogNode | None = None
         self._state: State | None = None
         self._moved_queues: MovedQueues | None = None
+        self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
         self._snapshots = Snapshots()
         self.ids_after_ns = 0
@@ -101,6 +104,7 @@ class LogTopics:
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
+        self._mark = MetadataMark(state, content.meta)
         self._moved_queues = MovedQueues(node, content.meta)
         self._moved_queues.remove_files(content)
         for found in open_logs(node, content):
@@ -123,6 +127,26 @@ class LogTopics:
         """The disk queues whose messages are in a log. There must be a node."""
         assert self._moved_queues is not None
         return self._moved_queues
+
+    # nsqd.dat
+
+    def wrote_metadata(self) -> bool | None:
+        """Return whether nsqd.dat is what this nsqd wrote last; None if that is not known.
+
+        Blocks; for the start.
+        """
+        return None if self._mark is None else self._mark.is_ours(self._folder.disk)
+
+    def save_metadata(self, topics: Iterable[TopicRecord]) -> None:
+        """Replace nsqd.dat. Blocks.
+
+        Raises:
+            OSError: the file may have its old content.
+        """
+        if self._mark is None:
+            save_metadata(self._folder.disk, topics)
+        else:
+            self._mark.write(self._folder.disk, topics)
 
     # Backends
 

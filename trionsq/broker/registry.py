@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -168,7 +168,7 @@ class TopicRegistry:
         """``queue`` is the name of the disk queue."""
         return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
 
-    def load(self, records: Iterable[TopicRecord]) -> None:
+    def load(self, records: Sequence[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name, and those that have a log.
 
         Raises:
@@ -177,19 +177,32 @@ class TopicRegistry:
         self.is_loading = True
         with_log = self._logs.open()
         self.ids_after_ns = max(self.ids_after_ns, self._logs.ids_after_ns)
+        # The state of the logs leads: it was saved before what depends on it. But the original may
+        # have had the data path meanwhile.
+        ours = self._logs.wrote_metadata()
+        others = {} if ours in (True, None) else {record.name: record for record in records}
         for record in records:
+            if ours and record.name in with_log:
+                continue
             topic = self.topic(record.name)
             topic.core.paused = record.paused
             for channel_record in record.channels:
                 channel = topic.channel(channel_record.name)
                 channel.core.paused = channel_record.paused
         for name in with_log:
-            # The state of the logs leads: it was saved before what depends on it.
             found = self._logs.found(name)
             topic = self.topic(name)
-            topic.core.paused = found.log.is_paused
+            other = others.get(name)
+            topic.core.paused = found.log.is_paused if other is None else other.paused
+            paused = {} if other is None else {one.name: one.paused for one in other.channels}
+            lacks = [] if other is not None or ours is not False else [name]
             for cursor in list(found.log.cursors.values()):
-                topic.channel(cursor.name).core.paused = cursor.is_paused
+                core = topic.channel(cursor.name).core
+                core.paused = paused.get(cursor.name, cursor.is_paused)
+                if other is not None and cursor.name not in paused:
+                    lacks.append(f"{name}:{cursor.name}")
+            for lacking in lacks:
+                log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
         self.is_loading = False
         self._log_orphan_queues()
 
