@@ -13,9 +13,9 @@ from tests.broker.support import Gate, check_balances, consume, finish, publish
 from tests.broker.test_clock_jumps import JumpingClock
 from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
+from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
-from trionsq.broker.topic import PublishRefused
 from trionsq.storage.log import held
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.testing.conversation import Conversation

@@ -18,6 +18,7 @@ from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
+from trionsq.wire.names import is_valid_name
 
 COMMANDS = {
     "PUB": commands.publish("t", b"x"),
@@ -277,7 +278,7 @@ async def test_names_that_make_no_channel_are_read_in_turns(autojump_clock: Mock
     async with cluster("a") as (broker, [a]):
         a.answers["HTTP"] = http({"channels": [f"c{n}#ephemeral" for n in range(10_000)]})
         seen: Counter[str] = Counter()
-        valid = lookup.is_valid_name
+        valid = is_valid_name
 
         def counted(name: bytes) -> bool:
             seen["names"] += 1

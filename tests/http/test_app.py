@@ -194,6 +194,29 @@ async def test_topics_and_channels_are_administered(app: QuartTrio, broker: Brok
     assert list(broker.topics) == ["t#ephemeral"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("topic=t&storage=log", (200, "")),
+        ("topic=l&storage=log", (409, "TOPIC_HAS_LOG")),
+        ("topic=e%23ephemeral&storage=log", (400, "EPHEMERAL_TOPIC_HAS_NO_LOG")),
+        ("topic=gone&storage=log", (404, "TOPIC_NOT_FOUND")),
+        ("topic=t&storage=default", (400, "INVALID_STORAGE")),
+        ("topic=t", (400, "INVALID_STORAGE")),
+        ("storage=log", (400, "MISSING_ARG_TOPIC")),
+    ],
+)
+async def test_a_topic_is_moved_to_a_log(
+    arguments: str, answer: tuple[int, str], app: QuartTrio, broker: Broker
+) -> None:
+    """By a route of ours, which says why it does not."""
+    broker.topic("t", "default")
+    broker.topic("l", "log")
+    broker.topic("e#ephemeral")
+    assert await ask(app, "POST", f"/topic/move?{arguments}") == answer
+    assert broker.topics["t"].storage == ("log" if answer[0] == 200 else "default")
+
+
 async def test_a_channel_is_not_made_without_its_topic(app: QuartTrio, broker: Broker) -> None:
     """And an unknown name is told from an invalid one."""
     assert await ask(app, "POST", "/channel/create?topic=t&channel=c") == (404, "TOPIC_NOT_FOUND")

@@ -25,9 +25,10 @@ from trionsq.wire.bodies import ListBodies
 
 async def ask(app: QuartTrio, method: str, target: str) -> tuple[int, Any]:
     """Status and document, or the code of a refusal."""
-    response = await app.test_client().open(target, method=method)
+    client = app.test_client()
+    response = await (client.post if method == "POST" else client.get)(target)
     data = await response.get_data()
-    document = json.loads(data) if data else None
+    document: Any = json.loads(data) if data else None
     return response.status_code, document if response.status_code == 200 else document["message"]
 
 
@@ -98,10 +99,10 @@ async def test_a_changed_durability_holds_at_once_and_after_a_kill() -> None:
         publish(broker, "t", b"before")
         topic_log = log_of(topic)
         assert topic_log is not None
-        assert topic_log.has_unsynced
+        assert bool(topic_log.has_unsynced)
         target = "/topic/settings?topic=t&durability=always"
         assert (await ask(app, "POST", target))[1]["durability"] == "always"
-        assert not topic_log.has_unsynced
+        assert topic_log.has_unsynced is False
         publish(broker, "t", b"after")
         found = disk.after_power_loss()
     async with nsqd_in_memory(disk=found, storage="log", durability="interval") as broker:

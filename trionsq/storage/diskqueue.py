@@ -15,6 +15,7 @@ import errno
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from trionsq.core.batch import Segment
@@ -25,6 +26,7 @@ from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import PositionsFile, QueueFiles
+from trionsq.storage.queuecopy import QueueCopy
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
 from trionsq.storage.recovery import UndeletedFiles, find_start
@@ -238,6 +240,28 @@ class DiskQueue:
             self._deferrals.due_ns,
             self._sync.generation,
         )
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is not known yet which messages are deferred."""
+        return self._deferrals.is_loading
+
+    def copy(self) -> QueueCopy:
+        """Return what is to be read, for somebody who copies it. Not while `is_loading`."""
+        return QueueCopy(
+            self._folder.disk,
+            self._files,
+            self._positions,
+            self._writer.repaired_ends(),
+            self._folder.max_body_bytes,
+            self._deferrals.due_ns,
+            self._recovered_end,
+        )
+
+    def set_aside(self, name: str) -> None:
+        """Keep a record file of a queue that is to be deleted, under another name. Blocks."""
+        with suppress(FileNotFoundError):
+            self._folder.disk.rename(name, self._files.set_aside(self._files.number(name)))
 
     def oldest_ns(self) -> int | None:
         return self._reader.oldest_ns()

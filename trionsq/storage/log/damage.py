@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trionsq.storage.folder import error_text
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.segments import Damage
 
-__all__ = ["DamagedPlace", "DamagedPlaces"]
+__all__ = ["DamagedPlace", "DamagedPlaces", "show_error"]
 
 log = logging.getLogger("trionsq")
 
@@ -111,3 +112,16 @@ class DamagedPlaces:
 def _is_gone(file: str, number: int, before: int | None) -> bool:
     parsed = parse_segment_name(file)
     return parsed is not None and parsed[1] == number and (before is None or parsed[2] < before)
+
+
+def show_error(faults: MutableMapping[Any, str], name: str, error: Exception | None) -> None:
+    """Show an error of the disk among the faults of a topic's log, or (None) that there is none."""
+    key = f"log of {name}"
+    if error is None:
+        if faults:
+            faults.pop(key, None)
+        return
+    text = error_text(error)
+    if faults.get(key) != text:
+        log.error("LOG(%s): %s", name, text)
+    faults[key] = text

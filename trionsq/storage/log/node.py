@@ -16,7 +16,7 @@ from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.budgets import CacheBudget, ReadBudget
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.damage import DamagedPlaces
+from trionsq.storage.log.damage import DamagedPlaces, show_error
 from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.journals import DEFAULT_JOURNAL_BYTES, Journals
 from trionsq.storage.log.names import incarnation_of
@@ -56,6 +56,7 @@ class LogNode:
         folder: the data path.
         state: positions and settings.
         logs: of the topics, by number.
+        durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
         figures: counts, for operators.
@@ -77,7 +78,7 @@ class LogNode:
         self.next_number = next_number
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
-        self._durability = durability
+        self.durability = durability
         self._segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._dirty: dict[TopicLog, None] = {}
@@ -87,10 +88,11 @@ class LogNode:
         self._commit: Round | None = None
         self._under_way: Round | None = None
         self._is_working = False
+        # Who copies files, and what is to be removed behind that.
+        self._holds = 0
+        self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
         self._commits = 0
-        self._reads_to_retry: list[
-            tuple[Callable[[], None], Callable[[Exception | None], None]]
-        ] = []
+        self._reads_to_retry: list[tuple[Job, JobDone]] = []
         self._caches = CacheBudget()
         self._reads = ReadBudget()
 
@@ -110,8 +112,8 @@ class LogNode:
 
     def new_topic(self, name: str, durability: str | None = None) -> TopicLog:
         """Make the log of a new topic."""
-        number = self._take_number()
-        durability = durability or self._durability
+        number = self.take_number()
+        durability = durability or self.durability
         log_ = TopicLog(self, number, name, durability, self.new_writer(name, number, None))
         self.add_log(log_)
         self.commit([AddTopic(log_.row())])
@@ -128,7 +130,7 @@ class LogNode:
 
     def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
         """Make the cursor of a new channel: it begins where the topic stands."""
-        cursor = Cursor(log_, self._take_number(), name, log_.frontier, log_.frontier)
+        cursor = Cursor(log_, self.take_number(), name, log_.frontier, log_.frontier)
         log_.cursors[cursor.number] = cursor
         row = StoredChannel(
             cursor.number, log_.number, name, paused=False, next=cursor.next, frontier=cursor.next
@@ -136,7 +138,8 @@ class LogNode:
         self.commit([AddChannel(row)])
         return cursor
 
-    def _take_number(self) -> int:
+    def take_number(self) -> int:
+        """Return a number for a topic or channel that has not had one."""
         number = self.next_number
         self.next_number += 1
         return number
@@ -179,6 +182,10 @@ class LogNode:
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
 
+        if self._holds:
+            self._held.append((names, removed))
+            return
+
         def job() -> None:
             for name in names():
                 with suppress(FileNotFoundError):
@@ -192,6 +199,18 @@ class LogNode:
                 removed()
 
         self.folder.background.submit(job, done)
+
+    def hold_files(self) -> None:
+        """Remove no files until `release_files`: somebody copies them."""
+        self._holds += 1
+
+    def release_files(self) -> None:
+        """Remove what was to be removed meanwhile, if nobody else holds it."""
+        self._holds -= 1
+        if not self._holds:
+            held, self._held = self._held, []
+            for names, removed in held:
+                self._remove_files(names, removed)
 
     # Work
 
@@ -378,13 +397,4 @@ class LogNode:
             self.damaged.report(name, file, damage)
 
     def report_error(self, name: str, error: Exception | None) -> None:
-        faults = self.folder.faults
-        if error is None:
-            if faults:
-                faults.pop(f"log of {name}", None)
-            return
-        text = error_text(error)
-        key = f"log of {name}"
-        if faults.get(key) != text:
-            log.error("LOG(%s): %s", name, text)
-        faults[key] = text
+        show_error(self.folder.faults, name, error)

@@ -24,7 +24,7 @@ from trionsq.storage.log.format import (
 )
 from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
+from trionsq.storage.log.ranges import Gaps, HeldRange, SequenceSet, pack_open, unpack_open
 from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import (
     ForgetTopic,
@@ -217,10 +217,7 @@ def _open_cursor(
         # They have become a gap, which the topic's row will have.
         skipped = max(0, skipped - lost)
         node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
-    sequences = {
-        sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
-    }
-    cursor.held.load(held, row.fired_ns, sequences)
+    cursor.held.load(held, row.fired_ns, SequenceSet(opened))
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end and topic_log.gap_end(first) is None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trionsq.disk import Disk
+
 __all__ = [
     "AddChannel",
     "AddTopic",
@@ -251,6 +253,15 @@ class State(Protocol):
 
         Raises:
             StateError: nothing is lost; try again later.
+        """
+
+    def copy_to(self, disk: Disk) -> None:
+        """Copy all that was applied to the state of another folder, which has none, durably.
+
+        In any thread; other calls wait meanwhile.
+
+        Raises:
+            StateError, OSError: there is no copy, or it is not durable.
         """
 
     def close(self) -> None:

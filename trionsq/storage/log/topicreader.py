@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trionsq.core.batch import MessageBatch
-from trionsq.storage.log.cursor import Cursor, CursorLog
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.cursorlog import CursorLog
 
 __all__ = ["TopicReader"]
 
