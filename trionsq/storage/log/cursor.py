@@ -43,7 +43,9 @@ class Cursor:
     pending: Round | None = None
     has_published: Final = True
 
-    def __init__(self, log: CursorLog, number: int, name: str, next_: int, frontier: int) -> None:
+    def __init__(
+        self, log: CursorLog[Cursor], number: int, name: str, next_: int, frontier: int
+    ) -> None:
         self.number = number
         self.name = name
         self.next = next_

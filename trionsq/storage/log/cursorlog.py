@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
 from trionsq.storage.log.held import MessageSource
@@ -11,13 +11,12 @@ from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change
 
-if TYPE_CHECKING:
-    from trionsq.storage.log.cursor import Cursor
-
 __all__ = ["CursorLog"]
 
+_AnyCursor = TypeVar("_AnyCursor", contravariant=True)
 
-class CursorLog(MessageSource, Protocol):
+
+class CursorLog(MessageSource, Protocol[_AnyCursor]):
     """The log, as a cursor sees it."""
 
     @property
@@ -48,8 +47,8 @@ class CursorLog(MessageSource, Protocol):
     def count_on_disk(self, first: int, end: int) -> int:
         """Return how many of the messages are not in the cache."""
 
-    def drop_cursor(self, cursor: Cursor) -> None:
+    def drop_cursor(self, cursor: _AnyCursor) -> None:
         """The channel is deleted."""
 
-    def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
+    def note_emptied(self, cursor: _AnyCursor, dropped: Sequence[Change]) -> None:
         """The channel is emptied: the state has to know before the operator does."""
