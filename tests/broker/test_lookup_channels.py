@@ -13,7 +13,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.broker.lookupds import HTTP_PORT, Lookupd, cluster
 from tests.broker.support import check_nobody_left, connect, publish
 from tests.steps import counted_steps
-from trionsq.broker import lookup
 from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
@@ -278,14 +277,13 @@ async def test_names_that_make_no_channel_are_read_in_turns(autojump_clock: Mock
     async with cluster("a") as (broker, [a]):
         a.answers["HTTP"] = http({"channels": [f"c{n}#ephemeral" for n in range(10_000)]})
         seen: Counter[str] = Counter()
-        valid = is_valid_name
 
         def counted(name: bytes) -> bool:
             seen["names"] += 1
-            return valid(name)
+            return is_valid_name(name)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lookup, "is_valid_name", counted)
+            patch.setattr("trionsq.broker.lookup.is_valid_name", counted)
             with counted_steps(lambda: seen["names"]) as steps:
                 await make(broker)
         assert seen["names"] >= 10_000
