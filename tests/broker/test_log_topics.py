@@ -85,7 +85,7 @@ async def test_snapshots_of_much_in_flight_are_taken_in_turns(
         publish(broker, "t", *[b"x"] * 4)
         for number in range(6):
             await consume(broker, "t", f"c{number}", 4)
-        taken: list[int] = []
+        taken = [0]
         add = Snapshots.add_channel
 
         def counted(self: Snapshots, core: ChannelState, number: int) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from quart_trio import QuartTrio
 
 from tests.broker.support import publish
+from tests.engines import ON_LOG
 from tests.http.conftest import StartBroker
 from tests.http.meter import Meter, metered
 from trionsq.broker.broker import Broker
@@ -187,14 +188,15 @@ async def test_an_age_that_the_disk_does_not_tell_is_left_out(start_broker: Star
 
 
 async def test_syncs_are_timed(start_broker: StartBroker) -> None:
-    """Each fsync of a disk queue's file is one observation."""
+    """Each fsync of a disk queue's file, or of a log, is one observation."""
+    name = "nsqd_log_fsync_duration_seconds" if ON_LOG else "nsqd_fsync_duration_seconds"
     broker = await start_broker(NsqdOptions(mem_queue_size=0, sync_every=1))
     app = create_app(broker)
-    assert (await scrape(app))("nsqd_fsync_duration_seconds_count") == 0
+    assert (await scrape(app))(f"{name}_count") == 0
     publish(broker, "t", b"x")
     seen = await scrape(app)
-    assert seen("nsqd_fsync_duration_seconds_count") == 1
-    assert seen("nsqd_fsync_duration_seconds_bucket", le="+Inf") == 1
+    assert seen(f"{name}_count") == 1
+    assert seen(f"{name}_bucket", le="+Inf") == 1
 
 
 async def test_the_loop_s_lag_is_sampled(start_broker: StartBroker) -> None:

@@ -239,9 +239,11 @@ class LogNode:
 
         Changes that failed are tried again.
         """
-        if self._commit is not None or self._under_way is not None:
-            return self._commit or self._under_way
-        return self.commit([]) if self._failed else None
+        if self._commit is not None:
+            return self._commit
+        if self._failed and self._under_way is None:
+            return self.commit([])
+        return self._under_way
 
     def _work(self) -> None:
         if self._is_working:

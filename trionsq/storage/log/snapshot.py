@@ -6,7 +6,7 @@ is in exactly one of its parts, or finished.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -138,15 +138,26 @@ def _of_segments(segments: Iterable[Segment]) -> Iterator[MessageRange]:
 def _in_flight(in_flight: InFlight) -> Iterator[MessageRange]:
     for subscription in in_flight.walk_holders():
         if subscription.epoch == in_flight.epoch:
-            for delivery, count in Counter(subscription.in_flight.values()).items():
+            # Most deliveries of a channel that keeps up have one message; there may be many.
+            alone: defaultdict[int, list[int]] = defaultdict(list)
+            others: list[Delivery] = []
+            for delivery in subscription.in_flight.values():
+                if delivery.last - delivery.first == 1:
+                    sequences = delivery.batch.sequences
+                    assert sequences is not None, "the messages are of no log"
+                    alone[delivery.attempts].append(sequences[delivery.first])
+                else:
+                    others.append(delivery)
+            for attempts, found in alone.items():
+                found.sort()
+                yield from ranges_of(found, attempts)
+            for delivery, count in Counter(others).items():
                 yield from _open_ranges(subscription, delivery, count)
 
 
 def _open_ranges(subscription: Subscription, delivery: Delivery, count: int) -> list[MessageRange]:
     sequences = delivery.batch.sequences
     assert sequences is not None, "the messages are of no log"
-    if delivery.last - delivery.first == 1:
-        return [MessageRange(sequences[delivery.first], 1, delivery.attempts)]
     if count == len(delivery.ids):
         return ranges_of(sequences[delivery.first : delivery.last], delivery.attempts)
     held = subscription.in_flight
