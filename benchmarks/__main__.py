@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.build import BuildError, build
 from benchmarks.folders import data_base, file_system
 from benchmarks.generator import Bench, MeasureError
+from benchmarks.logrows import LOG_ROWS
 from benchmarks.measure import message_counts, run_row
 from benchmarks.pipelines import SPARK_ROWS
 from benchmarks.report import Result, document, machine, table, versions
@@ -44,10 +45,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
-    by_name = {row.name: row for row in (*ROWS, *SPARK_ROWS)}
+    by_name = {row.name: row for row in (*ROWS, *LOG_ROWS, *SPARK_ROWS)}
     if unknown := set(names or ()) - by_name.keys():
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; --list names them")
-    return [by_name[name] for name in names] if names else list(ROWS)
+    return [by_name[name] for name in names] if names else [*ROWS, *LOG_ROWS]
 
 
 def _chosen_servers(arguments: argparse.Namespace) -> list[str]:
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a row failed, 2 when nothing could start."""
     arguments = _parser().parse_args(argv)
     if arguments.list:
-        print("\n".join(f"{row.name:18}{row.title}" for row in (*ROWS, *SPARK_ROWS)))
+        print("\n".join(f"{row.name:18}{row.title}" for row in (*ROWS, *LOG_ROWS, *SPARK_ROWS)))
         return 0
     _raise_file_limit()
     base = data_base(arguments.data)

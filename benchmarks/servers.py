@@ -72,15 +72,19 @@ class Server:
 
         Raises `ServerError` when it does not answer.
         """
-        query = {"format": "json", "topic": topic} | ({"channel": channel} if channel else {})
-        query |= {"include_clients": "false", "include_mem": "false"}
+        query = {"topic": topic} | ({"channel": channel} if channel else {})
+        topics = self.all_stats(**query)
+        return topics[0] if topics else None
+
+    def all_stats(self, **query: str) -> list[TopicStats]:
+        """What /stats says of the topics; raises `ServerError` when it does not answer."""
+        query |= {"format": "json", "include_clients": "false", "include_mem": "false"}
         url = f"http://127.0.0.1:{self.http_port}/stats?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
-                topics = cast(list[TopicStats] | None, json.load(answer)["topics"])
+                return cast(list[TopicStats] | None, json.load(answer)["topics"]) or []
         except (OSError, HTTPException) as error:
             raise ServerError(f"/stats does not answer: {error!r}") from error
-        return topics[0] if topics else None
 
     def stop(self, within_s: float) -> float:
         """SIGTERM; returns the seconds until the process had ended.
@@ -102,6 +106,11 @@ class Server:
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         fields = stat.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / 100
+
+    def written_bytes(self) -> int:
+        """Bytes that the process caused to be written to disks so far."""
+        lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["write_bytes"])
 
     def resident_bytes(self) -> int:
         """Resident memory of the process in bytes."""

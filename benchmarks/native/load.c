@@ -25,7 +25,7 @@ static const struct option names[] = {
     {"unbuffered", 0, 0, 'u'}, {"channels", 1, 0, 'k'},  {"stall", 1, 0, 's'},
     {"pid", 1, 0, 'd'},        {"ahead", 1, 0, 'a'},    {"slow", 1, 0, 'l'},
     {"slow-channel", 1, 0, 'L'}, {"since-ns", 1, 0, 'S'}, {"data-path", 1, 0, 'D'},
-    {"http", 0, 0, 'W'},
+    {"http", 0, 0, 'W'},       {"topics", 1, 0, 'T'},
     {0, 0, 0, 0}};
 
 static long number(const char *text) {
@@ -63,6 +63,7 @@ static void take(struct options *o, int letter, const char *value) {
     case 'L': o->slow_channel = value; break;
     case 'S': o->since_ns = (uint64_t)number(value); break;
     case 'D': o->data_path = value; break;
+    case 'T': o->topics = (int)number(value); break;
     default: fail("unknown option");
     }
 }

@@ -8,6 +8,7 @@
 
 struct options {
     const char *host, *topic, *channel;
+    int topics;                   /* publishers are spread over so many, named by number; 0: one */
     int port;
     int publishers, consumers;    /* connections of each role */
     int slow;                     /* consumers at RDY 1 that finish nothing */

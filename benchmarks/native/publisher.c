@@ -15,7 +15,10 @@ static void command(struct run *run, struct connection *c, uint32_t count, uint6
     const struct options *o = &run->options;
     uint8_t *start = buffer_reserve(&c->out, 256 + (size_t)count * (4 + o->size_max));
     uint8_t *to = start;
-    to += sprintf((char *)to, "%s %s\n", o->batch ? "MPUB" : "PUB", o->topic);
+    to += sprintf((char *)to, "%s %s", o->batch ? "MPUB" : "PUB", o->topic);
+    if (o->topics > 0)
+        to += sprintf((char *)to, "%d", (int)((c - run->connections) % o->topics));
+    *to++ = '\n';
     uint8_t *body = to;
     if (o->batch)
         to += 8;

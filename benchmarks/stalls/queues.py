@@ -23,8 +23,8 @@ ALIKE = "c"
 """With TOPIC by turns, so that no two PUBs of a run are for one topic and can be one batch."""
 
 
-def _defer(nsqd: Daemon, count: int, delay_ms: int) -> None:
-    """DPUBs, thousands under way."""
+def defer(nsqd: Daemon, count: int, delay_ms: int) -> None:
+    """So many DPUBs to the topic, thousands under way; returns when all are answered."""
     publisher = Client(nsqd)
     try:
         publisher.frames(1)
@@ -43,7 +43,7 @@ def deferred(stage: Stage) -> None:
     with stage.folder() as folder:
         with stage.nsqd(folder=folder) as nsqd:
             stage.load(nsqd, "channels", channel=CHANNEL, channels=1)
-            _defer(nsqd, count, 3_500_000)
+            defer(nsqd, count, 3_500_000)
             nsqd.stop()
         with stage.nsqd(folder=folder) as nsqd, ExitStack() as stack:
             client = Client(nsqd)
@@ -55,7 +55,7 @@ def deferred(stage: Stage) -> None:
     with stage.nsqd(IN_MEMORY) as nsqd:
         stage.load(nsqd, "channels", channel=CHANNEL, channels=1)
         began_s = time.monotonic()
-        _defer(nsqd, count, delay_s * 1_000)
+        defer(nsqd, count, delay_s * 1_000)
         if time.monotonic() > began_s + delay_s - 1:
             return  # the machine is too slow for all to be due at once
         with stage.watch(nsqd, f"/channel/peek of {count:,} deferred"):

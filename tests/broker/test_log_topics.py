@@ -13,6 +13,7 @@ from tests.broker.support import Gate, check_balances, consume, finish, publish
 from tests.broker.test_clock_jumps import JumpingClock
 from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
+from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
 from trionsq.storage.log import held
@@ -144,6 +145,58 @@ async def test_what_is_deferred_comes_after_a_restart(
         assert core.check() is None
 
 
+async def test_what_was_finished_does_not_come_again_after_a_kill(
+    autojump_clock: MockClock,
+) -> None:
+    """The state has it after --state-interval, though nothing else happens."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, state_interval_ns=5_000_000_000, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", b"1", b"2", b"3")
+        consumer, messages = await consume(broker, "t", "c", 3)
+        await finish(consumer, messages[0], messages[2])
+        await trio.sleep(6)
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        _, [message] = await consume(broker, "t", "c", 1)
+        assert message.body == b"2"
+        assert broker.topics["t"].channels["c"].core.depth == 0
+
+
+async def test_a_disk_that_is_well_again_is_found_out(autojump_clock: MockClock) -> None:
+    """Though nobody publishes, /ping says OK after --state-interval."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        broker.topic("t").channel("c")
+        disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+        with pytest.raises(PublishRefused):
+            publish(broker, "t", b"x")
+        await trio.sleep(10)
+        assert broker.folder.fault
+        disk.heal()
+        await trio.sleep(2)
+        assert broker.health == "OK"
+
+
+async def test_an_operator_hears_of_a_change_when_it_is_durable() -> None:
+    """Not while the job that commits it runs."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        background.shut()
+        broker.topic("t").channel("c")
+        heard: list[str | None] = []
+
+        async def commit() -> None:
+            heard.append(await broker.logs.commit())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit)
+            await wait_all_tasks_blocked()
+            assert heard == []
+            background.open()
+        assert heard == [None]
+
+
 async def test_the_backend_depth_is_what_only_the_disk_has() -> None:
     """/stats does not call the newest messages of a log, which are in memory, its backend."""
     disk = SimulatedDisk()
@@ -190,6 +243,28 @@ async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockCloc
         stopped_s = trio.current_time()
     assert trio.current_time() - stopped_s < 200
     assert any("did not become durable in time" in line for line in broker.unsaved)
+
+
+async def test_a_start_reads_what_came_after_the_last_snapshot_alone() -> None:
+    """A log of a million segments starts soon: of the older ones it reads the headers."""
+    disk = SimulatedDisk(logged=True)
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        assert broker.logs._node is not None
+        broker.logs._node._segment_bytes = 300
+        broker.topic("t").channel("c")
+        for number in range(20):
+            publish(broker, "t", b"%0400d" % number)
+            await wait_all_tasks_blocked()
+        await broker.logs.take_snapshots()
+        publish(broker, "t", b"%0400d" % 20)
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        reads = [name for operation, name in disk.log if operation == "read" and ".log." in name]
+        *older, last = sorted(set(reads))
+        assert len(older) >= 19
+        assert {reads.count(name) for name in older[:-2]} == {1}
+        assert reads.count(last) > 1
+        assert broker.topics["t"].channels["c"].core.depth == 21
 
 
 async def test_what_is_ephemeral_stays_in_memory() -> None:

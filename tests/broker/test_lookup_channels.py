@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from trionsq.broker.broker import Broker
 from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
+from trionsq.wire.names import is_valid_name
 
 COMMANDS = {
     "PUB": commands.publish("t", b"x"),
@@ -268,6 +270,24 @@ async def test_channels_are_made_in_turns(
         assert channels_of(broker) == set(names)
         assert 0 < steps.most <= 16
         assert len([line for line in caplog.messages if "ignoring" in line]) <= 11
+
+
+async def test_names_that_make_no_channel_are_read_in_turns(autojump_clock: MockClock) -> None:
+    """A long answer leaves turns to other tasks, whatever its names are."""
+    async with cluster("a") as (broker, [a]):
+        a.answers["HTTP"] = http({"channels": [f"c{n}#ephemeral" for n in range(10_000)]})
+        seen: Counter[str] = Counter()
+
+        def counted(name: bytes) -> bool:
+            seen["names"] += 1
+            return is_valid_name(name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trionsq.broker.lookup.is_valid_name", counted)
+            with counted_steps(lambda: seen["names"]) as steps:
+                await make(broker)
+        assert seen["names"] >= 10_000
+        assert steps.most <= 2_000
 
 
 # What may happen during the wait

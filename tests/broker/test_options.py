@@ -180,6 +180,8 @@ def test_the_defaults_start() -> None:
             "invalid E2E processing latency percentile: nan",
         ),
         ({"output_buffer_timeout_ns": 0}, "--output-buffer-timeout must be > 0"),
+        ({"sync_timeout_ns": 0}, "--sync-timeout must be > 0"),
+        ({"state_interval_ns": 0}, "--state-interval must be > 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

@@ -68,6 +68,23 @@ async def test_what_comes_after_the_end_goes_nowhere() -> None:
     assert [await stream.receive_some(), await stream.receive_some()] == [b"all", b""]
 
 
+async def test_an_end_reaches_who_reads_until_the_end(autojump_clock: MockClock) -> None:
+    """After the last frame comes the end of the stream, and not only when the time for it is up."""
+    stream, transport = memory_connection(capacity_bytes=4)
+    output = Output(transport)
+    output.write(b"last frame")
+    began_s = trio.current_time()
+    received = bytearray()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(output.end, transport)
+            while data := await stream.receive_some():
+                received += data
+            await stream.aclose()
+    assert received == b"last frame"
+    assert trio.current_time() == began_s
+
+
 async def test_knows_since_when_it_is_blocked(mock_clock: MockClock) -> None:
     """The time counts from the last byte that was taken, not from the first that was refused."""
     stream, transport = memory_connection(capacity_bytes=4)

@@ -192,3 +192,28 @@ async def test_a_message_without_a_valid_id_is_dropped(autojump_clock: MockClock
         await consumer.silence(100)
         assert core.dropped["damaged"] == 2
         assert (core.depth, core.in_flight_count, core.check()) == (0, 0, None)
+
+
+@pytest.mark.parametrize("byte", [b" ", b"\r", b"\n"])
+async def test_a_message_whose_id_no_command_can_name_is_dropped(
+    byte: bytes, autojump_clock: MockClock
+) -> None:
+    """A flipped bit in a file that was written long ago makes no message that ends each consumer's
+    connection: its FIN would have too short an id. Other strange ids are served."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(3))
+    name = "t:c.diskqueue.000000.dat"
+    data = bytearray(disk.files()[name])
+    size = len(data) // 3
+    data[20:21] = b"%"
+    data[size + 29 : size + 30] = byte
+    disk.write_file(name, bytes(data))
+    async with nsqd_in_memory(disk=disk, mem_queue_size=0) as broker:
+        core = broker.topics["t"].channels["c"].core
+        consumer, messages = await consume(broker, "t", "c", 2)
+        await finish(consumer, *messages)
+        await consumer.silence(100)
+        assert core.dropped["damaged"] == 1
+        assert (core.depth, core.in_flight_count, core.check()) == (0, 0, None)

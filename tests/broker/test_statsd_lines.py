@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -176,6 +177,20 @@ def test_memory_that_is_mapped_and_not_resident_is_idle(
         memory = memory_metrics()
         assert memory["heap_in_use_bytes"] == memory["next_gc_bytes"] == 130 * page
         assert memory["heap_idle_bytes"] == memory["heap_released_bytes"] == idle * page
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd14", 1024)])
+def test_without_proc_the_memory_is_the_peak(
+    platform: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bytes, whatever the unit of the system is."""
+    monkeypatch.setattr(statistics, "_STATM", tmp_path / "none")
+    monkeypatch.setattr("sys.platform", platform)
+    usage = SimpleNamespace(ru_maxrss=5000)
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
+    memory = memory_metrics()
+    assert memory["heap_in_use_bytes"] == memory["next_gc_bytes"] == 5000 * unit
+    assert memory["heap_idle_bytes"] == 0
 
 
 def test_the_prefix_names_the_host() -> None:

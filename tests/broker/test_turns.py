@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, connect, numbered, publish
+from tests.broker.upgrading import Upgrading
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import _READ_BYTES, Client
 from trionsq.broker.runtime import Clock
@@ -28,7 +29,7 @@ from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL
+from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL, LayeredTransport
 from trionsq.wire import commands
 
 
@@ -464,3 +465,27 @@ async def test_a_client_that_always_has_input_leaves_others_their_turn(
         await wait_all_tasks_blocked()
         assert left <= 0
         assert steps.most <= reads_max + 1
+
+
+async def test_a_client_with_layers_leaves_others_a_turn_after_each_full_read(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A full read of what is compressed may have cost its sender a thousandth."""
+    original, left = LayeredTransport.receive_nowait, 200
+
+    def receive_nowait(self: LayeredTransport, max_bytes: int) -> bytes | None:
+        nonlocal left
+        steps.work()
+        left -= 1
+        return b"NOP\n" * (_READ_BYTES // 4) if left > 0 else original(self, max_bytes)
+
+    async with nsqd_in_memory() as broker:
+        client = Upgrading(broker)
+        await client.upgrade("snappy")
+        monkeypatch.setattr(LayeredTransport, "receive_nowait", receive_nowait)
+        steps.begin()
+        await client.say(b"NOP\n")
+        await wait_all_tasks_blocked()
+        assert left <= 0
+        assert steps.most <= 2
+        assert client.client in broker.clients

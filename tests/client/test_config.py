@@ -68,6 +68,47 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
         Config(**options)
 
 
+DEFAULTS = """
+dial_timeout = 1s
+read_timeout = 60s
+write_timeout = 1s
+tcp_user_timeout = 10s
+local_addr =
+lookupd_poll_interval = 60s
+lookupd_poll_jitter = 0.3
+lookupd_poll_timeout = 1m
+max_requeue_delay = 15m
+default_requeue_delay = 90s
+backoff_strategy = exponential
+max_backoff_duration = 2m
+backoff_multiplier = 1s
+max_attempts = 5
+low_rdy_idle_timeout = 10s
+low_rdy_timeout = 30s
+rdy_redistribute_interval = 5s
+heartbeat_interval = 30s
+sample_rate = 0
+tls_v1 = false
+tls_min_version = tls1.0
+deflate = false
+deflate_level = 6
+snappy = false
+output_buffer_size = 16384
+output_buffer_timeout = 250ms
+max_in_flight = 1
+msg_timeout = 0
+auth_secret =
+skip_lookupd_authorization = true
+"""
+
+
+@pytest.mark.parametrize("line", DEFAULTS.strip().splitlines())
+def test_a_default_is_the_documented_one(line: str) -> None:
+    """A program that sets nothing has the values of go-nsq, and the one of docs/client.md."""
+    name, _, value = line.partition(" =")
+    assert Config().parse(f"{name},{value.strip()}") == Config()
+
+
 def test_requeue_delays_grow_with_attempts() -> None:
     """The delay is default_requeue_delay x attempts, up to max_requeue_delay."""
     config = Config(default_requeue_delay_s=90, max_requeue_delay_s=200)

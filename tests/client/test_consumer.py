@@ -263,6 +263,27 @@ async def test_more_than_max_attempts_is_given_up() -> None:
     assert seen == [(1001, 4, b"%016x" % 1, b"bad")]
 
 
+async def test_what_nobody_gave_up_goes_back() -> None:
+    """A message that had too many attempts is nsqd's again if the program ends before
+    on_give_up had it."""
+    network = Network().held()
+    async with trio.open_nursery() as nursery:
+        peers: list[Peer] = []
+
+        async def hold() -> None:
+            peers.append(await subscribed(network))
+
+        nursery.start_soon(hold)
+        config = Config(max_in_flight=5, max_attempts=3)
+        async with consumer_of(network, config=config) as consumer:
+            peer = peers[0]
+            await peer.line()
+            await peer.say(frames.message_frame(1001, 4, b"%016x" % 1, b"bad"))
+            await wait_all_tasks_blocked()
+            assert consumer.stats().received == 1
+            nursery.start_soon(_say_goodbye, peer, b"%016x" % 1)
+
+
 # The end
 
 
@@ -354,6 +375,43 @@ async def test_stop_waits_for_answers_but_not_forever(autojump_clock: MockClock)
             assert 30 <= trio.current_time() - began_s < 32
             assert not held.finish()
         assert left(broker) == 1
+
+
+@pytest.mark.parametrize("how", ["answered", "lost"])
+async def test_stop_ends_with_the_last_answer(how: str, autojump_clock: MockClock) -> None:
+    """Not only after 30 s; and a connection that breaks meanwhile leaves nothing to wait for."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        network = Network.of(broker)
+        async with consumer_of(network) as consumer:
+            held = await anext(consumer.__aiter__())
+            consumer.stop()
+            await trio.sleep(5)
+            stopped_s = trio.current_time()
+            if how == "answered":
+                assert held.finish()
+            else:
+                network.links[0].incoming.break_with(ConnectionResetError("reset"))
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer.__aiter__())
+            assert trio.current_time() - stopped_s < 2
+        assert left(broker) == (0 if how == "answered" else 1)
+
+
+async def test_stop_may_come_at_any_time_and_again() -> None:
+    """Before the consumer has begun it does nothing; the second one changes nothing."""
+    async with nsqd_in_memory() as broker:
+        publish(broker, "t", b"x")
+        consumer = consumer_of(Network.of(broker))
+        consumer.stop()
+        async with consumer:
+            (await anext(consumer.__aiter__())).finish()
+            consumer.stop()
+            consumer.stop()
+            with pytest.raises(StopAsyncIteration):
+                await anext(consumer.__aiter__())
+        consumer.stop()
+        assert left(broker) == 0
 
 
 async def test_stop_wakes_every_task_that_waits_for_a_batch() -> None:

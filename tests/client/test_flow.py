@@ -91,6 +91,16 @@ def test_a_busy_connection_keeps_its_turn_for_the_longer_time() -> None:
     assert redistribute([busy], 99, idle_timeout_s=10, timeout_s=30) == []
 
 
+def test_a_turn_counts_from_its_begin() -> None:
+    """Another RDY above 0 begins no new turn: the others would wait for ever."""
+    busy, waiting = Share(2500), Share(2500)
+    busy.set_rdy(2, 0)
+    for now_s in range(5, 30, 5):
+        busy.set_rdy(1 + now_s % 2, now_s)
+        busy.message_s = now_s
+    assert redistribute([busy, waiting], 30, idle_timeout_s=10, timeout_s=30) == [0]
+
+
 def test_one_connection_is_tested() -> None:
     """In backoff the preferred connection gets RDY 1, unless another one has it."""
     shares = [Share(2500) for _ in range(3)]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import contents, segment
-from trionsq.core.queue import MessageQueue
+from trionsq.core.queue import MessageQueue, count_fitting
 
 steps = st.lists(
     st.one_of(
@@ -70,6 +70,25 @@ def test_one_message_over_the_limit_is_taken_alone() -> None:
     queue = MessageQueue()
     queue.append(segment(0, 3, (500,)))
     assert [queue.pop_segment(9, 10).count for _ in range(3)] == [1, 1, 1]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8) | st.lists(st.just(3), min_size=1),
+    max_bytes=st.integers(1, 40),
+    data=st.data(),
+)
+def test_as_many_bodies_fit_as_the_limit_allows(
+    sizes: list[int], max_bytes: int, data: st.DataObject
+) -> None:
+    """Counted from any place; one is always taken, and all of a short batch."""
+    one = segment(0, len(sizes), sizes)
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    count = data.draw(st.integers(1, len(sizes) - first))
+    fit = count_fitting(one.batch.bodies, first, count, max_bytes)
+    wanted = sizes[first : first + count]
+    assert 1 <= fit <= count
+    assert fit == 1 or sum(wanted[:fit]) <= max_bytes
+    assert fit == count or sum(wanted[: fit + 1]) > max_bytes
 
 
 def test_taking_from_an_empty_queue() -> None:

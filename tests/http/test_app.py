@@ -18,6 +18,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.http.app import create_app
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
 
 
 @pytest.fixture
@@ -193,6 +194,29 @@ async def test_topics_and_channels_are_administered(app: QuartTrio, broker: Brok
     assert list(broker.topics) == ["t#ephemeral"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("topic=t&storage=log", (200, "")),
+        ("topic=l&storage=log", (409, "TOPIC_HAS_LOG")),
+        ("topic=e%23ephemeral&storage=log", (400, "EPHEMERAL_TOPIC_HAS_NO_LOG")),
+        ("topic=gone&storage=log", (404, "TOPIC_NOT_FOUND")),
+        ("topic=t&storage=default", (400, "INVALID_STORAGE")),
+        ("topic=t", (400, "INVALID_STORAGE")),
+        ("storage=log", (400, "MISSING_ARG_TOPIC")),
+    ],
+)
+async def test_a_topic_is_moved_to_a_log(
+    arguments: str, answer: tuple[int, str], app: QuartTrio, broker: Broker
+) -> None:
+    """By a route of ours, which says why it does not."""
+    broker.topic("t", "default")
+    broker.topic("l", "log")
+    broker.topic("e#ephemeral")
+    assert await ask(app, "POST", f"/topic/move?{arguments}") == answer
+    assert broker.topics["t"].storage == ("log" if answer[0] == 200 else "default")
+
+
 async def test_a_channel_is_not_made_without_its_topic(app: QuartTrio, broker: Broker) -> None:
     """And an unknown name is told from an invalid one."""
     assert await ask(app, "POST", "/channel/create?topic=t&channel=c") == (404, "TOPIC_NOT_FOUND")
@@ -291,3 +315,31 @@ async def test_a_topic_is_made_with_the_storage_that_is_asked_for(
     ):
         assert (await create(query))[0] == status, query
     assert set(broker.topics) == {"l", "d"}
+
+
+async def test_a_pause_of_what_has_a_log_survives_a_kill_after_its_answer() -> None:
+    """The state of the logs leads at the start: it has each pause, and its end, before the 200."""
+    disk = SimulatedDisk()
+    paused: set[str] = set()
+    for action in ("pause", "unpause"):
+        async with nsqd_in_memory(disk=disk, storage="log") as broker:
+            app = create_app(broker)
+            for name in ("t", "u"):
+                broker.topic(name).channel("c")
+                await settle()
+            assert found_paused(broker) == paused
+            for target in ("/topic/{}?topic=t", "/channel/{}?topic=u&channel=c"):
+                assert await ask(app, "POST", target.format(action)) == (200, "")
+            disk = disk.after_kill()
+        paused = {"t", "u:c"} if action == "pause" else set()
+    async with nsqd_in_memory(disk=disk, storage="log") as broker:
+        assert found_paused(broker) == set()
+
+
+def found_paused(broker: Broker) -> set[str]:
+    """The topics and channels that are paused."""
+    topics = list(broker.topics.values())
+    channels = [channel for topic in topics for channel in topic.channels.values()]
+    return {topic.name for topic in topics if topic.core.paused} | {
+        f"{channel.topic.name}:{channel.name}" for channel in channels if channel.core.paused
+    }

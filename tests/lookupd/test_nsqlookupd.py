@@ -22,6 +22,7 @@ from tests.lookupd.support import frames, identify
 from tests.processes import nsqlookupd_command, split_address
 from tests.processes import running_nsqlookupd as running_process
 from trionsq.debug.tasks import TaskNode, task_tree
+from trionsq.durations import SECOND_NS
 
 LOCAL = NsqlookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")
 LIMIT_S = 60.0
@@ -39,6 +40,15 @@ def test_version_is_printed_before_the_config_is_read() -> None:
     done = nsqlookupd("--config=/nonexistent", "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "nsqlookupd v1.3.0 (built w/go1.19.8)\n"
+
+
+def test_the_defaults_are_those_of_the_original() -> None:
+    """Addresses, and the times after which a producer is hidden or shown again."""
+    options = NsqlookupdOptions()
+    assert (options.tcp_address, options.http_address) == ("0.0.0.0:4160", "0.0.0.0:4161")
+    assert options.inactive_producer_timeout_ns == 300 * SECOND_NS
+    assert options.tombstone_lifetime_ns == 45 * SECOND_NS
+    assert options.log_prefix == "[nsqlookupd] "
 
 
 def test_without_arguments_those_of_the_process_are_read(

@@ -248,6 +248,25 @@ def test_nothing_of_a_registration_is_kept(how: str) -> None:
             assert entry.channels == {"c2"}
 
 
+def test_a_channel_that_is_registered_anew_before_the_sweep_is_swept_in_its_turn() -> None:
+    """The sweep of a deleted channel takes nothing of the new one, and when the producer goes
+    nothing void is left."""
+    registry = Registry(INACTIVE_NS, LIFETIME_NS)
+    who = producer(1)
+    registry.add_producer(who)
+    registry.register(who, "t", "c")
+    registry.delete_channel("t", "c")
+    registry.register(who, "t", "c")
+    while registry.sweep(1):
+        pass
+    held = {key for key, _ in filter(None, registry.everything())}
+    assert held == {"client::", "topic:t:", "channel:t:c"}
+    registry.remove_producer(who)
+    while registry.sweep(1):
+        pass
+    assert list(registry.everything()) == []
+
+
 def test_limits_of_time_are_inclusive_and_exclusive() -> None:
     """Active until the time-out has passed, hidden until the lifetime has."""
     registry = Registry(INACTIVE_NS, LIFETIME_NS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,19 @@ def crowded(count: int) -> Registry:
     return registry
 
 
+def abandoned(count: int) -> Registry:
+    """As many topics that no producer has any more."""
+    registry = Registry(10**18, 10**18)
+    for number in range(count):
+        registry.create_topic(f"topic{number}")
+    return registry
+
+
+REGISTRIES: dict[str, Callable[[int], Registry]] = {
+    "populated": lambda count: populated(count)[0],
+    "crowded": crowded,
+    "abandoned": abandoned,
+}
 REQUESTS = [
     ("GET", "/topics"),
     ("GET", "/channels?topic=*"),
@@ -73,9 +86,13 @@ def app_of(registry: Registry) -> QuartTrio:
     return lookupd_app(registry, NsqlookupdOptions(), lambda: 1)
 
 
+CASES = [
+    (method, target, kind) for method, target in REQUESTS for kind in ("populated", "crowded")
+] + [("GET", target, "abandoned") for target in ("/topics", "/lookup?topic=*", "/metrics")]
+
+
 @more_in_soak
-@pytest.mark.parametrize("kind", ["populated", "crowded"])
-@pytest.mark.parametrize(("method", "target"), REQUESTS)
+@pytest.mark.parametrize(("method", "target", "kind"), CASES)
 async def test_a_request_is_cut_into_turns(
     method: str, target: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +107,7 @@ async def test_a_request_is_cut_into_turns(
     monkeypatch.setattr(turns, "json_bytes", encode)
     lines = list[int]()
     for count in (FEW, MANY):
-        app = app_of(populated(count)[0] if kind == "populated" else crowded(count))
+        app = app_of(REGISTRIES[kind](count))
 
         async def ask(app: QuartTrio = app) -> None:
             client = app.test_client()

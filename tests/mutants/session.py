@@ -271,7 +271,8 @@ def kill_quietly(process: subprocess.Popen[str]) -> None:
 
 
 def _in_turn(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
-    yield from zip(items, [*items[1:], None], strict=True)
+    following = [*items[1:], None] if items else []
+    yield from zip(items, following, strict=True)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -6,6 +6,8 @@ import ast
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,9 +15,10 @@ from tests.mutants.child import Tell, run_in_child
 from tests.mutants.draw import FOLDERS, all_sites, draw, folder_of, read_listed
 from tests.mutants.reach import Reach, Recorder
 from tests.mutants.report import Line, read_lines, table
-from tests.mutants.session import run_tests
+from tests.mutants.session import Session, run_tests
 from tests.mutants.sites import Site, find_sites, mutate
 from tests.soak import in_short_soak
+from trionsq.testing.disk import SimulatedDisk
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,6 +170,30 @@ def test_a_child_ends_however_it_goes(
     [pid] = pids
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_change_that_no_test_enters_lives() -> None:
+    """It is a hole like any other, and not an error that would count as noticed."""
+    work = Session(ROOT, [], Path("reach"), 1.0, lambda site, result: None)._changing
+    session = SimpleNamespace(items=[])
+    result = run_in_child(work(cast(pytest.Session, session), [], []), 20.0, lambda test: 20.0)
+    assert (result.outcome, result.tests) == ("survived", 0)
+
+
+def test_a_test_that_waits_is_recorded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine each one waits; what it calls last counts as well."""
+    monkeypatch.setattr("tests.mutants.reach._RECORDED_S", 0.05)
+    recorder = Recorder(ROOT)
+    for is_busy in (False, True):
+        recorder.start()
+        time.sleep(0.1)
+        if is_busy:
+            began_s = time.process_time()
+            while time.process_time() < began_s + 0.1:
+                sum(one for one in range(100))
+        SimulatedDisk().files()
+        names = recorder.stop()[1]
+        assert ("trionsq/testing/disk.py:SimulatedDisk.files" in names) == (not is_busy)
 
 
 def test_what_enters_the_function_is_run_and_the_nearest_first() -> None:

@@ -342,6 +342,24 @@ def test_no_file_of_due_times_outlives_its_messages() -> None:
         put(queue, messages(first + 1, 1))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_file_of_spent_due_times_goes_after_a_start(count: int) -> None:
+    """A kill may leave it behind; it goes with the first sync, though the queue is idle."""
+    disk = SimulatedDisk()
+    queue = queue_on(disk)
+    put(queue, messages(0, count, due_ns=DUE_NS))
+    queue.close()
+    spent = disk.files()[DEFERRAL_FILE]
+    queue = queue_on(disk)
+    drain(queue)
+    queue.close()
+    disk.write_file(DEFERRAL_FILE, spent)
+    folder = folder_on(disk)
+    assert DiskQueue(QUEUE, folder).depth == 0
+    folder.sync_all()
+    assert DEFERRAL_FILE not in disk.files()
+
+
 def test_due_times_do_not_pile_up() -> None:
     """While the queue is never empty, lines of messages that were read go from time to time, and
     all of them at a clean stop; the others stay."""

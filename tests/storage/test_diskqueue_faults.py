@@ -302,6 +302,52 @@ def test_a_file_that_can_not_be_read_is_given_up_in_the_end() -> None:
     assert fault(queue._folder) is None
 
 
+def test_what_a_refused_append_left_may_refuse_the_next_one_too() -> None:
+    """A file that can be neither removed nor cut is an error of the append, which works later."""
+    disk = SimulatedDisk()
+    queue = queue_on(disk, max_file_bytes=100)
+    put(queue, messages(0, 2))
+    disk.fail(errno.EIO, forever=True, only={"write", "unlink"}, name=records_name(1))
+    with pytest.raises(BackendError):
+        put(queue, messages(2, 2))
+    disk.heal()
+    disk.fail(errno.EIO, only={"truncate"}, name=records_name(1))
+    with pytest.raises(BackendError):
+        put(queue, messages(2, 2))
+    assert disk.faults["truncate"] == 1
+    disk.heal()
+    put(queue, messages(2, 2))
+    assert drain(queue) == messages(0, 4)
+    queue.close()
+    assert disk.open_files == 0
+
+
+def test_a_file_that_could_not_be_read_is_opened_anew() -> None:
+    """A file system that was away may not know the open file any more."""
+    disk = SimulatedDisk(logged=True)
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    disk.fail(errno.EIO, only={"read"}, name=records_name(0))
+    assert queue.read(1, 100) is None
+    disk.log.clear()
+    folder.retry()
+    assert drain(queue) == messages(0, 2)
+    assert ("open", records_name(0)) in disk.log
+
+
+def test_a_file_behind_one_that_was_given_up_has_tries_of_its_own() -> None:
+    """One error of the next file costs none of its messages."""
+    disk, queue = failing_to_read(errno.EIO)
+    for _ in range(5):
+        assert queue.read(1, 100) is None
+        queue._folder.retry()
+    disk.fail(errno.EIO, only={"read"}, name=records_name(1))
+    assert queue.read(1, 100) is None
+    queue._folder.retry()
+    assert drain(queue) == messages(2, 2)
+
+
 def test_the_last_file_that_can_not_be_read_takes_depth_and_due_times_with_it() -> None:
     """What is appended after it is given up is all that the queue has."""
     disk = SimulatedDisk()

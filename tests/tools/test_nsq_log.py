@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from struct import pack, pack_into
 from zlib import crc32
@@ -20,6 +21,12 @@ from trionsq.core.batch import ListColumn, MessageBatch
 from trionsq.disk import FolderLock, RealDisk
 from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SegmentHeader
+from trionsq.storage.log.journal import (
+    JournalPiece,
+    encode_journal_header,
+    encode_piece,
+    journal_name,
+)
 from trionsq.storage.log.names import segment_name
 from trionsq.storage.log.ranges import (
     HeldRange,
@@ -124,6 +131,30 @@ def test_verify_names_damage(where: str, tmp_path: Path, nsq_log: NSQ_LOG) -> No
         f"{one.name}: damage at {begin} to {end}: sequences 1004 to 1007",
         "1 segments, 4 records, 16 messages: 1 damaged",
     ]
+
+
+def test_what_a_power_cut_took_is_read_from_the_journal(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
+    """As the next start will have it; a damaged place of the journal is damage."""
+    one = Written(tmp_path, HEADER, FIVE)
+    data, begin = one.path.read_bytes(), one.offsets[2]
+    one.path.write_bytes(data[: begin + 3])
+    assert nsq_log("verify", tmp_path).out.startswith(one.name.encode() + b": torn end")
+    journal = tmp_path / journal_name(1)
+    pieces = [
+        JournalPiece(HEADER.incarnation, HEADER.first_sequence, HEADER.salt, at, data[at:end])
+        for at, end in pairwise(one.offsets[2:])
+    ]
+    parts = [part for at, one in enumerate(pieces, 1) for part in encode_piece(one, 9, at)]
+    content = encode_journal_header(9, NS) + b"".join(parts)
+    journal.write_bytes(content)
+    ended = nsq_log("verify", tmp_path)
+    assert (ended.code, lines(ended)) == (0, ["1 segments, 5 records, 20 messages: 0 damaged"])
+    assert f"{journal.name}: 3 pieces of 1 segments" in ended.err
+    cat = nsq_log("cat", "--topic=t", "--format=raw", tmp_path)
+    assert cat.out.splitlines()[-1] == b"4-3"
+    assert b" 20 messages" in nsq_log("stat", tmp_path).out
+    journal.write_bytes(content[:70] + b"x" + content[71:])
+    assert nsq_log("stat", tmp_path).code == 1
 
 
 def test_verify_tells_a_torn_end_from_damage(tmp_path: Path, nsq_log: NSQ_LOG) -> None:

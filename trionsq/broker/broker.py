@@ -132,9 +132,7 @@ class Broker:
             self._topics_changed,
         )
         self.context = self._client_context()
-        self._metadata = MetadataKeeper(
-            folder, self.topics, lambda: self.registry.ids_after_ns, self.clock.now_ns
-        )
+        self._metadata = MetadataKeeper(folder, self.registry, self.logs, self.clock.now_ns)
         self._tasks: trio.Nursery | None = None
         self._connections: trio.Nursery | None = None
         self._stop = trio.Event()

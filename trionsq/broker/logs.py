@@ -7,8 +7,7 @@ there before the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import trio
@@ -23,12 +22,15 @@ from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError
+from trionsq.storage.log.metadata_mark import MetadataMark
+from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
 from trionsq.storage.log.topiclog import TopicLog
+from trionsq.storage.metadata import TopicRecord, save_metadata
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
@@ -83,6 +85,8 @@ class LogTopics:
         self._open_state = open_state
         self._node: LogNode | None = None
         self._state: State | None = None
+        self._moved_queues: MovedQueues | None = None
+        self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
         self._snapshots = Snapshots()
         self.ids_after_ns = 0
@@ -118,6 +122,9 @@ class LogTopics:
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
+        self._mark = MetadataMark(state, content.meta)
+        self._moved_queues = MovedQueues(node, content.meta)
+        self._moved_queues.remove_files(content)
         for found in open_logs(node, content):
             self._found[found.log.name] = found
             for cursor in found.channels:
@@ -131,6 +138,40 @@ class LogTopics:
     def node(self) -> LogNode | None:
         """What all logs share; None if no topic ever had one."""
         return self._node
+
+    def ensure_node(self) -> LogNode:
+        """Return the node; make its state if there is none.
+
+        Raises:
+            StateError: that failed.
+        """
+        return self._node or self._open_node()
+
+    @property
+    def moved_queues(self) -> MovedQueues:
+        """The disk queues whose messages are in a log. There must be a node."""
+        assert self._moved_queues is not None
+        return self._moved_queues
+
+    # nsqd.dat
+
+    def wrote_metadata(self) -> bool | None:
+        """Return whether nsqd.dat is what this nsqd wrote last; None if that is not known.
+
+        Blocks; for the start.
+        """
+        return None if self._mark is None else self._mark.is_ours(self._folder.disk)
+
+    def save_metadata(self, topics: Iterable[TopicRecord]) -> None:
+        """Replace nsqd.dat. Blocks.
+
+        Raises:
+            OSError: the file may have its old content.
+        """
+        if self._mark is None:
+            save_metadata(self._folder.disk, topics)
+        else:
+            self._mark.write(self._folder.disk, topics)
 
     # Backends
 
@@ -150,8 +191,7 @@ class LogTopics:
             return found.log
         if is_ephemeral(name) or is_loading or (storage or self._options.storage) != "log":
             return None
-        node = self._node or self._open_node()
-        return node.new_topic(name)
+        return self.ensure_node().new_topic(name)
 
     def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
         """Return the cursor of a channel that is being made; None if the channel is ephemeral."""
@@ -250,12 +290,6 @@ class LogTopics:
                 for topic_log in node.logs.values()
                 if topic_log.has_unsynced
             ]
-            self._folder.background.submit(partial(_close, node), lambda error: None)
+            self._folder.background.submit(node.close, lambda error: None)
             await self._folder.background.wait_idle()
         return failures
-
-
-def _close(node: LogNode) -> None:
-    for topic_log in node.logs.values():
-        topic_log.close_files()
-    node.state.close()

@@ -6,13 +6,14 @@ Spec: nsqd-internals, section 5.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 import trio
 
-from trionsq.broker.topic import Topic
+from trionsq.broker.logs import LogTopics
+from trionsq.broker.registry import TopicRegistry
 from trionsq.storage.folder import DataFolder, Job, error_text
 from trionsq.storage.metadata import (
     ID_RESERVE_FILE,
@@ -20,7 +21,6 @@ from trionsq.storage.metadata import (
     ChannelRecord,
     IdReserve,
     TopicRecord,
-    save_metadata,
 )
 
 __all__ = ["MetadataKeeper"]
@@ -43,14 +43,14 @@ class MetadataKeeper:
     def __init__(
         self,
         folder: DataFolder,
-        topics: Mapping[str, Topic],
-        ids_after_ns: Callable[[], int],
+        registry: TopicRegistry,
+        logs: LogTopics,
         now_ns: Callable[[], int],
     ) -> None:
-        """``ids_after_ns`` returns the time before which the ids of deleted topics lie."""
         self._disk = folder.disk
-        self._topics = topics
-        self._ids_after_ns = ids_after_ns
+        self._registry = registry
+        self._topics = registry.topics
+        self._logs = logs
         self._now_ns = now_ns
         self._ids = IdReserve(folder.disk)
         self._metadata_file = _File(folder, METADATA_FILE)
@@ -89,7 +89,7 @@ class MetadataKeeper:
         """
 
         async def job() -> Job:
-            return partial(save_metadata, self._disk, await self._records())
+            return partial(self._logs.save_metadata, await self._records())
 
         saved = await self._metadata_file.write(job)
         if not saved:
@@ -141,7 +141,7 @@ class MetadataKeeper:
             if count % _ENTRIES_PER_TURN == 0:
                 await trio.lowlevel.checkpoint()
         # Only now: a topic may have been deleted meanwhile.
-        return max(until_ns, self._ids_after_ns())
+        return max(until_ns, self._registry.ids_after_ns)
 
 
 class _Write:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -15,6 +15,7 @@ from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
+from trionsq.broker.moves import TopicMoves
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue
@@ -59,6 +60,7 @@ class TopicRegistry:
         scan_queue: when each channel is scanned for time-outs and due messages.
         ids_after_ns: message ids of deleted topics lie before this time.
         is_loading: the metadata are being loaded, so `topics` is not complete yet.
+        moves: of topics to logs.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TopicRegistry:
         self.scan_queue = ScanQueue()
         self.ids_after_ns = 0
         self.is_loading = False
+        self.moves = TopicMoves(logs, folder, defects)
         self._options = options
         self._folder = folder
         self._clock = clock
@@ -97,6 +100,7 @@ class TopicRegistry:
     def run_in(self, tasks: trio.Nursery) -> None:
         """Start the tasks of topics and channels in this nursery from now on."""
         self._tasks = tasks
+        self.moves.run_in(tasks)
 
     def topic(self, name: str, storage: str = "") -> Topic:
         """Get or make the topic of a valid name.
@@ -164,7 +168,7 @@ class TopicRegistry:
         """``queue`` is the name of the disk queue."""
         return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
 
-    def load(self, records: Iterable[TopicRecord]) -> None:
+    def load(self, records: Sequence[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name, and those that have a log.
 
         Raises:
@@ -173,30 +177,53 @@ class TopicRegistry:
         self.is_loading = True
         with_log = self._logs.open()
         self.ids_after_ns = max(self.ids_after_ns, self._logs.ids_after_ns)
+        # The state of the logs leads: it was saved before what depends on it. But the original may
+        # have had the data path meanwhile.
+        ours = self._logs.wrote_metadata()
+        others = {} if ours in (True, None) else {record.name: record for record in records}
         for record in records:
+            if ours and record.name in with_log:
+                continue
             topic = self.topic(record.name)
             topic.core.paused = record.paused
             for channel_record in record.channels:
                 channel = topic.channel(channel_record.name)
                 channel.core.paused = channel_record.paused
         for name in with_log:
-            # The state of the logs leads: it was saved before what depends on it.
             found = self._logs.found(name)
             topic = self.topic(name)
-            topic.core.paused = found.log.is_paused
+            other = others.get(name)
+            topic.core.paused = found.log.is_paused if other is None else other.paused
+            paused = {} if other is None else {one.name: one.paused for one in other.channels}
+            lacks = [] if other is not None or ours is not False else [name]
             for cursor in list(found.log.cursors.values()):
-                topic.channel(cursor.name).core.paused = cursor.is_paused
+                core = topic.channel(cursor.name).core
+                core.paused = paused.get(cursor.name, cursor.is_paused)
+                if other is not None and cursor.name not in paused:
+                    lacks.append(f"{name}:{cursor.name}")
+            for lacking in lacks:
+                log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
         self.is_loading = False
         self._log_orphan_queues()
 
     def _log_orphan_queues(self) -> None:
-        """Log which disk queues have no topic or channel. As in nsqd, their files stay."""
+        """Log which disk queues nobody reads. As in nsqd, their files stay."""
         known = {
             queue
             for topic in self.topics.values()
+            if not topic.has_log
             for queue in (topic.name, *(f"{topic.name}:{name}" for name in topic.channels))
         }
-        if orphans := resume_deletions(self._folder, known):
+        found = resume_deletions(self._folder, known)
+        with_log = {name for name, topic in self.topics.items() if topic.has_log}
+        if unread := [queue for queue in found if queue.partition(":")[0] in with_log]:
+            log.error(
+                "NSQ: %d disk queues of topics that have a log hold messages; nobody reads "
+                "them: %s",
+                len(unread),
+                ", ".join(unread[:_MAX_LOGGED_NAMES]),
+            )
+        if orphans := [queue for queue in found if queue not in unread]:
             log.warning(
                 "NSQ: found %d disk queues without a topic or channel; they are loaded if it is "
                 "created again: %s",

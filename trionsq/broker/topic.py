@@ -12,6 +12,7 @@ import trio
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
+from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
 from trionsq.core.queue import BackendBusy, BackendError, Round
@@ -170,7 +171,13 @@ class Topic:
     @property
     def storage(self) -> str:
         """Where its messages are kept: ``default`` or ``log``."""
-        return "log" if self.core.store.backend.has_published else "default"
+        return "log" if self.has_log else "default"
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its messages are in a log; not before a move has ended."""
+        backend = self.core.store.backend
+        return backend.has_published and not isinstance(backend, FrozenQueue)
 
     def publish(self, bodies: Bodies, defer_ms: int = 0) -> Round | None:
         """Queue messages: all of them, or none.

@@ -96,6 +96,15 @@ class Deferred:
         copy = Segment(batch.extract([0], segment.ids()), 0, 1, segment.attempts)
         self._push(due_on_clock_ns(batch.timestamp_ns + batch.defer_ms * _MS_NS), copy)
 
+    def part(self, first: int, count: int) -> list[tuple[int, Segment]]:
+        """Return some of them with their due times, by places that are good until a change."""
+        return [(due_ns, segment) for due_ns, _, segment in self._heap[first : first + count]]
+
+    def take_over(self, other: Deferred) -> None:
+        """Add all messages of another one, which is not used any more."""
+        for due_ns, _, segment in other._heap:
+            self._push(due_ns, segment)
+
     def _push(self, due_ns: int, segment: Segment) -> None:
         heappush(self._heap, (due_ns, next(self._order), segment))
 

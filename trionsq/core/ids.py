@@ -12,7 +12,15 @@ from typing import Final
 
 from trionsq.wire.bodies import slice_fields
 
-__all__ = ["SEQUENCES", "IdRange", "IdSource", "RangeIds", "is_valid_id", "ns_after_id"]
+__all__ = [
+    "SEQUENCES",
+    "IdRange",
+    "IdSource",
+    "RangeIds",
+    "can_be_named",
+    "is_valid_id",
+    "ns_after_id",
+]
 
 _TICK_SHIFT: Final = 20
 _TICK_EPOCH: Final = 1288834974288
@@ -25,11 +33,20 @@ IdRange = tuple[bytes, int, int]
 
 
 _HEX_DIGITS: Final = b"0123456789abcdef"
+_SEPARATORS: Final = (b" ", b"\r", b"\n")
 
 
-def is_valid_id(message_id: bytes) -> bool:
-    """Return whether these 16 bytes are a message id."""
-    return not message_id.strip(_HEX_DIGITS)
+def is_valid_id(ids: bytes) -> bool:
+    """Return whether these 16 bytes are a message id as nsqd makes them, or several of them."""
+    return not ids.strip(_HEX_DIGITS)
+
+
+def can_be_named(ids: bytes) -> bool:
+    """Return whether FIN, REQ and TOUCH can name the messages with these ids, 16 bytes each.
+
+    A space or the end of a line would cut the id.
+    """
+    return not any(byte in ids for byte in _SEPARATORS)
 
 
 def ns_after_id(number: int) -> int:

@@ -269,17 +269,20 @@ class Store:
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
-        self._append_limit = 0 if backend.has_published else limit
         self.memory = MessageQueue()
-        self.backend = backend
         self.backend_in_count = 0
         self.backend_out_count = 0
         self.dropped: Counter[str] = Counter()
-        backend.dropped = self.dropped
         self.dropped_count = 0
+        self.change_backend(backend)
 
     def __repr__(self) -> str:
         return f"<Store {self.memory} backend={self.backend.depth}>"
+
+    def change_backend(self, backend: Backend) -> None:
+        self.backend = backend
+        self._append_limit = 0 if backend.has_published else self.limit
+        backend.dropped = self.dropped
 
     @property
     def depth(self) -> int:
@@ -334,22 +337,19 @@ class Store:
         Raises:
             BackendError: nothing was stored.
         """
-        batch = segment.batch
-        due_ns: list[int] | None = None
+        batch, due_ns = segment.batch, None
         if batch.defer_ms:
             due_ns = [batch.timestamp_ns + batch.defer_ms * 1_000_000] * segment.count
         self.append_to_backend(segment, due_ns)
 
     def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         """As `Backend.append`, and counted."""
-        count = segment.last - segment.first
         self.backend.append(segment, due_ns)
-        self.backend_in_count += count
+        self.backend_in_count += segment.last - segment.first
 
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         """As `Backend.read`, and counted."""
-        segment = self.backend.read(max_count, max_bytes)
-        if segment is not None:
+        if (segment := self.backend.read(max_count, max_bytes)) is not None:
             self.backend_out_count += segment.last - segment.first
         return segment
 

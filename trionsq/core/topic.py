@@ -249,6 +249,15 @@ class TopicState:
         Raises:
             BackendError: the rest is still in memory.
         """
+        self.save_fan_out()
+        self.store.save_memory()
+
+    def save_fan_out(self) -> None:
+        """End a fan-out that is under way, in the backends of its channels.
+
+        Raises:
+            BackendError: it is still under way.
+        """
         fan_out = self._fan_out
         if fan_out is not None:
             batch, first, last = fan_out.segment.batch, fan_out.segment.first, fan_out.segment.last
@@ -258,7 +267,6 @@ class TopicState:
                 fan_out.some_got_it = True
                 fan_out.next = next(fan_out.behind, None)
             self._end_fan_out(fan_out)
-        self.store.save_memory()
 
     def empty(self) -> Iterator[None]:
         """Drop all messages of the topic, not those of its channels.

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from quart import Response
 
+from trionsq.broker.backups import make_backup
 from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
+from trionsq.broker.moving import MoveFailed
 from trionsq.broker.statsd import statsd_prefix
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
+from trionsq.storage.log.backup import BackupError, backup_path
 from trionsq.storage.log.rows import StateError
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
 from trionsq.web.request import query, read_body
@@ -35,6 +39,7 @@ _LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 # The version numbers of the TLS protocol.
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 _TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_BACKUP_NAME: Final = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _NUMBERED: Final[Mapping[str, Mapping[str, int]]] = {
     "log_level": _LOG_LEVELS,
     "tls_min_version": _TLS_VERSIONS,
@@ -92,6 +97,40 @@ class Administration:
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
         return await self._durable()
+
+    async def move_topic(self) -> Response:
+        """POST /topic/move: give an existing topic a log, while clients use it."""
+        values = query()
+        name, storage = valid_topic_name(values), _storage(values)
+        topic = self.topic_named(name)
+        if storage != "log":
+            raise HttpError(400, "INVALID_STORAGE")
+        if topic.is_ephemeral:
+            raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
+        if topic.has_log:
+            raise HttpError(409, "TOPIC_HAS_LOG")
+        try:
+            await self._broker.registry.moves.move(topic)
+        except MoveFailed as error:
+            raise HttpError(500, f"NOT_MOVED: {error}") from error
+        return empty()
+
+    async def back_up(self) -> Response:
+        """POST /log/backup: make a backup of the logs in the data path."""
+        name = query().get(b"name")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_NAME")
+        if not _BACKUP_NAME.fullmatch(name):
+            raise HttpError(400, "INVALID_NAME")
+        broker, text_ = self._broker, name.decode()
+        try:
+            sizes = await make_backup(broker.logs, broker.folder, text_)
+        except FileExistsError as error:
+            raise HttpError(409, "BACKUP_EXISTS") from error
+        except (BackupError, StateError) as error:
+            raise HttpError(500, f"NO_BACKUP: {error}") from error
+        path = backup_path(broker.folder.disk, text_)
+        return json_document({"path": path, "segments": len(sizes), "bytes": sum(sizes.values())})
 
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""
@@ -153,6 +192,7 @@ class Administration:
         self, topic: TopicState | None = None, channel: ChannelState | None = None
     ) -> Response:
         """The response to a change: what is in the state of the logs waits for its commit."""
+        await self._broker.registry.moves.decided()
         error = await self._broker.logs.commit(topic, channel)
         if error is not None:
             raise HttpError(500, f"NOT_DURABLE: {error}")

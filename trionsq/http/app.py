@@ -76,6 +76,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/put", publishing.pub),
         ("POST", "/mput", publishing.mpub),
         ("POST", "/topic/create", admin.create_topic),
+        ("POST", "/topic/move", admin.move_topic),
+        ("POST", "/log/backup", admin.back_up),
         ("POST", "/topic/delete", admin.delete_topic),
         ("POST", "/topic/empty", admin.empty_topic),
         ("POST", "/topic/pause", admin.pause_topic),

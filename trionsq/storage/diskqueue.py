@@ -15,16 +15,18 @@ import errno
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.deferred import Deferred
-from trionsq.core.ids import is_valid_id
+from trionsq.core.ids import can_be_named, is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import PositionsFile, QueueFiles
+from trionsq.storage.queuecopy import QueueCopy
 from trionsq.storage.reader import QueueReader
 from trionsq.storage.records import encode
 from trionsq.storage.recovery import UndeletedFiles, find_start
@@ -157,8 +159,8 @@ class DiskQueue:
     def read(self, max_count: int, max_bytes: int) -> Segment | None:
         while True:
             segment = self._read_next(max_count, max_bytes)
-            if segment is None or not self._is_recovering:
-                return segment
+            if segment is None:
+                return None
             segment = self._without_damaged(segment)
             if segment is not None:
                 return segment
@@ -193,14 +195,16 @@ class DiskQueue:
         return segment
 
     def _without_damaged(self, segment: Segment) -> Segment | None:
-        """Return the messages with valid ids: a power failure may leave zeros inside of a file.
+        """Return the messages that a client can finish.
 
-        A client could not finish the others.
+        A power failure may leave zeros inside of a file: what was written shortly before has an id
+        of ours, or is damaged. Elsewhere other ids count, too, if a command can name them.
         """
         ids = segment.ids()
-        kept = [place for place, message_id in enumerate(ids) if is_valid_id(message_id)]
-        if len(kept) == len(ids):
+        is_good = is_valid_id if self._is_recovering else can_be_named
+        if is_good(b"".join(ids)):
             return segment
+        kept = [place for place, message_id in enumerate(ids) if is_good(message_id)]
         count = len(ids) - len(kept)
         self.dropped["damaged"] += count
         log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
@@ -236,6 +240,28 @@ class DiskQueue:
             self._deferrals.due_ns,
             self._sync.generation,
         )
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is not known yet which messages are deferred."""
+        return self._deferrals.is_loading
+
+    def copy(self) -> QueueCopy:
+        """Return what is to be read, for somebody who copies it. Not while `is_loading`."""
+        return QueueCopy(
+            self._folder.disk,
+            self._files,
+            self._positions,
+            self._writer.repaired_ends(),
+            self._folder.max_body_bytes,
+            self._deferrals.due_ns,
+            self._recovered_end,
+        )
+
+    def set_aside(self, name: str) -> None:
+        """Keep a record file of a queue that is to be deleted, under another name. Blocks."""
+        with suppress(FileNotFoundError):
+            self._folder.disk.rename(name, self._files.set_aside(self._files.number(name)))
 
     def oldest_ns(self) -> int | None:
         return self._reader.oldest_ns()

@@ -27,6 +27,7 @@ __all__ = [
     "IdReserve",
     "MetadataError",
     "TopicRecord",
+    "encode_metadata",
     "load_metadata",
     "remove_drafts",
     "save_metadata",
@@ -103,10 +104,10 @@ def save_metadata(disk: Disk, topics: Iterable[TopicRecord]) -> None:
     Raises:
         OSError: the file may have its old content, or the new one may not be durable.
     """
-    replace_file(disk, METADATA_FILE, _encode(topics))
+    replace_file(disk, METADATA_FILE, encode_metadata(topics))
 
 
-def _encode(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
+def encode_metadata(topics: Iterable[TopicRecord]) -> Iterator[bytes]:
     """Yield the content of the file in pieces.
 
     Encoding it in one call would stop all other threads, and the event loop with them.

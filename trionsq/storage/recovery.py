@@ -189,8 +189,6 @@ class UndeletedFiles:
         self._folder.submit(owner, self._delete_some, lambda error: self._job_done(count, error))
 
     def _delete_some(self) -> None:
-        if self._is_taken_over:
-            return
         disk = self._folder.disk
         failure = delete_files(disk, self._files, self._numbers, MAX_DELETED_AT_ONCE)
         for name in self._drafts.copy():

@@ -138,6 +138,9 @@ class MemoryState:
         self._perform("sync", STATE_FILE, lambda: None)
         self._reserve.make()
 
+    def copy_to(self, disk: Disk) -> None:
+        replace_file(disk, STATE_FILE, self._connection.serialize())
+
     def close(self) -> None:
         """Leave the content as an ordinary file. The disk must not have crashed in between."""
         self._place(FileContent(self._content.close()))

@@ -1,4 +1,4 @@
-"""The tool nsq_log: checks, counts and prints the log of a data path, without nsqd.
+"""The tool nsq_log: checks, counts, prints, backs up and restores the logs of a data path.
 
 `docs/log-format.md` has the bytes that it reads.
 """
@@ -23,6 +23,7 @@ from trionsq.storage.log.format import FormatError, RecordHead, UnsupportedError
 from trionsq.storage.log.ranges import unpack_open
 from trionsq.storage.log.rows import StateContent, StoredChannel
 from trionsq.tools.common import exit_with_usage, read_options
+from trionsq.tools.nsq_log_backup import backup, restore
 from trionsq.tools.nsq_log_folder import (
     GOOD,
     UNREADABLE,
@@ -35,6 +36,11 @@ from trionsq.tools.nsq_log_verify import stretch, verify
 
 _TOOL: Final = "nsq_log"
 _COMMANDS: Final = ("verify", "stat", "cat")
+_USAGE: Final = (
+    f"{_TOOL} verify|stat|cat [flags] DATA_PATH\n"
+    f"       {_TOOL} backup --nsqd-http-address=HOST:PORT NAME\n"
+    f"       {_TOOL} restore BACKUP DATA_PATH"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,9 @@ class NsqLogOptions:
     count: int = option("count", 0, INT, "cat: how many messages (0: all)")
     format: str = option(
         "format", "json", choice("form", "json", "raw"), "cat: json lines, or raw bodies by line"
+    )
+    nsqd_http_address: str = option(
+        "nsqd-http-address", "", STRING, "backup: the nsqd whose logs to back up"
     )
 
 
@@ -192,8 +201,8 @@ def _write_json(out: BinaryIO, head: RecordHead, batch: MessageBatch, index: int
 # The command
 
 
-def _read_line(words: Sequence[str]) -> tuple[NsqLogOptions, str, str]:
-    """Return options, command and data path; flags may stand before, between and behind them."""
+def _read_line(words: Sequence[str]) -> tuple[NsqLogOptions, list[str]]:
+    """Return options, and the command with what it is for; flags may stand anywhere."""
     given: list[str] = []
     left = list(words)
     while True:
@@ -202,8 +211,17 @@ def _read_line(words: Sequence[str]) -> tuple[NsqLogOptions, str, str]:
             break
         given.append(rest[0])
         left = [*left[: len(left) - len(rest)], *rest[1:]]
-    if len(given) != 2 or given[0] not in _COMMANDS:
-        exit_with_usage(NsqLogOptions, _TOOL, f"{_TOOL} verify|stat|cat [flags] DATA_PATH")
+    match given:
+        case ["restore", _, _]:
+            return options, given
+        case ["backup", _] if options.nsqd_http_address:
+            return options, given
+        case ["backup", _]:
+            exit_with_usage(NsqLogOptions, _TOOL, "backup needs --nsqd-http-address")
+        case [command, _] if command in _COMMANDS:
+            pass
+        case _:
+            exit_with_usage(NsqLogOptions, _TOOL, _USAGE)
     if given[0] == "cat" and not options.topic:
         exit_with_usage(NsqLogOptions, _TOOL, "cat needs --topic")
     for flag, value in (
@@ -213,7 +231,7 @@ def _read_line(words: Sequence[str]) -> tuple[NsqLogOptions, str, str]:
     ):
         if value < 0:
             exit_with_usage(NsqLogOptions, _TOOL, f"--{flag} should not be negative")
-    return options, given[0], given[1]
+    return options, given
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,8 +242,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 0 after --help or --version, 2 after a usage error.
     """
-    options, command, path = _read_line(sys.argv[1:] if argv is None else argv)
+    options, (command, path, *others) = _read_line(sys.argv[1:] if argv is None else argv)
     try:
+        if command == "backup":
+            return backup(options.nsqd_http_address, path)
+        if command == "restore":
+            return restore(path, others[0])
         log = LogFolder(path, options.topic)
         if command == "verify":
             verify(log)

@@ -27,6 +27,7 @@ from trionsq.storage.log.rows import StateContent, StateError, StoredChannel
 from trionsq.storage.log.segments import Scan, read_header, scan_segment
 from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tables import StateTables
+from trionsq.tools.nsq_log_journal import Journaled
 
 __all__ = [
     "DAMAGED",
@@ -102,6 +103,7 @@ class LogFolder:
         self.path = path
         self.code = GOOD
         self.state: StateContent | None = None
+        self._journals: Journaled | None = None
         in_use = is_in_use(path)
         self.topics = [
             one for one in topics_in(path, closed_only=in_use) if topic in ("", one.topic)
@@ -109,6 +111,11 @@ class LogFolder:
         if in_use:
             self.remark("nsqd runs: the last segment of each topic and the state are not read")
             return
+        self._journals = Journaled(path)
+        for line in self._journals.damaged:
+            self.damaged(line)
+        for line in self._journals.remarks:
+            self.remark(line)
         try:
             self.state = read_state(path)
         except StateError as error:
@@ -141,7 +148,10 @@ class LogFolder:
         """
         if segment.header is None:
             return
-        file = RealDisk(self.path, open_flags=os.O_RDONLY).open(segment.name)
+        file: DiskFile = RealDisk(self.path, open_flags=os.O_RDONLY).open(segment.name)
+        if self._journals is not None:
+            salt = segment.header.salt
+            file = self._journals.open(file, segment.incarnation, segment.first, salt)
         try:
             scan = scan_segment(file, segment.header, end=segment.end, check_bodies=check_bodies)
             for head in scan.records:

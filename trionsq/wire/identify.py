@@ -186,7 +186,7 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
         "output_buffer_size": negotiated.output_buffer_size,
         "output_buffer_timeout": negotiated.output_buffer_timeout_ms,
     }
-    return json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(members, separators=(",", ":")).encode()
 
 
 # What each value means: 0 leaves it, -1 switches it off, the rest has a range.

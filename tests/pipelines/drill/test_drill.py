@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.pipelines.drill.__main__ import problems_of
 from tests.pipelines.drill.publisher import Publisher, body_of
 from tests.pipelines.drill.run import Plan, judged, run_drill
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MESSAGES = 20_000
 
 
-@in_short_soak
+@in_soak
 def test_nothing_is_lost_or_doubled_whatever_breaks(spark: SparkSession, tmp_path: Path) -> None:
     """No message is lost after kills of the driver and of Python workers, and a full disk."""
     counts = run_drill(Plan(MESSAGES, 1000, is_standalone=False), tmp_path, lambda: spark)

@@ -236,6 +236,22 @@ def test_the_limit_holds_until_there_is_a_commit() -> None:
     assert LIMITS.max_bytes > 5000
 
 
+def test_a_trim_that_fails_is_an_error_and_the_log_is_as_good_as_before() -> None:
+    """After an error of the disk the log refuses all; reopened it has what it promised."""
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for number in range(3):
+        log.append([block(number)])
+    disk.fail(errno.EIO, only=["unlink"], name="*.arrow")
+    with pytest.raises(WalError, match="Input/output error"):
+        log.commit(3)
+    with pytest.raises(WalError, match="open the log again"):
+        log.append([block(3)])
+    again = open_log(disk.after_kill())
+    assert (again.committed, again.end) == (3, 3)
+    assert again.append([block(3)]) == 4
+
+
 def test_a_commit_on_a_full_disk_is_noted_when_there_is_room() -> None:
     """It is no error; what was committed before goes early to make room for the note, and a probe
     notes it as well."""

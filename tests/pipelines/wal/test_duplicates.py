@@ -62,6 +62,17 @@ def test_the_memory_is_bounded_for_each_stream() -> None:
     assert duplicates.new_indices(B, ids_of([0])) == []
 
 
+def test_nothing_is_kept_of_streams_that_have_ended() -> None:
+    """Nsqds come and go, each with a name of its own; what was trimmed costs no memory."""
+    duplicates = Duplicates()
+    for number in range(100):
+        scope = IdScope("t", f"n:{number}")
+        duplicates.add(scope, number + 1, ids_of([number]))
+        duplicates.forget_before(number - 2)
+        assert len(duplicates._scopes) <= 3
+    assert duplicates.new_indices(IdScope("t", "n:99"), ids_of([99])) == []
+
+
 def test_the_newest_segments_tell_what_is_known_after_a_restart() -> None:
     """After a restart the newest segments give the ids, with their ends, oldest first."""
     log = open_log(SimulatedDisk())

@@ -84,6 +84,47 @@ def test_one_process_has_the_log(tmp_path: Path) -> None:
     Wal.open(tmp_path).close()
 
 
+def test_an_open_that_fails_holds_no_lock(tmp_path: Path) -> None:
+    """After an error of the disk, or of the log, the same process can open the log."""
+    meta = tmp_path / "META.json"
+    meta.mkdir()
+    with pytest.raises(WalError, match="can't be opened") as failed:
+        Wal.open(tmp_path)
+    meta.rmdir()
+    meta.write_text("{")
+    with pytest.raises(WalDamagedError) as damaged:
+        Wal.open(tmp_path)
+    meta.unlink()
+    Wal.open(tmp_path).close()
+    for kept in (failed.value, damaged.value):
+        assert kept.__traceback__ is not None, "it keeps all that its call had"
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    """A path below a file is a WalError, as each failure of the disk is."""
+    (tmp_path / "file").touch()
+    with pytest.raises(WalError, match="file/log can't be opened"):
+        Wal.open(tmp_path / "file" / "log")
+
+
+def test_an_append_of_nothing_is_refused(tmp_path: Path) -> None:
+    """No segment is written for it, and the next append is as if it had not been."""
+    with Wal.open(tmp_path) as log:
+        for blocks in ([], [block()]):
+            with pytest.raises(ValueError, match="nothing to append"):
+                log.append(blocks)
+        assert (log.end, log.segment_count) == (0, 0)
+        assert log.append([block(1)]) == 1
+
+
+@pytest.mark.parametrize("wal_id", [None, "", 7])
+def test_a_log_without_an_id_is_refused(wal_id: object, tmp_path: Path) -> None:
+    """META.json must name the log: a segment of another one would not be noticed."""
+    (tmp_path / "META.json").write_text(json.dumps({"version": 1, "id": wal_id}))
+    with pytest.raises(WalDamagedError, match=r"META\.json has no id"):
+        Wal.open(tmp_path)
+
+
 def test_a_log_keeps_its_id_and_positions(tmp_path: Path) -> None:
     """A reopened log is the same; without `create` a folder without a log is an error."""
     with pytest.raises(WalError, match="no log"):
@@ -275,6 +316,18 @@ def test_the_first_format_stays_readable() -> None:
     assert sum(batch.num_rows for batch in read_segment(real, 6, 8)) == 2
 
 
+def change_streams(path: Path, streams: list[list[object]]) -> None:
+    """Write a segment's file again, with these streams in its header."""
+    with pa.ipc.open_file(path) as reader:
+        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        [(key, header)] = reader.schema.metadata.items()
+    changed = json.loads(header) | {"streams": streams}
+    schema = reader.schema.with_metadata({key: json.dumps(changed).encode()})
+    with pa.ipc.new_file(path, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
 @pytest.mark.parametrize(
     "streams",
     [
@@ -291,18 +344,23 @@ def test_a_header_that_does_not_fit_its_segment_is_damage(
     with Wal.open(tmp_path) as log:
         log.append([block(1, 2, nsqd="n:1"), block(3, nsqd="n:2")])
         (ref,) = log.segments(0, 3)
-    path = Path(ref.path)
-    with pa.ipc.open_file(path) as reader:
-        batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
-        [(key, header)] = reader.schema.metadata.items()
-    changed = json.loads(header) | {"streams": streams}
-    schema = reader.schema.with_metadata({key: json.dumps(changed).encode()})
-    with pa.ipc.new_file(path, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+    change_streams(Path(ref.path), streams)
     for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 3))):
         with pytest.raises(WalDamagedError, match="do not add up"):
             read()
+
+
+def test_a_stream_of_the_newest_segment_has_as_many_messages_as_its_header_says(
+    tmp_path: Path,
+) -> None:
+    """Counts that are wrong by stream and right in sum are damage: messages would get the topic of
+    another stream."""
+    with Wal.open(tmp_path) as log:
+        log.append([block(1, 2, topic="t"), block(3, topic="u")])
+        (ref,) = log.segments(0, 3)
+    change_streams(Path(ref.path), [["t", "c", "n:1", 1], ["u", "c", "n:1", 2]])
+    with pytest.raises(WalDamagedError, match="2 messages instead of 1"):
+        Wal.open(tmp_path)
 
 
 def test_others_may_read_a_log_and_not_write_it(tmp_path: Path) -> None:

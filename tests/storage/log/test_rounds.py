@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+import pytest
+
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.ids import IdSource
 from trionsq.core.queue import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log import budgets
+from trionsq.storage.log.format import SEGMENT_HEADER_BYTES
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.rows import DropTopic
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -49,6 +54,16 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     node.jobs.run_all()
     assert heard == [None]
     assert node.log.pending is None
+
+
+def test_a_commit_of_nothing_ends() -> None:
+    """An operator's command may wait for one that a full disk's retry began."""
+    node = Node()
+    committed = node.node.commit([])
+    assert node.node.committed() is committed
+    node.jobs.run_all()
+    assert committed.is_done
+    assert committed.error is None
 
 
 def publish(node: Node, *bodies: bytes) -> Round:
@@ -94,21 +109,7 @@ def test_a_kill_and_then_a_power_cut_take_nothing() -> None:
 
 def bodies_after(disk: SimulatedDisk) -> list[bytes]:
     """Start on a disk; return what the topic has."""
-    state = MemoryState(disk)
-    content = state.load()
-    jobs = HeldBackground()
-    node = LogNode(DataFolder(disk, jobs), state, next_number=content.next_number)
-    [found] = open_logs(node, content)
-    jobs.run_all()
-    bodies: list[bytes] = []
-    while True:
-        segment = found.log.read(100, 1 << 20)
-        jobs.run_all()
-        if segment is None:
-            segment = found.log.read(100, 1 << 20)
-            if segment is None:
-                return bodies
-        bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+    return read_all(*start(disk))
 
 
 def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
@@ -118,6 +119,26 @@ def test_a_deleted_topic_leaves_no_file_of_a_round_that_was_under_way() -> None:
     node.log.delete()
     node.jobs.run_all()
     assert not [name for name in node.disk.files() if name.startswith("t.log.")]
+
+
+def test_files_that_a_start_removes_stay_away() -> None:
+    """Those of a topic that was deleted just before a kill do not come back with a power failure:
+    nothing would know of them any more."""
+    for seed in range(10):
+        node = Node(segment_bytes=300)
+        for number in range(3):
+            publish(node, b"%0400d" % number)
+            node.jobs.run_all()
+        node.node.state.apply([DropTopic(node.log.number)])
+        node.disk._random.seed(seed)
+        disk = node.disk.after_kill()
+        for _ in range(2):
+            folder, state = DataFolder(disk, HeldBackground()), MemoryState(disk)
+            restarted = LogNode(folder, state)
+            assert open_logs(restarted, state.load()) == []
+            run_jobs(restarted)
+            disk = disk.after_power_loss()
+        assert not [name for name in disk.files() if ".log." in name]
 
 
 def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
@@ -162,3 +183,95 @@ def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() ->
     held.add_range(HeldRange(5, 2, 1, 0))
     assert held.fired_ns == 10
     assert len(list(held.pop_due(20))) == 1
+
+
+def test_the_newest_messages_in_memory_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that is published only so many bytes stay there, and all of it can be read."""
+    monkeypatch.setattr(budgets, "_CACHE_BYTES", 10_000)
+    node = Node()
+    wanted = [b"%01000d" % number for number in range(40)]
+    for body in wanted:
+        publish(node, body)
+        node.jobs.run_all()
+    assert 0 < len(node.log.cache) <= 10
+    assert bodies_after(node.disk.after_kill()) == wanted
+    publish(node, b"%020000d" % 0)
+    node.jobs.run_all()
+    assert len(node.log.cache) == 0
+    publish(node, b"small again")
+    node.jobs.run_all()
+    assert len(node.log.cache) == 1
+
+
+def test_a_log_without_publishers_finds_out_that_the_disk_is_well() -> None:
+    """/ping is OK again after the next try, though nobody publishes; before it, it is not."""
+    node = Node()
+    node.disk.fail(errno.EIO, forever=True, only=("write", "sync"))
+    assert publish(node, b"a").error is None
+    node.jobs.run_all()
+    for _ in range(2):
+        assert list(node.node.folder.faults) == ["log of t"]
+        node.node.retry()
+        node.jobs.run_all()
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert not node.node.folder.faults
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"), [("body", (4, 5)), ("head", (5, 6)), ("cut", (4, 6)), ("cut after", (5, 6))]
+)
+def test_damage_that_is_read_is_named_and_costs_what_it_hit(
+    how: str, lost: tuple[int, int]
+) -> None:
+    """The operator hears of the file and of the messages; all others come, also when a file has
+    become shorter."""
+    node = Node(segment_bytes=700)
+    wanted = [b"%0200d" % number for number in range(9)]
+    for body in wanted:
+        publish(node, body)
+        node.jobs.run_all()
+    disk = node.disk.after_kill()
+    restarted, log = start(disk)
+    name = log.segments[1].name
+    content = disk.files()[name]
+    record = (len(content) - SEGMENT_HEADER_BYTES) // 3
+    at = {"body": -record - 100, "head": -record + 20, "cut": -record - 100, "cut after": -record}
+    rest = b"" if how.startswith("cut") else b"x" + content[at[how] + 1 :]
+    disk.write_file(name, content[: at[how]] + rest)
+    assert read_all(restarted, log) == wanted[: lost[0]] + wanted[lost[1] :]
+    [fault] = restarted.folder.faults.values()
+    assert fault.startswith(f"{name}: bytes ")
+    assert fault.endswith(f" are damaged: messages {lost[0]} to {lost[1]} are lost")
+
+
+def start(disk: SimulatedDisk) -> tuple[LogNode, TopicLog]:
+    """The node of a disk, and its topic's log."""
+    state = MemoryState(disk)
+    content = state.load()
+    folder = DataFolder(disk, HeldBackground())
+    node = LogNode(folder, state, next_number=content.next_number)
+    [found] = open_logs(node, content)
+    run_jobs(node)
+    return node, found.log
+
+
+def run_jobs(node: LogNode) -> None:
+    """Run what its background has."""
+    jobs = node.folder.background
+    assert isinstance(jobs, HeldBackground)
+    jobs.run_all()
+
+
+def read_all(node: LogNode, log: TopicLog) -> list[bytes]:
+    """The bodies that the topic hands on, until five reads in turn bring nothing."""
+    bodies: list[bytes] = []
+    misses = 0
+    while misses < 5:
+        segment = log.read(100, 1 << 20)
+        run_jobs(node)
+        misses = misses + 1 if segment is None else 0
+        if segment is not None:
+            bodies += map(bytes, segment.batch.bodies.slice(segment.first, segment.last))
+    return bodies

@@ -9,8 +9,9 @@ import pytest
 from trionsq.core.batch import MessageBatch
 from trionsq.core.ids import IdSource
 from trionsq.histogram import Histogram
+from trionsq.storage.log.names import is_draft_name
 from trionsq.storage.log.reading import read_block
-from trionsq.storage.log.segmentwriter import SegmentWriter
+from trionsq.storage.log.segmentwriter import MAX_JOINED_BYTES, SegmentWriter
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.wire.bodies import ListBodies
 
@@ -70,6 +71,32 @@ def test_a_probe_fails_as_long_as_the_disk_does(has_unsynced: bool) -> None:
     writer.write_round([(batch(b"new"), 2)], sync=True)
     bodies = [b"counts", b"new"] if has_unsynced else [b"new"]
     assert stored(disk, writer) == bodies
+
+
+def test_a_draft_that_could_not_be_removed_is_in_nobodys_way() -> None:
+    """What a failed round left takes the name of the next segment; the topic goes on all the
+    same."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    disk.fail(errno.EIO, forever=True, only=("sync",))
+    disk.fail(errno.EIO, at=4, only=("unlink",))
+    with pytest.raises(OSError, match="error"):
+        writer.write_round([(batch(b"refused"), 0)], sync=True)
+    assert [name for name in disk.files() if is_draft_name(name)]
+    disk.heal()
+    writer.write_round([(batch(b"new"), 0)], sync=True)
+    assert stored(disk, writer) == [b"new"]
+
+
+def test_single_publishes_are_joined_up_to_a_size() -> None:
+    """Who reads one message of a round reads no more than `MAX_JOINED_BYTES` with it."""
+    writer = SegmentWriter(SimulatedDisk(), "t", 1, 10**9, Histogram((1.0,)))
+    size = MAX_JOINED_BYTES // 4
+    entries = [(batch(bytes(size)), number) for number in range(11)]
+    records = writer.write_round(entries, sync=True)
+    assert [record.count for record in records] == [4, 4, 3]
+    [large] = writer.write_round([(batch(bytes(2 * MAX_JOINED_BYTES)), 11)], sync=True)
+    assert large.count == 1
 
 
 def test_refused_rounds_leave_no_files() -> None:

@@ -263,6 +263,22 @@ def test_without_a_reserve_a_full_disk_fails_the_commit_until_there_is_room(
 
 
 @pytest.mark.parametrize("open_it", OPENINGS.values(), ids=OPENINGS)
+@pytest.mark.parametrize(("operation", "free_bytes"), [("sync", 1_000), ("write", 1 << 30)])
+def test_a_disk_may_say_in_several_ways_that_it_is_full(
+    operation: str, free_bytes: int, open_it: Callable[..., State]
+) -> None:
+    """The fsync finds no room, which SQLite takes for any error; or a quota ends where the disk
+    has room."""
+    disk = SimulatedDisk()
+    state = open_it(disk, reserve_bytes=RESERVE_BYTES)
+    disk.capacity = sum(map(len, disk.files().values())) + free_bytes
+    disk.fail(errno.ENOSPC, only={operation, "sync"}, name=WAL_FILE)
+    state.apply([AddTopic(topic(1))])
+    assert gave_up(state)
+    assert state.load().topics == [topic(1)]
+
+
+@pytest.mark.parametrize("open_it", OPENINGS.values(), ids=OPENINGS)
 def test_another_error_costs_no_reserve(open_it: Callable[..., State]) -> None:
     """Room does not help a disk that is broken."""
     disk = SimulatedDisk()

@@ -4,60 +4,26 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.queue import Round, count_fitting
-from trionsq.storage.log.held import HeldMessages, MessageSource
-from trionsq.storage.log.peek import HeldView, LogPart, LogView
+from trionsq.storage.log.cursorlog import CursorLog
+from trionsq.storage.log.held import HeldMessages
+from trionsq.storage.log.peek import HeldView, LogView
 from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place
-from trionsq.storage.log.rows import Change, DropHeld, StoredChannel
+from trionsq.storage.log.rows import DropHeld, StoredChannel
 
-__all__ = ["Cursor", "CursorLog"]
+__all__ = ["Cursor"]
 
-# Returned messages that are read in one job.
+# Returned messages that are read in one job: ranges, messages, bytes.
 _MAX_FETCH: Final = 64
-
-
-class CursorLog(MessageSource, Protocol):
-    """The log, as a cursor sees it."""
-
-    @property
-    def part(self) -> LogPart:
-        """The log as it is now, for a thread to read."""
-
-    def cached_batch(self, sequence: int) -> MessageBatch | None:
-        """Return the batch that has a sequence if it is in memory."""
-
-    def read_block(
-        self, sequence: int, end: int, place: Place | None, done: Callable[[Block], None]
-    ) -> None:
-        """Read the messages from ``sequence`` on in a job, which is repeated if it fails."""
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether there are sequences that have no message, or one that nobody gets."""
-
-    def gap_end(self, sequence: int) -> int | None:
-        """Return where the gap with a sequence ends; None if it is in none."""
-
-    def count_gaps(self, first: int, end: int) -> int:
-        """Return how many of the sequences are in gaps."""
-
-    def release_block(self, nbytes: int) -> None:
-        """A block that was read is let go."""
-
-    def count_on_disk(self, first: int, end: int) -> int:
-        """Return how many of the messages are not in the cache."""
-
-    def drop_cursor(self, cursor: Cursor) -> None:
-        """The channel is deleted."""
-
-    def note_emptied(self, cursor: Cursor, dropped: Sequence[Change]) -> None:
-        """The channel is emptied: the state has to know before the operator does."""
+_MAX_FETCH_MESSAGES: Final = 4096
+_FIRST_FETCH_MESSAGES: Final = 256
+_FETCH_BYTES: Final = 1 << 20
 
 
 class Cursor:
@@ -77,7 +43,9 @@ class Cursor:
     pending: Round | None = None
     has_published: Final = True
 
-    def __init__(self, log: CursorLog, number: int, name: str, next_: int, frontier: int) -> None:
+    def __init__(
+        self, log: CursorLog[Cursor], number: int, name: str, next_: int, frontier: int
+    ) -> None:
         self.number = number
         self.name = name
         self.next = next_
@@ -99,6 +67,7 @@ class Cursor:
         self._returned: deque[MessageRange] = deque()
         self._fetching: list[MessageRange] = []
         self._fetched: deque[Segment] = deque()
+        self._fetch_messages = _FIRST_FETCH_MESSAGES
         self._returned_next = True
 
     def __repr__(self) -> str:
@@ -261,8 +230,7 @@ class Cursor:
                     return None
             else:
                 first = self._returned.popleft()
-                rest = first.count - cached.count
-                if rest:
+                if rest := first.count - cached.count:
                     sequence = first.sequence + cached.count
                     self._returned.appendleft(MessageRange(sequence, rest, first.attempts))
                 self._fetched.append(cached)
@@ -275,8 +243,15 @@ class Cursor:
         return segment
 
     def _fetch(self) -> None:
-        count = min(_MAX_FETCH, len(self._returned))
-        self._fetching = [self._returned.popleft() for _ in range(count)]
+        left = self._fetch_messages
+        while left > 0 and self._returned and len(self._fetching) < _MAX_FETCH:
+            one = self._returned.popleft()
+            if one.count > left:
+                rest = one._replace(sequence=one.sequence + left, count=one.count - left)
+                self._returned.appendleft(rest)
+                one = one._replace(count=left)
+            self._fetching.append(one)
+            left -= one.count
         generation = self._generation
         self._log.read_ranges(
             self._fetching, lambda segments, lost: self._have_fetched(segments, lost, generation)
@@ -287,6 +262,9 @@ class Cursor:
             return
         self._fetching = []
         self._fetched.extend(segments)
+        if nbytes := sum(segment.batch.bodies.nbytes for segment in segments):
+            count = sum(segment.count for segment in segments)
+            self._fetch_messages = max(1, min(_FETCH_BYTES * count // nbytes, _MAX_FETCH_MESSAGES))
         if lost:
             self.depth -= lost
             self._note_damaged(lost)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trionsq.storage.folder import error_text
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.segments import Damage
 
-__all__ = ["DamagedPlace", "DamagedPlaces"]
+__all__ = ["DamagedPlace", "DamagedPlaces", "show_error"]
 
 log = logging.getLogger("trionsq")
 
@@ -27,8 +28,8 @@ class DamagedPlace:
     """A place of which messages are lost.
 
     Attributes:
-        topic: its name.
-        file: name of the segment.
+        topic: its name; empty for a journal, which has messages of several.
+        file: name of the segment, or journal.
         offset: where the place begins; 0 if the whole file is missing or unreadable.
         text: what is wrong, for the operator.
     """
@@ -76,7 +77,7 @@ class DamagedPlaces:
         key = place.key
         if key in self._places or key in self._noted:
             return
-        log.error("LOG(%s): %s", place.topic, place.text)
+        log.error("LOG%s: %s", place.topic and f"({place.topic})", place.text)
         if len(self._places) + len(self._noted) < _MAX_PLACES:
             self._places[key] = place
             self._faults[key] = place.text
@@ -111,3 +112,16 @@ class DamagedPlaces:
 def _is_gone(file: str, number: int, before: int | None) -> bool:
     parsed = parse_segment_name(file)
     return parsed is not None and parsed[1] == number and (before is None or parsed[2] < before)
+
+
+def show_error(faults: MutableMapping[Any, str], name: str, error: Exception | None) -> None:
+    """Show an error of the disk among the faults of a topic's log, or (None) that there is none."""
+    key = f"log of {name}"
+    if error is None:
+        if faults:
+            faults.pop(key, None)
+        return
+    text = error_text(error)
+    if faults.get(key) != text:
+        log.error("LOG(%s): %s", name, text)
+    faults[key] = text

@@ -18,6 +18,7 @@ from trionsq.core.peek import in_order
 from trionsq.storage.log.ranges import (
     HeldRange,
     MessageRange,
+    SequenceSet,
     held_from_bytes,
     held_to_bytes,
     pack_held,
@@ -309,7 +310,7 @@ class HeldMessages:
 
     # The state
 
-    def load(self, rows: Iterable[StoredHeld], fired_ns: int, open_: set[int]) -> None:
+    def load(self, rows: Iterable[StoredHeld], fired_ns: int, open_: SequenceSet) -> None:
         """Take over what the state has. ``open_`` has the sequences that left since then."""
         self._fired_ns = fired_ns
         for row in rows:

@@ -7,7 +7,6 @@ durable before the publisher's OK, and a file goes only after the commit that sa
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -15,9 +14,11 @@ from typing import Final
 from trionsq.core.queue import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
+from trionsq.storage.log.budgets import CacheBudget, ReadBudget
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.damage import DamagedPlaces
+from trionsq.storage.log.damage import DamagedPlaces, show_error
 from trionsq.storage.log.figures import StateFigures
+from trionsq.storage.log.journals import DEFAULT_JOURNAL_BYTES, Journals
 from trionsq.storage.log.names import incarnation_of
 from trionsq.storage.log.reserve import RESERVE_FILE
 from trionsq.storage.log.roundjob import RoundJob
@@ -30,6 +31,7 @@ from trionsq.storage.log.rows import (
     State,
     StateError,
     StoredChannel,
+    numbers_added,
 )
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
@@ -41,11 +43,6 @@ __all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
 log = logging.getLogger("trionsq")
 
 DEFAULT_SEGMENT_BYTES: Final = 128 * 1024 * 1024
-_CACHE_BYTES: Final = 64 * 1024 * 1024
-# What a consumer behind reads at once; less when all of them together have read much ahead.
-_BLOCK_BYTES: Final = 256 * 1024
-_SMALL_BLOCK_BYTES: Final = 16 * 1024
-_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 # Topics written in one job: the others get the next one.
 _MAX_TOPICS_A_JOB: Final = 256
 # Commits after which SQLite's journal is taken into the file.
@@ -59,6 +56,7 @@ class LogNode:
         folder: the data path.
         state: positions and settings.
         logs: of the topics, by number.
+        durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
         figures: counts, for operators.
@@ -71,6 +69,7 @@ class LogNode:
         *,
         durability: str = "interval",
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
     ) -> None:
         self.folder = folder
@@ -79,8 +78,9 @@ class LogNode:
         self.next_number = next_number
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
-        self._durability = durability
+        self.durability = durability
         self._segment_bytes = segment_bytes
+        self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._dirty: dict[TopicLog, None] = {}
         self._changes: list[Change] = []
         # Changes that could not be committed; they go with the next ones.
@@ -88,13 +88,13 @@ class LogNode:
         self._commit: Round | None = None
         self._under_way: Round | None = None
         self._is_working = False
+        # Who copies files, and what is to be removed behind that.
+        self._holds = 0
+        self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
         self._commits = 0
-        self._reads_to_retry: list[
-            tuple[Callable[[], None], Callable[[Exception | None], None]]
-        ] = []
-        self._cached: deque[tuple[TailCache, int]] = deque()
-        self._cached_nbytes = 0
-        self._read_nbytes = 0
+        self._reads_to_retry: list[tuple[Job, JobDone]] = []
+        self._caches = CacheBudget()
+        self._reads = ReadBudget()
 
     def __repr__(self) -> str:
         return f"<LogNode {self.folder.disk.path} logs={len(self.logs)}>"
@@ -112,8 +112,8 @@ class LogNode:
 
     def new_topic(self, name: str, durability: str | None = None) -> TopicLog:
         """Make the log of a new topic."""
-        number = self._take_number()
-        durability = durability or self._durability
+        number = self.take_number()
+        durability = durability or self.durability
         log_ = TopicLog(self, number, name, durability, self.new_writer(name, number, None))
         self.add_log(log_)
         self.commit([AddTopic(log_.row())])
@@ -130,7 +130,7 @@ class LogNode:
 
     def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
         """Make the cursor of a new channel: it begins where the topic stands."""
-        cursor = Cursor(log_, self._take_number(), name, log_.frontier, log_.frontier)
+        cursor = Cursor(log_, self.take_number(), name, log_.frontier, log_.frontier)
         log_.cursors[cursor.number] = cursor
         row = StoredChannel(
             cursor.number, log_.number, name, paused=False, next=cursor.next, frontier=cursor.next
@@ -138,7 +138,8 @@ class LogNode:
         self.commit([AddChannel(row)])
         return cursor
 
-    def _take_number(self) -> int:
+    def take_number(self) -> int:
+        """Return a number for a topic or channel that has not had one."""
         number = self.next_number
         self.next_number += 1
         return number
@@ -181,6 +182,10 @@ class LogNode:
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
 
+        if self._holds:
+            self._held.append((names, removed))
+            return
+
         def job() -> None:
             for name in names():
                 with suppress(FileNotFoundError):
@@ -195,6 +200,18 @@ class LogNode:
 
         self.folder.background.submit(job, done)
 
+    def hold_files(self) -> None:
+        """Remove no files until `release_files`: somebody copies them."""
+        self._holds += 1
+
+    def release_files(self) -> None:
+        """Remove what was to be removed meanwhile, if nobody else holds it."""
+        self._holds -= 1
+        if not self._holds:
+            held, self._held = self._held, []
+            for names, removed in held:
+                self._remove_files(names, removed)
+
     # Work
 
     def write_soon(self, log_: TopicLog) -> None:
@@ -203,7 +220,8 @@ class LogNode:
 
     def note_unsynced(self, log_: TopicLog) -> None:
         changed = self.folder.changed
-        if log_.has_unsynced and not log_.is_deleted:
+        # What `always` has not synced to its segment, a journal has.
+        if log_.has_unsynced and not log_.is_deleted and log_.durability == "interval":
             changed[log_] = None
         elif log_ in changed:
             del changed[log_]
@@ -250,15 +268,13 @@ class LogNode:
                 self.state.apply(changes)
             except StateError as error:
                 failures.append(error)
-            without_row = _numbers_added(changes) if failures else set()
+            without_row = numbers_added(changes) if failures else set()
             for job in jobs:
                 if job.log.number in without_row:
                     job.error = failures[0]
-                else:
-                    job.write()
+            self._journals.write([job for job in jobs if job.error is None])
 
         def done(error: Exception | None) -> None:
-            self._is_working = False
             self._under_way = None
             self._show_full()
             failure = failures[0] if failures else error
@@ -268,7 +284,11 @@ class LogNode:
                     if error is not None and job.error is None:
                         job.error = error
                     job.log.end_round(job)
+                if not any(job.error for job in jobs):  # then `retry` goes on
+                    for log_ in self._journals.logs_to_sync():
+                        log_.sync()
             finally:
+                self._is_working = False  # not before: what is asked for meanwhile is one job
                 self._checkpoint_if_due()
                 self._work()
 
@@ -300,6 +320,8 @@ class LogNode:
         self, changes: list[Change], committed: Round | None, failure: Exception | None
     ) -> None:
         if not changes:
+            if committed is not None:
+                committed.finish()
             return
         faults, name = self.folder.faults, "trionsq.state.db"
         if failure is None:
@@ -317,6 +339,13 @@ class LogNode:
         self._failed = changes
         if committed is not None:
             committed.finish(text)
+
+    def close(self) -> None:
+        """Release the files. In a job, when all is durable that can be."""
+        self._journals.close()
+        for log_ in self.logs.values():
+            log_.close_files()
+        self.state.close()
 
     # Reading
 
@@ -345,20 +374,13 @@ class LogNode:
                     cursor.caught_up()
 
     def block_bytes(self) -> int:
-        nbytes = _BLOCK_BYTES if self._read_nbytes < _READ_AHEAD_BYTES else _SMALL_BLOCK_BYTES
-        self._read_nbytes += nbytes
-        return nbytes
+        return self._reads.take_block()
 
     def release_block(self, nbytes: int) -> None:
-        self._read_nbytes -= nbytes
+        self._reads.release(nbytes)
 
     def count_cached(self, cache: TailCache, nbytes: int) -> None:
-        self._cached.append((cache, nbytes))
-        self._cached_nbytes += nbytes
-        while self._cached_nbytes > _CACHE_BYTES:
-            oldest, size = self._cached.popleft()
-            self._cached_nbytes -= size
-            oldest.evict_batch()
+        self._caches.count_batch(cache, nbytes)
 
     # Trouble
 
@@ -377,24 +399,4 @@ class LogNode:
             self.damaged.report(name, file, damage)
 
     def report_error(self, name: str, error: Exception | None) -> None:
-        faults = self.folder.faults
-        if error is None:
-            if faults:
-                faults.pop(f"log of {name}", None)
-            return
-        text = error_text(error)
-        key = f"log of {name}"
-        if faults.get(key) != text:
-            log.error("LOG(%s): %s", name, text)
-        faults[key] = text
-
-
-def _numbers_added(changes: Sequence[Change]) -> set[int]:
-    """Return the numbers of topics whose row, or a channel's, would be new."""
-    added: set[int] = set()
-    for change in changes:
-        if isinstance(change, AddTopic):
-            added.add(change.row.number)
-        elif isinstance(change, AddChannel):
-            added.add(change.row.topic)
-    return added
+        show_error(self.folder.faults, name, error)

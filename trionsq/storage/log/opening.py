@@ -24,7 +24,8 @@ from trionsq.storage.log.format import (
 )
 from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import Gaps, HeldRange, pack_open, unpack_open
+from trionsq.storage.log.ranges import Gaps, HeldRange, SequenceSet, pack_open, unpack_open
+from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import (
     ForgetTopic,
     StateContent,
@@ -89,10 +90,13 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     """Make the logs that the state names, and remove what it has deleted.
 
     Raises:
-        StateError: a later release wrote a segment.
-        OSError: a file cannot be read.
+        StateError: a later release wrote a segment, or a journal.
+        OSError: a file cannot be read, or a journal cannot be replayed.
     """
     disk = node.disk
+    # What the journals have belongs to the segments, before anything is read of these.
+    for place in replay_journals(disk):
+        node.damaged.report_place(place)
     files = _list_segments(disk)
     node.next_number = max(
         [
@@ -113,7 +117,10 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     ]
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
-        node.commit([ForgetTopic(number)])
+    if content.tombstones:
+        # The names may be gone already, and that not be durable.
+        disk.sync_folder()
+        node.commit([ForgetTopic(number) for number in content.tombstones])
     for number, names in files.items():
         log.warning(
             "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
@@ -210,10 +217,7 @@ def _open_cursor(
         # They have become a gap, which the topic's row will have.
         skipped = max(0, skipped - lost)
         node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
-    sequences = {
-        sequence for one in opened for sequence in range(one.sequence, one.sequence + one.count)
-    }
-    cursor.held.load(held, row.fired_ns, sequences)
+    cursor.held.load(held, row.fired_ns, SequenceSet(opened))
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end and topic_log.gap_end(first) is None:

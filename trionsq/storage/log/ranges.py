@@ -15,6 +15,7 @@ __all__ = [
     "Gaps",
     "HeldRange",
     "MessageRange",
+    "SequenceSet",
     "held_from_bytes",
     "held_to_bytes",
     "pack_held",
@@ -120,6 +121,21 @@ def held_from_bytes(data: bytes) -> array[int]:
     return packed
 
 
+class SequenceSet:
+    """The sequences of ranges that do not overlap: takes memory by the range."""
+
+    __slots__ = ("_ends", "_firsts")
+
+    def __init__(self, ranges: Iterable[MessageRange]) -> None:
+        ordered = sorted(ranges)
+        self._firsts = [one.sequence for one in ordered]
+        self._ends = [one.sequence + one.count for one in ordered]
+
+    def __contains__(self, sequence: int) -> bool:
+        at = bisect_right(self._firsts, sequence) - 1
+        return at >= 0 and sequence < self._ends[at]
+
+
 class Gaps:
     """Sequences of a log that nobody gets: refused, emptied, damaged, or never given."""
 
@@ -168,4 +184,4 @@ class Gaps:
 
     def drop_before(self, first: int) -> None:
         """Forget the gaps before a sequence that is no longer read."""
-        self.__init__([(max(first, one), end) for one, end in self if end > first])  # type: ignore[misc]
+        self.__init__([(max(first, one), end) for one, end in self])  # type: ignore[misc]

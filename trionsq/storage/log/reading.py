@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.disk import Disk, DiskFile, close_quietly
@@ -14,9 +13,6 @@ from trionsq.storage.log.segments import Damage, SparseIndex, read_records, scan
 from trionsq.storage.log.segmentwriter import SegmentFile, sequences_of
 
 __all__ = ["Block", "Place", "extract_range", "read_block", "read_ranges", "segment_at"]
-
-# Between two entries of a sparse index lie about so many bytes.
-_INDEX_BYTES: Final = 64 * 1024
 
 Place = tuple[SegmentFile, int]
 """A segment, and the offset of a record in it."""
@@ -90,8 +86,7 @@ def read_block(
             known, offset = sequence, place[1]
         else:
             known, offset = _index_of(segment, file).find(sequence)
-            max_bytes += _INDEX_BYTES
-        _read_into(block, segment, file, (known, offset), max_bytes, sequence)
+        _read_into(block, segment, file, (known, offset), max_bytes, sequence, following)
     finally:
         close_quietly(file)
     if block.next is None:
@@ -106,21 +101,30 @@ def _read_into(
     start: tuple[int, int],
     max_bytes: int,
     sequence: int,
+    following: int,
 ) -> None:
     known, offset = start
-    entries = read_records(file, segment.header, offset, max_bytes, sequence=known, end=segment.end)
+    entries = read_records(
+        file, segment.header, offset, max_bytes,
+        sequence=known, wanted=sequence, end=segment.end,
+    )  # fmt: skip
+    if not entries and (size := file.size()) < segment.end:  # the file has become shorter
+        entries.append(Damage(size, segment.end, sequence, None))
+    # If nothing is found from `sequence` on, all has been stepped over.
+    offset = segment.end
     for entry in entries:
-        if isinstance(entry, Damage):
-            offset = entry.end
-            block.damage.append((segment.name, entry))
-            if entry.next_sequence is not None:
-                block.end = max(block.end, entry.next_sequence)
-            continue
-        head, batch = entry
-        offset = head.end
-        if head.next_sequence > sequence:
+        if not isinstance(entry, Damage):
+            head, batch = entry
+            offset = head.end
             block.batches.append(batch)
             block.end = head.next_sequence
+            continue
+        # Behind damage that nothing good follows is the next segment.
+        behind = following if entry.next_sequence is None else entry.next_sequence
+        block.damage.append((segment.name, replace(entry, next_sequence=behind)))
+        block.end = max(block.end, behind)
+        goes_on = entry.next_sequence is not None and behind > sequence
+        offset = entry.end if goes_on else segment.end
     if offset < segment.end:
         block.next = (segment, offset)
 

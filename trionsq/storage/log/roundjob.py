@@ -7,9 +7,10 @@ from typing import Generic, Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.queue import Round
+from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
 
 __all__ = ["LogHost", "RoundJob"]
@@ -56,7 +57,8 @@ class RoundJob(Generic[_Log]):
         offset: size of the newest segment.
         error: why it failed.
 
-    ``probe_at``: the sequence of the next message, if the disk has to show that it works again.
+    ``sync``: it has to be durable; ``alone``: in its segment, with all before it. ``probe_at``: the
+    sequence of the next message, if the disk has to show that it works again.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RoundJob(Generic[_Log]):
         round_: Round | None,
         *,
         sync: bool,
+        alone: bool = False,
         probe_at: int | None = None,
     ) -> None:
         self.log = log
@@ -78,15 +81,51 @@ class RoundJob(Generic[_Log]):
         self.error: Exception | None = None
         self._writer = writer
         self._sync = sync
+        self._alone = alone
         self._probe_at = probe_at
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether a journal may make it durable, with rounds of other topics."""
+        return self._sync and not self._alone and bool(self.entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the bodies."""
+        return sum(batch.bodies.nbytes for batch, _ in self.entries)
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the last message that was written."""
+        return end_of(self.written[-1])
+
     def write(self) -> None:
-        """Write the round. Blocks; the result is in the attributes."""
+        """Write the round. Blocks; the result is in the attributes after `finish`."""
         try:
             self.written = self._writer.write_round(self.entries, sync=self._sync)
             if self._probe_at is not None:
                 self._writer.probe(self._probe_at)
         except OSError as error:
             self.error = error
+
+    def append(self) -> list[JournalPiece]:
+        """Write the round, and return what a journal or `sync` has to make durable."""
+        pieces: list[JournalPiece] = []
+        try:
+            self.written = self._writer.write_round(self.entries, sync=False, copies=pieces)
+        except OSError as error:
+            self.error = error
+        return pieces
+
+    def sync(self) -> None:
+        """Make durable what `append` has written."""
+        if self.error is None:
+            try:
+                self._writer.sync_round(self.written)
+            except OSError as error:
+                self.error = error
+
+    def finish(self) -> None:
+        """Note where the segments end now."""
         self.begun = self._writer.pop_begun()
         self.offset = self._writer.offset

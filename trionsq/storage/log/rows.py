@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trionsq.disk import Disk
+
 __all__ = [
     "AddChannel",
     "AddTopic",
@@ -28,6 +30,7 @@ __all__ = [
     "StoredTopic",
     "UpdateChannel",
     "UpdateTopic",
+    "numbers_added",
 ]
 
 
@@ -190,6 +193,17 @@ Change = (
 )
 
 
+def numbers_added(changes: Sequence[Change]) -> set[int]:
+    """Return the numbers of topics whose row, or a channel's, would be new."""
+    added: set[int] = set()
+    for change in changes:
+        if isinstance(change, AddTopic):
+            added.add(change.row.number)
+        elif isinstance(change, AddChannel):
+            added.add(change.row.topic)
+    return added
+
+
 @dataclass(slots=True)
 class StateContent:
     """All that the state has.
@@ -239,6 +253,15 @@ class State(Protocol):
 
         Raises:
             StateError: nothing is lost; try again later.
+        """
+
+    def copy_to(self, disk: Disk) -> None:
+        """Copy all that was applied to the state of another folder, which has none, durably.
+
+        In any thread; other calls wait meanwhile.
+
+        Raises:
+            StateError, OSError: there is no copy, or it is not durable.
         """
 
     def close(self) -> None:

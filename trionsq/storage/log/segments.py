@@ -294,6 +294,7 @@ def read_records(
     max_bytes: int,
     *,
     sequence: int | None = None,
+    wanted: int = 0,
     end: int | None = None,
 ) -> list[tuple[RecordHead, MessageBatch] | Damage]:
     """Return the records from ``offset`` on, and the damage between them, in order.
@@ -304,6 +305,7 @@ def read_records(
         offset: where a record begins.
         max_bytes: limit; one record, or one damage, may be longer.
         sequence: of the record at ``offset``, if known: no lower one is taken.
+        wanted: records that end before this sequence are stepped over, however long they are.
         end: where to stop; None: at the end of the file.
 
     Returns:
@@ -315,9 +317,10 @@ def read_records(
     """
     found: list[tuple[RecordHead, MessageBatch] | Damage] = []
     reader = _HeadReader(file, header, offset, end, max(max_bytes, MAX_HEAD_BYTES))
-    stop = offset + max_bytes
+    # Where the limit is reached; not known before the first record or damage that is wanted.
+    stop = reader.limit + max_bytes
     while offset < min(stop, reader.limit):
-        if found and stop - offset < MAX_HEAD_BYTES and stop < reader.limit:
+        if stop - offset < MAX_HEAD_BYTES and stop < reader.limit:
             break  # the head may end behind the block
         lowest = header.first_sequence if sequence is None else sequence
         head = reader.head_at(offset, lowest)
@@ -325,11 +328,17 @@ def read_records(
             head = reader.find(offset + 1, lowest)
             behind, bad_end = (None, reader.limit) if head is None else (head.sequence, head.offset)
             found.append(Damage(offset, bad_end, sequence, behind))
+            if behind is None or behind > wanted:
+                stop = min(stop, offset + max_bytes)
             offset = bad_end
             sequence = sequence if behind is None else behind
             continue
-        if found and head.end > stop:
+        if head.next_sequence <= wanted:
+            offset, sequence = head.end, head.next_sequence
+            continue
+        if head.end > stop:
             break
+        stop = min(stop, offset + max_bytes)
         try:
             found.append((head, parse_batch(head, reader.section(head), header)))
         except FormatError:

@@ -19,6 +19,7 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
+from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, segment_name
 from trionsq.storage.log.segments import SparseIndex
 
@@ -124,12 +125,21 @@ class SegmentWriter:
         begun, self._begun = self._begun, []
         return begun
 
+    def is_synced_to(self, sequence: int) -> bool:
+        """Return whether what counts before a sequence is durable."""
+        return self._safe >= sequence or not self._unsynced
+
     def write_round(
-        self, entries: Iterable[tuple[MessageBatch, int]], *, sync: bool
+        self,
+        entries: Iterable[tuple[MessageBatch, int]],
+        *,
+        sync: bool,
+        copies: list[JournalPiece] | None = None,
     ) -> list[MessageBatch]:
         """Write batches, each with its first sequence; with ``sync`` they are durable on return.
 
-        Without entries, and with ``sync``, it makes durable what was written before.
+        Without entries, and with ``sync``, it makes durable what was written before. ``copies``
+        gets what was written and is not durable.
 
         Returns the messages as the log has them, with their sequences.
 
@@ -137,23 +147,42 @@ class SegmentWriter:
             OSError: none of them counts. What counted before still does.
         """
         records = _join_entries(entries)
-        counted = list(self._unsynced)
+        unsynced, count = self._unsynced, len(self._unsynced)
         try:
             if self._is_behind:
-                self._write_again(counted)
-            self._append(records)
+                self._write_again(list(unsynced))
+            self._append(records, copies)
             if sync:
                 self._sync()
         except OSError:
-            try:
-                # A failed fsync says nothing of what it left undone.
-                self._write_again([*counted, *records])
-            except OSError:
-                self._end_segment()
-                self._unsynced = self._not_durable(counted)
-                self._is_behind = bool(self._unsynced)
-                raise
+            if copies is not None:
+                copies.clear()
+            self._rescue(unsynced[:count], records)
         return records
+
+    def sync_round(self, records: Sequence[MessageBatch]) -> None:
+        """Make durable what `write_round` has written without that.
+
+        Raises:
+            OSError: none of it counts. What counted before still does.
+        """
+        first = sequences_of(records[0])[0]
+        counted = [batch for batch in self._unsynced if sequences_of(batch)[0] < first]
+        try:
+            self._sync()
+        except OSError:
+            self._rescue(counted, records)
+
+    def _rescue(self, counted: list[MessageBatch], records: Iterable[MessageBatch]) -> None:
+        """Write once more what is not durable; if that fails too, the last round does not count."""
+        try:
+            # A failed fsync says nothing of what it left undone.
+            self._write_again([*counted, *records])
+        except OSError:
+            self._end_segment()
+            self._unsynced = self._not_durable(counted)
+            self._is_behind = bool(self._unsynced)
+            raise
 
     def _write_again(self, batches: Iterable[MessageBatch]) -> None:
         """Write what is not durable to a new segment, and make it durable.
@@ -187,7 +216,11 @@ class SegmentWriter:
                 raise
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file: nothing is written any more, and what is not durable need not be."""
+        self._close_file()
+        self._unsynced = []
+
+    def _close_file(self) -> None:
         if self._file is not None:
             close_quietly(self._file)
             self._file = None
@@ -195,13 +228,15 @@ class SegmentWriter:
     def _not_durable(self, batches: Iterable[MessageBatch]) -> list[MessageBatch]:
         return [batch for batch in batches if sequences_of(batch)[0] >= self._safe]
 
-    def _append(self, records: Iterable[MessageBatch]) -> None:
+    def _append(
+        self, records: Iterable[MessageBatch], copies: list[JournalPiece] | None = None
+    ) -> None:
         pieces: list[bytes] = []
         nbytes = 0
         for batch in records:
             sequence = sequences_of(batch)[0]
             if self._file is None or self._offset + nbytes >= self._max_bytes:
-                self._write(pieces)
+                self._write(pieces, copies)
                 pieces, nbytes = [], 0
                 self._begin_segment(sequence)
             segment = self.segment
@@ -212,13 +247,19 @@ class SegmentWriter:
             pieces += record
             nbytes += sum(map(len, record))
             self._unsynced.append(batch)
-        self._write(pieces)
+        self._write(pieces, copies)
 
-    def _write(self, pieces: list[bytes]) -> None:
+    def _write(self, pieces: list[bytes], copies: list[JournalPiece] | None) -> None:
         if pieces:
             assert self._file is not None
+            assert self.segment is not None
             data = b"".join(pieces)
             self._file.write(data, self._offset)
+            if copies is not None:
+                salt = self.segment.header.salt
+                copies.append(
+                    JournalPiece(self._number, self.segment.first, salt, self._offset, data)
+                )
             self._offset += len(data)
 
     def _sync(self) -> None:
@@ -237,7 +278,7 @@ class SegmentWriter:
         previous, end = self.segment, self._offset
         if self._file is not None:
             self._sync()
-            self.close()
+            self._close_file()
         if previous is not None:
             previous.end = end
         header = SegmentHeader(
@@ -277,7 +318,7 @@ class SegmentWriter:
         segment = self.segment
         if self._file is None or segment is None:
             return
-        self.close()
+        self._close_file()
         if not self._is_named:
             with suppress(OSError):
                 self._disk.unlink(draft_name(segment.name))

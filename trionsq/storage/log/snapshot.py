@@ -42,13 +42,18 @@ class ChannelSnapshot:
 
 
 def take_snapshot(
-    cursor: Cursor, topic: int, memory: MessageQueue, in_flight: InFlight
+    cursor: Cursor,
+    topic: int,
+    memory: MessageQueue,
+    in_flight: InFlight,
+    others: Iterable[Segment] = (),
 ) -> ChannelSnapshot:
-    """Return what the state should have of a channel now."""
+    """Return what the state should have of a channel now; ``others`` are open, too."""
     ranges = _merge(
         [
             *_in_flight(in_flight),
             *_of_segments(memory.peek()),
+            *_of_segments(others),
             *cursor.returned(),
         ]
     )

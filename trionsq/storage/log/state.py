@@ -10,9 +10,10 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Final, TypeVar
 
-from trionsq.disk import Disk, replace_file
+from trionsq.disk import Disk, close_quietly, replace_file
 from trionsq.storage.log.reserve import DiskReserve
 from trionsq.storage.log.rows import Change, StateContent, StateError
 from trionsq.storage.log.tables import StateConnection, StateTables, empty_state
@@ -65,6 +66,7 @@ class SqliteState:
         self.path = os.path.join(disk.path, STATE_FILE)
         self._disk = disk
         self._errors = errors
+        self._lock = Lock()
         self._reserve = DiskReserve(disk, reserve_bytes)
         if sqlite3.sqlite_version_info < _MIN_SQLITE:
             raise StateError(f"{self.path}: SQLite {sqlite3.sqlite_version} is older than 3.36")
@@ -100,6 +102,21 @@ class SqliteState:
     def checkpoint(self) -> None:
         self._call(lambda: self._again_if_full(lambda: self._run("PRAGMA wal_checkpoint")))
         self._reserve.make()
+
+    def copy_to(self, disk: Disk) -> None:
+        path = os.path.join(disk.path, STATE_FILE)
+
+        def copy() -> None:
+            for _ in self._connection.execute("VACUUM INTO ?1", (path,)):
+                pass
+
+        self._call(copy)
+        file = disk.open(STATE_FILE)
+        try:
+            file.sync()
+        finally:
+            close_quietly(file)
+        disk.sync_folder()
 
     def close(self) -> None:
         with suppress(*self._errors):
@@ -175,7 +192,8 @@ class SqliteState:
     def _call(self, function: Callable[[], _T]) -> _T:
         """Call, with an error of SQLite as `StateError`."""
         try:
-            return function()
+            with self._lock:
+                return function()
         except self._errors as error:
             raise StateError(f"{self.path}: {error}") from error
 

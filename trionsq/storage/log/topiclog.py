@@ -169,22 +169,23 @@ class TopicLog:
             return None
         sync = wants_sync or self.durability == "always"
         probe_at = self.end if wants_probe else None
-        return RoundJob(self, self._writer, entries, round_, sync=sync, probe_at=probe_at)
+        return RoundJob(
+            self, self._writer, entries, round_, sync=sync, alone=wants_sync, probe_at=probe_at
+        )
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
-        nbytes = sum(batch.bodies.nbytes for batch, _ in job.entries)
-        self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * sum(
-            batch.count for batch, _ in job.entries
-        )
-        self._take_segments(job)
+        nbytes, count = job.nbytes, sum(batch.count for batch, _ in job.entries)
+        self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
+        add_begun(self.segments, job.begun)
+        if self._writer.segment is not None and job.error is None:
+            self._writer.segment.end = job.offset
         self._node.report_error(self.name, job.error)
         self._node.note_unsynced(self)
         round_ = job.round
         if job.error is not None:
             if job.entries:
                 first = job.entries[0][1]
-                count = sum(batch.count for batch, _ in job.entries)
                 self.gaps.add(first, first + count)
                 self.safe_end = max(self.safe_end, first + count)
                 self.refused(count, nbytes)
@@ -204,11 +205,6 @@ class TopicLog:
             self.figures.rounds += 1
             round_.finish()
         self.caught_up()
-
-    def _take_segments(self, job: RoundJob[TopicLog]) -> None:
-        add_begun(self.segments, job.begun)
-        if self._writer.segment is not None and job.error is None:
-            self._writer.segment.end = job.offset
 
     # The newest messages, in memory
 
@@ -354,6 +350,10 @@ class TopicLog:
     def close_files(self) -> None:
         """Release the files. In a job: the writer's thread uses them."""
         self._writer.close()
+
+    def is_synced_to(self, sequence: int) -> bool:
+        """Return whether what counts before a sequence is durable in the segments."""
+        return self._writer.is_synced_to(sequence)
 
     @property
     def has_unsynced(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trionsq.core.batch import MessageBatch
-from trionsq.storage.log.cursor import Cursor, CursorLog
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.cursorlog import CursorLog
 
 __all__ = ["TopicReader"]
 
@@ -15,7 +16,7 @@ class TopicReader(Cursor):
         began_at, left: `next` and `depth` when it was asked last.
     """
 
-    def __init__(self, log: CursorLog, next_: int, end: int) -> None:
+    def __init__(self, log: CursorLog[Cursor], next_: int, end: int) -> None:
         super().__init__(log, 0, "", next_, end)
         self.began_at = next_
         self.left = 0

@@ -11,6 +11,7 @@ from typing import Final
 
 from tests.storage.log.sweep.account import Broken
 from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic, World
+from trionsq.storage.log.journal import journal_number
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -19,6 +20,8 @@ from trionsq.testing.logstate import MemoryState
 __all__ = ["History", "Points", "run"]
 
 _TOPICS: Final = ("t", "u")
+# Enough for a journal.
+_MANY_TOPICS: Final = ("t", "u", "v", "w", "x")
 _CHANNELS: Final = ("c", "d", "e")
 _MAX_STARTS: Final = 40
 _MAX_DRAIN: Final = 300
@@ -56,7 +59,9 @@ class History:
             open_state,
             random.choice(("always", "interval")),
             random.choice((300, 1_000, 4_000)),
+            random.choice((500, 2_000, 8_000)) if seed % 3 == 2 else 2_000,
         )
+        self._topics = _MANY_TOPICS if seed % 3 == 2 else _TOPICS
         self._world.has_faults = self._has_faults
         self._story(f"seed {seed} {self._world.durability}")
 
@@ -71,6 +76,10 @@ class History:
         """
         world, random = self._world, self._random
         world.open()
+        if self._topics is _MANY_TOPICS:
+            for name in self._topics:
+                world.make_topic(name)
+            world.settle()
         for _ in range(self._lives):
             world.disk.crash_at(random.randint(1, random.choice((8, 40, 150))))
             try:
@@ -137,7 +146,11 @@ class History:
     def _flip(self) -> None:
         """Change a bit of a segment, silently."""
         world, random = self._world, self._random
-        names = [name for name in world.disk.files() if parse_segment_name(name)]
+        names = [
+            name
+            for name in world.disk.files()
+            if parse_segment_name(name) or journal_number(name) is not None
+        ]
         if not names:
             return
         name = random.choice(sorted(names))
@@ -159,6 +172,10 @@ class History:
             kind = random.random()
             if kind < 0.35:
                 self._publish(topic)
+                if self._topics is _MANY_TOPICS and kind < 0.15:
+                    for other in world.topics.values():
+                        if other is not topic:
+                            self._publish(other)
             elif kind < 0.8 and topic.channels:
                 self._consume(topic, topic.channels[random.choice(sorted(topic.channels))])
             elif kind < 0.88:
@@ -194,8 +211,11 @@ class History:
         times = random.choice((1, 1, 2, 3))
         at = random.randint(1, 6)
         self._story(f"the disk will fail {times} times: {kind} from {at} on")
+        name = "*"
+        if self._topics is _MANY_TOPICS and random.random() < 0.4:
+            at, name = random.randint(1, 3), "trionsq.journal*"
         for place in range(times):
-            disk.fail(number, at + place, only=only)
+            disk.fail(number, at + place, only=only, name=name)
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random
@@ -240,7 +260,7 @@ class History:
 
     def _manage(self) -> None:
         random, world = self._random, self._world
-        name = random.choice(_TOPICS)
+        name = random.choice(self._topics)
         topic = world.topics.get(name)
         kind = random.random()
         if topic is None:

@@ -3,8 +3,8 @@
 python -m tests.storage.log.sweep.mutants
 python -m tests.storage.log.sweep.mutants --only record-fsync
 
-They are listed in mutants.toml, each with the rule (docs of the log engine) that it breaks. Each is
-made in a copy of the sources, where a new process runs histories.
+They are listed in the files *.toml, each with the rule (docs of the log engine) that it breaks.
+Each is made in a copy of the sources, where a new process runs histories.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ class Found(msgspec.Struct):
 
 def bad_changes() -> list[BadChange]:
     """All known bad changes."""
-    text = Path(__file__).with_suffix(".toml").read_text()
-    return msgspec.convert(tomllib.loads(text)["change"], list[BadChange])
+    found: list[BadChange] = []
+    for file in sorted(Path(__file__).parent.glob("*.toml")):
+        found += msgspec.convert(tomllib.loads(file.read_text())["change"], list[BadChange])
+    return found
 
 
 def find(change: BadChange | None, points: int) -> Found | None:

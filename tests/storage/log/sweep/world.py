@@ -123,6 +123,7 @@ class World:
         open_state: Callable[[SimulatedDisk], State],
         durability: str,
         segment_bytes: int,
+        journal_bytes: int,
     ) -> None:
         self.random = random
         self.disk = disk
@@ -140,6 +141,7 @@ class World:
         self.may_lose = False
         self._open_state = open_state
         self._segment_bytes = segment_bytes
+        self._journal_bytes = journal_bytes
         self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
@@ -157,6 +159,7 @@ class World:
             state,
             durability=self.durability,
             segment_bytes=self._segment_bytes,
+            journal_bytes=self._journal_bytes,
             next_number=content.next_number,
         )
         self.snapshots = Snapshots()
@@ -254,9 +257,11 @@ class World:
         for topic in self.topics.values():
             if topic.log.has_unsynced:
                 raise Broken(f"{topic.log!r} is not durable after a stop")
-            topic.log.close_files()
         self.note_synced()
-        self.node.state.close()
+        self.node.close()
+        left = [name for name in self.disk.files() if name.startswith("trionsq.journal")]
+        if left and not self.has_faults:
+            raise Broken(f"the stop leaves {left}")
 
     def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
         """The node has stopped."""
@@ -276,9 +281,9 @@ class World:
         """A file was damaged: what was in it, or may have been, need not come."""
         self.is_damaged = self.may_lose = True
         parsed = parse_segment_name(name)
-        account = self.accounts.get(parsed[1]) if parsed else None
-        if account is not None:
-            account.doubt(list(account.messages.values()))
+        for number, account in self.accounts.items():
+            if parsed is None or number == parsed[1]:
+                account.doubt(list(account.messages.values()))
 
     # Topics and channels
 

@@ -1,0 +1,283 @@
+"""A topic is moved to a log while clients use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.broker.support import Gate, check_balances, consume, finish, numbered, publish
+from tests.soak import more_in_soak, swept
+from trionsq.broker.broker import Broker
+from trionsq.broker.moving import MoveFailed
+from trionsq.broker.runtime import Clock
+from trionsq.testing.conversation import Conversation
+from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.memory import nsqd_in_memory
+from trionsq.wire import commands
+
+DEFAULT: dict[str, Any] = {"storage": "default", "durability": "always"}
+
+
+async def drained(broker: Broker, channel: str, topic: str = "t") -> Counter[bytes]:
+    """The bodies that a channel gives until it has none left, each with how often it came."""
+    core = broker.topics[topic].channel(channel).core
+    consumer = Conversation.begin(broker, capacity_bytes=2**20)
+    await consumer.subscribe(topic, channel, ready=100)
+    bodies: Counter[bytes] = Counter()
+    await wait_all_tasks_blocked()
+    while core.depth or core.in_flight_count or core.deferred_count:
+        message = await consumer.message()
+        bodies[message.body] += 1
+        await finish(consumer, message)
+    consumer.close()
+    return bodies
+
+
+@pytest.mark.parametrize("mem", [0, 5, 1000])
+async def test_all_messages_are_there_once(mem: int, autojump_clock: MockClock) -> None:
+    """Of memory, disk, in flight and deferred; each channel gets its own and those to come."""
+    disk, clock = SimulatedDisk(), Clock.from_trio()
+    async with nsqd_in_memory(disk=disk, clock=clock, mem_queue_size=mem, **DEFAULT) as broker:
+        topic = broker.topic("t")
+        topic.channel("ahead")
+        publish(broker, "t", *numbered(10))
+        await wait_all_tasks_blocked()
+        topic.channel("behind")
+        publish(broker, "t", *numbered(20, 20))
+        await wait_all_tasks_blocked()
+        publish(broker, "t", b"late", defer_ms=60_000)
+        await wait_all_tasks_blocked()
+        consumer, got = await consume(broker, "t", "ahead", 30)
+        await finish(consumer, *got[:10])
+        topic.pause()
+        publish(broker, "t", *numbered(7, 30))
+        publish(broker, "t", b"later", defer_ms=90_000)
+        await broker.registry.moves.move(topic)
+        assert topic.storage == "log"
+        check_balances(broker)
+        core = topic.channels["ahead"].core
+        assert (core.depth, core.in_flight_count, core.deferred_count) == (0, 20, 1)
+        assert topic.core.depth == 8
+        await finish(consumer, *got[10:15])
+        topic.unpause()
+        publish(broker, "t", b"new")
+        await wait_all_tasks_blocked()
+        check_balances(broker)
+    async with nsqd_in_memory(disk=disk, clock=clock, **DEFAULT) as broker:
+        assert broker.topics["t"].storage == "log"
+        assert [name for name in disk.files() if "diskqueue" in name] == []
+        left = Counter(message.body for message in got[15:])
+        expected = Counter([*numbered(7, 30), b"new", b"late", b"later"])
+        assert await drained(broker, "ahead") == left + expected
+        assert await drained(broker, "behind") == Counter(numbered(20, 20)) + expected
+
+
+async def test_publishers_wait_and_consumers_finish_meanwhile(autojump_clock: MockClock) -> None:
+    """No publish is refused; a FIN counts, what is given back comes again, with its attempts."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **DEFAULT) as broker:
+        topic = broker.topic("t")
+        core = topic.channel("c").core
+        publish(broker, "t", *numbered(5))
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
+        await consumer.subscribe("t", "c", ready=4)
+        got = await consumer.messages(4)
+        background.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.registry.moves.move, topic)
+            await wait_all_tasks_blocked()
+            background.run_one()  # from here on a start removes the log
+            await wait_all_tasks_blocked()
+            producer = Conversation.begin(broker)
+            await producer.say(commands.publish("t", b"waits"))
+            await finish(consumer, got[0])
+            await consumer.say(commands.requeue(got[1].message_id, 0))
+            again = await consumer.message()
+            assert (again.body, again.attempts) == (got[1].body, 2)
+            await consumer.say(commands.requeue(got[2].message_id, 50_000))
+            await producer.silence(5)
+            assert topic.storage == "default"
+            background.open()
+        await producer.response()
+        check_balances(broker)
+        await finish(consumer, got[3], again)
+        began_s = trio.current_time()
+        assert {(await consumer.message()).body for _ in range(2)} == {numbered(5)[4], b"waits"}
+        late = await consumer.message()
+        assert (late.body, late.attempts) == (got[2].body, 2)
+        assert trio.current_time() - began_s > 40
+        assert core.finish_count == 3
+        check_balances(broker)
+
+
+async def test_a_move_that_fails_changes_nothing(autojump_clock: MockClock) -> None:
+    """A full disk: the topic goes on with its old engine, and the move succeeds later."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, mem_queue_size=3, **DEFAULT) as broker:
+        topic = broker.topic("t")
+        topic.channel("c")
+        publish(broker, "t", *numbered(8))
+        publish(broker, "t", b"late", defer_ms=60_000)
+        await wait_all_tasks_blocked()
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
+        await consumer.subscribe("t", "c", ready=2)
+        got = await consumer.messages(2)
+        disk.fail(28, forever=True, only=("create", "write"), name="*.log.*")
+        with pytest.raises(MoveFailed):
+            await broker.registry.moves.move(topic)
+        disk.heal()
+        assert topic.storage == "default"
+        publish(broker, "t", b"new")
+        await wait_all_tasks_blocked()
+        check_balances(broker)
+        await broker.registry.moves.move(topic)
+        check_balances(broker)
+        await finish(consumer, *got)
+        consumer.close()
+        left = Counter([*numbered(8), b"late", b"new"]) - Counter(one.body for one in got)
+        assert await drained(broker, "c") == left
+
+
+@pytest.mark.parametrize("what", ["empty", "delete", "empty topic", "delete topic"])
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+async def test_what_an_operator_drops_meanwhile_stays_dropped(
+    what: str, jobs: int, autojump_clock: MockClock
+) -> None:
+    """Before the commit and during it; also after a kill behind the answer."""
+    background, disk = Gate(), SimulatedDisk()
+    async with nsqd_in_memory(background=background, disk=disk, **DEFAULT) as broker:
+        topic = broker.topic("t")
+        topic.channel("c")
+        topic.channel("other")
+        publish(broker, "t", *numbered(5))
+        publish(broker, "t", b"late", defer_ms=60_000)
+        await wait_all_tasks_blocked()
+        topic.pause()
+        publish(broker, "t", b"waits")
+        background.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_move, broker)
+            await wait_all_tasks_blocked()
+            for _ in range(jobs):
+                background.run_one()
+                await wait_all_tasks_blocked()
+            match what:
+                case "empty":
+                    topic.channels["c"].empty()
+                case "delete":
+                    topic.delete_channel("c")
+                case "empty topic":
+                    topic.empty()
+                case "delete topic":
+                    broker.delete_topic("t")
+            background.open()
+            await broker.registry.moves.decided()
+            assert await broker.logs.commit() is None
+            await broker.save_metadata()
+        await wait_all_tasks_blocked()
+        assert await broker.logs.commit() is None
+        image = disk.after_kill()
+    async with nsqd_in_memory(disk=image, **DEFAULT) as broker:
+        if what == "delete topic":
+            assert broker.topics == {}
+            assert not [name for name in image.files() if ".log." in name]
+            return
+        topic = broker.topics["t"]
+        assert topic.storage == "log"
+        topic.unpause()
+        own = Counter([*numbered(5), b"late"])
+        waits = Counter([] if what == "empty topic" else [b"waits"])
+        assert await drained(broker, "other") == own + waits
+        if what != "delete":
+            assert await drained(broker, "c") == (waits if what == "empty" else own + waits)
+        else:
+            assert "c" not in topic.channels
+
+
+async def _move(broker: Broker) -> None:
+    with suppress(MoveFailed):
+        await broker.registry.moves.move(broker.topics["t"])
+
+
+async def test_a_disk_queue_that_a_log_topic_does_not_read_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The original may have had the data path: what it took is not passed over in silence."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **DEFAULT) as broker:
+        broker.topic("t", "log")
+        broker.topic("d")
+    for name, data in (("meta.dat", b"1\n0,0\n0,40\n"), ("000000.dat", bytes(40))):
+        disk.write_file(f"t.diskqueue.{name}", data)
+    async with nsqd_in_memory(disk=disk, **DEFAULT):
+        assert "1 disk queues of topics that have a log hold messages" in caplog.text
+    assert "t.diskqueue.000000.dat" in disk.files()
+
+
+class Images(SimulatedDisk):
+    """A disk that keeps what a crash would leave, before each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[tuple[SimulatedDisk, SimulatedDisk]] | None = None
+
+    def _perform(self, *arguments: Any, **named: Any) -> Any:
+        if self.images is not None:
+            self.images.append((self.after_kill(), self.after_power_loss()))
+        return super()._perform(*arguments, **named)
+
+
+@more_in_soak
+async def test_a_crash_at_any_operation_loses_nothing(autojump_clock: MockClock) -> None:
+    """A start finds the old engine as it was, or the log with all, also what no file had before;
+    and the log brings back nothing that was finished."""
+    disk, clock = Images(), Clock.from_trio()
+    options = {"mem_queue_size": 0, **DEFAULT}
+    async with nsqd_in_memory(disk=disk, clock=clock, **options) as broker:
+        topic = broker.topic("t")
+        for name in ("a", "b"):
+            topic.channel(name)
+        publish(broker, "t", *numbered(9))
+        await wait_all_tasks_blocked()
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
+        await consumer.subscribe("t", "a", ready=4)
+        got = await consumer.messages(4)
+        await consumer.say(commands.ready(1))
+        await finish(consumer, *got[:2])
+        publish(broker, "t", b"late", defer_ms=20_000)
+        await wait_all_tasks_blocked()
+        topic.pause()
+        publish(broker, "t", b"waits")
+        await wait_all_tasks_blocked()
+        broker.folder.sync_all()
+        await broker.save_metadata()
+        due_s = trio.current_time() + 19.9
+        disk.images = []
+        await broker.registry.moves.move(topic)
+        await trio.sleep(2)
+        images, disk.images = disk.images, None
+    finished = {message.body for message in got[:2]}
+    on_disk = {"a": {*numbered(9)[4:], b"waits"}, "b": {*numbered(9), b"waits"}}
+    in_log = {"a": {*numbered(9), b"waits", b"late"} - finished}
+    in_log["b"] = {*numbered(9), b"waits", b"late"}
+    engines = []
+    for number in swept(len(images) - 1, 12):
+        for image in images[number]:
+            async with nsqd_in_memory(disk=image, clock=clock, **options) as broker:
+                topic = broker.topics["t"]
+                engines.append(topic.storage)
+                left_over = ".log." if topic.storage == "default" else ".diskqueue."
+                assert not [name for name in image.files() if left_over in name], number
+                topic.unpause()
+                for name, least in on_disk.items():
+                    found = await drained(broker, name)
+                    if topic.storage == "log":
+                        assert found == Counter(in_log[name]), number
+                        assert trio.current_time() >= due_s
+                    assert least <= found.keys(), number
+    assert set(engines) == {"default", "log"}

@@ -1,0 +1,136 @@
+"""Backups of a running nsqd, and what a start on a restored one finds. Real files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.broker.support import consume, finish, numbered
+from trionsq.broker.broker import Broker
+from trionsq.broker.options import NsqdOptions
+from trionsq.broker.topic import until_safe
+from trionsq.httpget import post
+from trionsq.local.nsqd_daemon import running_nsqd
+from trionsq.tools import nsq_log
+from trionsq.wire.bodies import ListBodies
+
+
+def options(path: Path) -> NsqdOptions:
+    return NsqdOptions(
+        data_path=str(path),
+        tcp_address="127.0.0.1:0",
+        http_address="127.0.0.1:0",
+        storage="log",
+        durability="always",
+    )
+
+
+async def tool(*words: object) -> int:
+    """Run nsq_log beside an nsqd in this process."""
+    return await trio.to_thread.run_sync(partial(nsq_log.main, [str(word) for word in words]))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - nobody tells
+        await trio.sleep(0.01)
+
+
+async def publish(broker: Broker, *bodies: bytes) -> None:
+    """Return when they are acknowledged."""
+    pending = broker.topics["t"].publish(ListBodies(list(bodies)))
+    if pending is not None:
+        await until_safe(pending)
+
+
+async def keep_publishing(broker: Broker, acknowledged: list[bytes]) -> None:
+    while True:
+        body = b"load-%d" % len(acknowledged)
+        await publish(broker, body)
+        acknowledged.append(body)
+
+
+async def bodies_of(broker: Broker, channel: str) -> list[bytes]:
+    count = broker.topics["t"].channels[channel].core.depth
+    _, messages = await consume(broker, "t", channel, count)
+    return [message.body for message in messages]
+
+
+async def test_a_backup_under_load_has_all_that_was_acknowledged_before(tmp_path: Path) -> None:
+    """For each channel that has not finished it; and nothing that it has. `verify` is content."""
+    before: list[bytes] = []
+    restored = tmp_path / "restored"
+    async with running_nsqd(options(tmp_path)) as broker:
+        node = broker.logs.ensure_node()
+        node._segment_bytes = 2_000
+        for name in ("a", "b"):
+            broker.topic("t").channel(name)
+        for number in range(0, 90, 30):
+            await publish(broker, *numbered(90, 40)[number : number + 30])
+        consumer, got = await consume(broker, "t", "a", 90)
+        await finish(consumer, *got[:50])
+        await until(lambda: broker.topics["t"].channels["a"].core.finish_count == 50)
+        broker.topics["t"].channels["b"].pause()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_publishing, broker, before)
+            await until(lambda: len(before) >= 20)
+            surely = set(before)
+            address = f"127.0.0.1:{broker.ports.http}"
+            assert await tool("backup", f"--nsqd-http-address={address}", "first") == 0
+            assert await tool("backup", f"--nsqd-http-address={address}", "first") == 2
+            await until(lambda: len(before) >= len(surely) + 20)
+            nursery.cancel_scope.cancel()
+        await broker.topics["t"].channels["a"].empty().wait()
+        await broker.topics["t"].channels["b"].empty().wait()
+        await broker.logs.take_snapshots()
+    backup = tmp_path / "backup.first"
+    assert await tool("verify", backup) == 0
+    assert await tool("restore", backup, restored) == 0
+    assert await tool("verify", restored) == 0
+    assert await tool("restore", backup, restored) == 2
+    async with running_nsqd(options(restored)) as broker:
+        finished = {message.body for message in got[:50]}
+        assert broker.topics["t"].channels["b"].core.paused
+        broker.topics["t"].channels["b"].unpause()
+        own, all_ = await bodies_of(broker, "a"), await bodies_of(broker, "b")
+        assert len(set(own)) == len(own)
+        assert set(own) >= {message.body for message in got[50:]} | surely
+        assert not set(own) & finished
+        assert set(all_) >= set(numbered(90, 40)) | surely
+
+
+async def test_a_restore_takes_only_what_the_manifest_counts(tmp_path: Path) -> None:
+    """A segment is a hard link, and grows while nsqd goes on."""
+    async with running_nsqd(options(tmp_path)) as broker:
+        broker.topic("t").channel("c")
+        await publish(broker, b"before")
+        url = f"http://127.0.0.1:{broker.ports.http}/log/backup?name="
+        assert (await post(f"{url}x", b"")).status == 200
+        await publish(broker, b"behind")
+        for name, answer in [("x", 409), ("", 400), ("a/b", 400), ("..", 400)]:
+            assert (await post(url + name, b"")).status == answer
+    assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
+    async with running_nsqd(options(tmp_path / "restored")) as broker:
+        assert await bodies_of(broker, "c") == [b"before"]
+
+
+async def test_a_folder_that_is_no_backup_is_not_restored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is one that is shorter than its manifest says."""
+    assert await tool("restore", tmp_path, tmp_path / "to") == 2
+    async with running_nsqd(options(tmp_path)) as broker:
+        broker.topic("t").channel("c")
+        await publish(broker, b"x")
+        url = f"http://127.0.0.1:{broker.ports.http}/log/backup?name=x"
+        await post(url, b"")
+    for segment in (tmp_path / "backup.x").glob("*.log.*"):
+        data = segment.read_bytes()
+        segment.unlink()
+        segment.write_bytes(data[:-1])
+    assert await tool("restore", tmp_path / "backup.x", tmp_path / "to") == 2
+    assert re.search(r"shorter than \d+ bytes", capsys.readouterr().err)

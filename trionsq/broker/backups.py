@@ -1,0 +1,53 @@
+"""Backups of the logs while the broker runs."""
+
+from __future__ import annotations
+
+import trio
+
+from trionsq.broker.logs import LogTopics
+from trionsq.storage.folder import DataFolder, error_text
+from trionsq.storage.log.backup import BackupError, write_backup
+from trionsq.storage.log.rows import StateError
+
+__all__ = ["make_backup"]
+
+
+async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[str, int]:
+    """Make a backup in the data path; return the names and sizes of its segments.
+
+    All that was acknowledged before is in it, and what operators did and consumers finished.
+
+    Raises:
+        FileExistsError: there is a backup of that name.
+        BackupError: it failed; the text says why.
+        StateError: there is no state, and it cannot be made.
+    """
+    node = logs.ensure_node()
+    await logs.take_snapshots()
+    if (error := await logs.commit()) is not None:
+        raise BackupError(error)
+    ended = trio.Event()
+    made: list[dict[str, int]] = []
+    failures: list[Exception] = []
+
+    def job() -> None:
+        try:
+            made.append(write_backup(folder.disk, node.state, name))
+        except (OSError, StateError) as failure:
+            failures.append(failure)
+
+    def done(defect: Exception | None) -> None:
+        # Also if nobody waits any more.
+        node.release_files()
+        failures.extend([] if defect is None else [defect])
+        ended.set()
+
+    node.hold_files()
+    folder.background.submit(job, done)
+    await ended.wait()
+    for failure in failures:
+        if isinstance(failure, FileExistsError):
+            raise failure
+        text = str(failure) if isinstance(failure, StateError) else error_text(failure)
+        raise BackupError(text) from failure
+    return made[0]

@@ -1,0 +1,387 @@
+"""Moves topics from disk queues to a log while clients use them.
+
+The queues of the topic and of its channels are frozen; what they have is copied to a log that is
+nobody's yet. One commit of the state makes it the topic's. Before that commit a start finds the
+disk queues as they were, after it the log: a crash loses nothing that the topic's engine keeps.
+
+Publishers wait meanwhile, and consumers get only what comes back; they finish as always.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+import trio
+
+from trionsq.broker.channel import Channel
+from trionsq.broker.frozen import FrozenQueue, MovedChannel, with_sequences
+from trionsq.broker.logs import LogTopics, wait_for_round
+from trionsq.broker.topic import Topic
+from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.deferred import Deferred
+from trionsq.core.queue import BackendError, Round
+from trionsq.storage.diskqueue import DiskQueue
+from trionsq.storage.folder import Job, error_text
+from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.moved import begin_log, serve_log
+from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.rows import AddChannel, Change, UpdateChannel
+from trionsq.storage.log.snapshot import take_snapshot
+from trionsq.storage.queuecopy import CopiedMessages, QueueCopy
+
+__all__ = ["MoveFailed", "TopicMove"]
+
+log = logging.getLogger("trionsq")
+
+# Written before more is read: less than what a topic's log takes without being waited for.
+_WRITE_BYTES: Final = 4 << 20
+_MESSAGE_BYTES: Final = 100
+_READ_BYTES: Final = 1 << 20
+# Batches copied, and channels looked at, in one turn of the event loop.
+_BATCHES_PER_TURN: Final = 64
+_CHANNELS_PER_TURN: Final = 16
+_DEFERRED_PER_TURN: Final = 500
+_RETRY_S: Final = 1.0
+_LOADING_S: Final = 0.01
+_MS_NS: Final = 1_000_000
+
+
+class MoveFailed(Exception):
+    """The topic was not moved; the text says why."""
+
+
+class TopicMove:
+    """One topic on its way.
+
+    Attributes:
+        is_committing: whether the commit that decides is, or was, under way.
+        decided: is set when the topic has its old or its new engine for good.
+        number: of the log.
+    """
+
+    def __init__(self, topic: Topic, logs: LogTopics) -> None:
+        self.is_committing = False
+        self.decided = trio.Event()
+        self._topic = topic
+        self._logs = logs
+        self._channels: dict[Channel, MovedChannel] = {}
+        self._queue: FrozenQueue | None = None
+        self._copied: list[QueueCopy] = []
+        self._nbytes = 0
+        self._batches = 0
+
+    def __repr__(self) -> str:
+        return f"<TopicMove {self._topic.name}>"
+
+    @property
+    def number(self) -> int:
+        return self._log.number
+
+    async def run(self) -> list[DiskQueue]:
+        """Move the topic; return the disk queues that are left over.
+
+        Raises:
+            MoveFailed: nothing has changed.
+            StateError: the state of the logs cannot be made.
+        """
+        self._node = self._logs.ensure_node()
+        self._log, begun = begin_log(self._node, self._topic.name)
+        is_committed = False
+        try:
+            await self._safe(begun)
+            self._freeze_topic()
+            await self._copy_channels()
+            await self._copy_topic()
+            await self._commit()
+            is_committed = True
+            # If nsqd stops now, the next start goes on.
+            await self._serve()
+        except MoveFailed:
+            if is_committed:
+                self._log.delete()
+            raise
+        finally:
+            self.decided.set()
+            if not is_committed:
+                self._thaw()
+                self._log.delete()
+        return [queue.disk_queue for queue in self._queues() if not queue.is_deleted]
+
+    # The copies
+
+    def _freeze_topic(self) -> None:
+        topic = self._topic
+        self._fail_if_gone()
+        try:
+            topic.core.save_fan_out()
+        except BackendError as error:
+            raise MoveFailed(str(error)) from error
+        self._queue = FrozenQueue(topic.core.store, is_topic=True)
+
+    async def _copy_channels(self) -> None:
+        """Copy what each channel has for itself, also those that are made meanwhile."""
+        while channels := self._unfrozen():
+            for channel in channels:
+                cursor = Cursor(self._log, self._node.take_number(), channel.name, 0, 0)
+                moved = self._channels[channel] = MovedChannel(channel, cursor)
+                await self._copy_memory(moved)
+                await self._copy_queue(moved.frozen.queue, moved)
+                await self._copy_held(moved)
+
+    def _unfrozen(self) -> list[Channel]:
+        self._fail_if_gone()
+        return [
+            channel
+            for channel in self._topic.channels.values()
+            if not channel.is_ephemeral and channel not in self._channels
+        ]
+
+    def _fail_if_gone(self) -> None:
+        if self._topic.exiting:
+            raise MoveFailed("the topic is deleted")
+
+    async def _copy_memory(self, moved: MovedChannel) -> None:
+        for segment in list(moved.frozen.queue.memory.peek()):
+            await self._copy(moved, segment)
+        deferred, at = moved.frozen.deferred, 0
+        while part := deferred.part(at, _DEFERRED_PER_TURN):
+            at += len(part)
+            for due_ns, segment in part:
+                await self._copy(moved, segment, due_ns)
+
+    async def _copy_held(self, moved: MovedChannel) -> None:
+        """Give a place to all that clients hold, and what came back: both may be redelivered."""
+        while (held := moved.frozen.held()) and not moved.is_gone:
+            for one in held:
+                if one.batch.sequences is None:
+                    sequence = self._put(Segment(one.batch, one.first, one.last))
+                    one.batch = with_sequences(one.batch, one.first, sequence)
+                    await self._take_turns()
+
+    async def _copy_queue(self, queue: FrozenQueue, moved: MovedChannel | None) -> None:
+        """Copy a disk queue; ``moved``: of this channel, None: of the topic."""
+        while queue.disk_queue.is_loading:  # noqa: ASYNC110 - mostly it is loaded
+            await trio.sleep(_LOADING_S)
+        copy = queue.disk_queue.copy()
+        self._copied.append(copy)
+        while not (queue.is_deleted or queue.empties):
+            found: list[CopiedMessages] = []
+            await self._in_job(partial(_read_into, found, copy))
+            if not found:
+                return
+            for one in found:
+                if moved is None:
+                    await self._copy_published(one)
+                else:
+                    await self._copy_of_channel(moved, one)
+
+    async def _in_job(self, job: Job) -> None:
+        ended: list[Exception | None] = []
+        event = trio.Event()
+
+        def done(error: Exception | None) -> None:
+            ended.append(error)
+            event.set()
+
+        self._node.folder.background.submit(job, done)
+        await event.wait()
+        if (error := ended[0]) is not None:
+            raise MoveFailed(error_text(error)) from error
+
+    async def _copy_of_channel(self, moved: MovedChannel, one: CopiedMessages) -> None:
+        core = moved.frozen.core
+        segment: Segment | None = one.segment
+        if one.is_recovered and core.store.recovered is not None:
+            segment = core.store.recovered.without_copies(one.segment)
+        due_ns = None if one.due_ns is None else core.due_on_clock_ns(one.due_ns)
+        if segment is not None:
+            await self._copy(moved, segment, due_ns)
+
+    async def _copy(self, moved: MovedChannel, segment: Segment, due_ns: int | None = None) -> None:
+        sequence = self._put(segment)
+        if due_ns is None:
+            moved.open.append(MessageRange(sequence, segment.count, segment.attempts))
+        else:
+            moved.cursor.held.add_range(
+                HeldRange(due_ns, sequence, segment.count, segment.attempts)
+            )
+        await self._take_turns()
+
+    async def _copy_topic(self) -> None:
+        """Copy what no channel has got yet: it is published once more, as it was."""
+        assert self._queue is not None
+        begin = self._log.end
+        await self._written()
+        self._log.frontier, self._log.depth = begin, 0
+        for segment in list(self._queue.memory.peek()):
+            self._put(segment, segment.batch.defer_ms)
+            await self._take_turns()
+        await self._copy_queue(self._queue, None)
+        await self._written()
+
+    async def _copy_published(self, one: CopiedMessages) -> None:
+        delay_ms = 0
+        if one.due_ns is not None:
+            delay_ms = max(1, -((one.segment.first_ns - one.due_ns) // _MS_NS))
+        self._put(one.segment, delay_ms)
+        await self._take_turns()
+
+    def _put(self, segment: Segment, defer_ms: int = 0) -> int:
+        """Append messages to the log; return the sequence of the first."""
+        sequence, batch = self._log.end, _copy_of(segment, defer_ms)
+        try:
+            self._log.append(Segment(batch, 0, batch.count))
+        except BackendError as error:
+            raise MoveFailed(str(error)) from error
+        self._nbytes += batch.bodies.nbytes + _MESSAGE_BYTES * batch.count
+        self._batches += 1
+        return sequence
+
+    async def _take_turns(self) -> None:
+        if self._nbytes >= _WRITE_BYTES:
+            await self._written()
+        elif self._batches % _BATCHES_PER_TURN == 0:
+            await trio.lowlevel.checkpoint()
+
+    async def _written(self) -> None:
+        self._nbytes = 0
+        await self._safe(self._log.last_round)
+
+    async def _safe(self, round_: Round | None) -> None:
+        if (error := await wait_for_round(round_)) is not None:
+            raise MoveFailed(error)
+
+    # The commit
+
+    async def _commit(self) -> None:
+        """Make the log the topic's. From here on there is no way back but a stop."""
+        topic, end = self._topic, self._log.end
+        changes: list[Change] = []
+        with_rows: set[MovedChannel] = set()
+        while True:
+            await self._copy_channels()
+            for moved in set(self._channels.values()) - with_rows:
+                with_rows.add(moved)
+                changes += self._rows(moved)
+                if len(with_rows) % _CHANNELS_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+            if not self._unfrozen():
+                break
+        if self._log.end != end:
+            raise MoveFailed("a channel that has messages was made meanwhile")
+        self._log.is_paused = topic.core.paused
+        queues = [queue.disk_queue.name for queue in self._queues()]
+        self.is_committing = True
+        note = self._logs.moved_queues.add(self.number, queues)
+        committed = serve_log(self._node, self._log, [*changes, note])
+        while (error := await wait_for_round(committed)) is not None:
+            # Nobody knows what a start finds: the queues stay frozen, for both must be right.
+            self.decided.set()
+            log.error("TOPIC(%s): moving it to a log waits for the state: %s", topic.name, error)
+            await trio.sleep(_RETRY_S)
+            committed = self._node.commit([])
+
+    def _rows(self, moved: MovedChannel) -> list[Change]:
+        """Return what the state should have of a channel, in one step of the event loop."""
+        if moved.is_gone:
+            return []
+        cursor, core = moved.cursor, moved.frozen.core
+        cursor.next = cursor.frontier = self._log.frontier
+        if moved.has_nothing:
+            cursor.empty()
+        else:
+            cursor.load(moved.open, 0)
+        moved.open = []
+        moved.empties = moved.frozen.queue.empties
+        cursor.is_paused = core.paused
+        number, came_back = self._log.number, moved.frozen.came_back()
+        snapshot = take_snapshot(cursor, number, core.store.memory, core.in_flight, came_back)
+        self._log.cursors[cursor.number] = cursor
+        return [
+            AddChannel(change.row) if isinstance(change, UpdateChannel) else change
+            for change in snapshot.changes
+        ]
+
+    # The new engine
+
+    async def _serve(self) -> None:
+        for count, moved in enumerate(list(self._channels.values()), 1):
+            self._serve_channel(moved)
+            if count % _CHANNELS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
+        self._fail_if_gone()
+        assert self._queue is not None
+        topic, core = self._topic, self._topic.core
+        for channel in self._unfrozen():
+            # It was made after the commit, so no message has come to it.
+            cursor = self._node.new_cursor(self._log, channel.name)
+            moved = MovedChannel(channel, cursor)
+            if count := moved.frozen.queue.depth:
+                log.error(
+                    "TOPIC(%s): channel %s was made meanwhile: %d messages of an old disk queue "
+                    "stay in its files",
+                    topic.name,
+                    channel.name,
+                    count,
+                )
+            self._serve_channel(moved)
+        self._node.add_log(self._log)
+        self._log.refused = core.forget_published
+        self._queue.change_backend(self._log)
+        if self._queue.empties:
+            self._log.empty()
+        log.info("TOPIC(%s): moved to log %d", topic.name, self._log.number)
+        self._log.caught_up()
+
+    def _serve_channel(self, moved: MovedChannel) -> None:
+        frozen, cursor = moved.frozen, moved.cursor
+        if moved.is_gone:
+            if cursor.number in self._log.cursors:
+                self._log.drop_cursor(cursor)
+            return
+        core, queue = frozen.core, frozen.queue
+        if queue.empties != moved.empties:
+            cursor.empty()
+        for segment in queue.returned:
+            cursor.append(segment)
+        came_back = core.deferred
+        assert isinstance(came_back, Deferred)
+        core.store.backend_out_count += len(cursor.held)
+        for due_ns, segment in came_back.part(0, len(came_back)):
+            cursor.held.add_segment(segment, due_ns)
+        core.deferred = cursor.new_deferred(core.scan_at)
+        core.store.recovered = None
+        queue.change_backend(cursor)
+        core.scan_at(0.0)
+        moved.channel.wake()
+
+    def _queues(self) -> list[FrozenQueue]:
+        assert self._queue is not None
+        return [self._queue, *(one.frozen.queue for one in self._channels.values())]
+
+    def damaged_files(self) -> dict[str, str]:
+        """Return the files of disk queues that were read in part, and why."""
+        return {name: fault for copy in self._copied for name, fault in copy.damaged.items()}
+
+    def _thaw(self) -> None:
+        """Let the topic go on as before."""
+        for moved in self._channels.values():
+            if moved.frozen.core.store.backend is moved.frozen.queue and not moved.is_gone:
+                moved.frozen.thaw()
+        if self._queue is not None and not self._queue.is_deleted:
+            self._queue.thaw()
+            self._queue.caught_up()
+
+
+def _read_into(found: list[CopiedMessages], copy: QueueCopy) -> None:
+    found += copy.read(_READ_BYTES)
+
+
+def _copy_of(segment: Segment, defer_ms: int) -> MessageBatch:
+    """Return the messages of a segment as a batch, to be delivered with this delay."""
+    batch, first, last = segment.batch, segment.first, segment.last
+    stamps = None if batch.stamps is None else ListColumn(batch.stamps.slice(first, last))
+    bodies, ids = batch.bodies.copy_range(first, last), ListColumn(segment.ids())
+    return MessageBatch(bodies, ids, segment.first_ns, defer_ms, stamps)

@@ -1,0 +1,239 @@
+"""Rounds of several topics in one job: one fsync of a journal makes small ones durable together.
+
+The records go to their segments as well, not yet synced. A journal that is full gets no more; its
+segments are synced a few with each job, and when all are, it goes. A journal that failed is never
+written to again, and the rounds that it should have had are made durable each for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Final, Generic, Protocol, TypeVar
+
+from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.histogram import Histogram
+from trionsq.storage.folder import error_text
+from trionsq.storage.log.journal import (
+    JOURNAL_HEADER_BYTES,
+    SPARE_JOURNAL,
+    JournalPiece,
+    encode_journal_header,
+    encode_piece,
+    journal_name,
+    journal_number,
+)
+from trionsq.storage.log.roundjob import RoundJob
+
+__all__ = ["DEFAULT_JOURNAL_BYTES", "Journals"]
+
+log = logging.getLogger("trionsq")
+
+DEFAULT_JOURNAL_BYTES: Final = 16 * 1024 * 1024
+# Fewer topics are as quick one by one.
+_MIN_TOPICS: Final = 3
+# Larger rounds go to their segments alone: they would be written twice.
+_MAX_ROUND_BYTES: Final = 1 << 20
+# The file grows in such steps: an fsync that changes no size costs a fifth.
+_STEP_BYTES: Final = 1 << 20
+# Full or failed journals whose segments are being synced; with more there is no new one.
+_MAX_OLD: Final = 2
+
+
+class JournaledLog(Protocol):
+    """A log, as a journal sees it."""
+
+    def is_synced_to(self, sequence: int) -> bool:
+        """Return whether what counts before a sequence is durable in its segments."""
+
+
+_Log = TypeVar("_Log", bound=JournaledLog)
+
+
+class _Journal(Generic[_Log]):
+    """A journal that is, or was, written.
+
+    Attributes:
+        name: of the file.
+        offset: where the next piece goes.
+        logs: sequences up to which they have to be synced before the journal may go.
+        count: of logs that it ever had.
+    """
+
+    def __init__(self, name: str, file: DiskFile, salt: int, step: int) -> None:
+        """``step``: by so many bytes the file grows."""
+        self.name = name
+        self.offset = JOURNAL_HEADER_BYTES
+        self.logs: dict[_Log, int] = {}
+        self.count = 0
+        self._file = file
+        self._salt = salt
+        self._step = step
+        self._round = 0
+        self._allocated = file.size()
+
+    def append(self, pieces: Sequence[JournalPiece]) -> None:
+        """Write pieces, and make them durable.
+
+        Raises:
+            OSError: any of them may be durable.
+        """
+        self._round += 1
+        parts = [encode_piece(piece, self._salt, self._round) for piece in pieces]
+        data = b"".join([part for piece in parts for part in piece])
+        end = self.offset + len(data)
+        if end > self._allocated:
+            self._allocated = end + self._step - end % self._step
+            data += bytes(self._allocated - end)
+        self._file.write(data, self.offset)
+        self._file.sync()
+        self.offset = end
+
+    def cover(self, log_: _Log, end: int) -> None:
+        """Note that it has messages of a log, before the sequence ``end``."""
+        self.count += log_ not in self.logs
+        self.logs[log_] = end
+
+    def is_needed(self) -> bool:
+        """Return whether a log is not synced yet; forget the first ones that are."""
+        while self.logs:
+            log_, end = next(iter(self.logs.items()))
+            if not log_.is_synced_to(end):
+                return True
+            del self.logs[log_]
+        return False
+
+    def close(self) -> None:
+        close_quietly(self._file)
+
+
+class Journals(Generic[_Log]):
+    """The journals of a node. The methods block, except `logs_to_sync`; one call at a time."""
+
+    def __init__(self, disk: Disk, fsync_s: Histogram, max_bytes: int) -> None:
+        """``max_bytes``: a journal that has so many is full."""
+        self._disk = disk
+        self._fsync_s = fsync_s
+        self._max_bytes = max_bytes
+        self._present: _Journal[_Log] | None = None
+        self._old: list[_Journal[_Log]] = []
+        self._has_spare = False
+
+    def __repr__(self) -> str:
+        return f"<Journals {self._present and self._present.name} old={len(self._old)}>"
+
+    def write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Write rounds, and make durable those that have to be. Errors are in the jobs."""
+        shared = [job for job in jobs if job.may_be_shared]
+        nbytes = sum(job.nbytes for job in shared)
+        if len(shared) < _MIN_TOPICS or nbytes > _MAX_ROUND_BYTES or len(self._old) >= _MAX_OLD:
+            shared = []
+        alone = set(jobs).difference(shared)
+        for job in jobs:
+            if job in alone:
+                job.write()
+        if shared:
+            self._share(shared)
+        for job in jobs:
+            job.finish()
+        self._drop_old()
+
+    def _share(self, jobs: Sequence[RoundJob[_Log]]) -> None:
+        pieces: list[JournalPiece] = []
+        for job in jobs:
+            pieces += job.append()
+        try:
+            journal = self._present or self._begin()
+            began_s = time.perf_counter()
+            journal.append(pieces)
+            self._fsync_s.observe(time.perf_counter() - began_s)
+        except OSError as error:
+            log.warning("LOG: the journal failed: %s", error_text(error))
+            self._end_present()
+            for job in jobs:
+                job.sync()
+            return
+        for job in jobs:
+            if job.error is None:
+                journal.cover(job.log, job.end)
+        if journal.offset >= self._max_bytes:
+            self._end_present()
+
+    def _begin(self) -> _Journal[_Log]:
+        """Make a journal, whose name is durable, of the spare one if there is one."""
+        disk = self._disk
+        numbers = [number for name in disk.names() if (number := journal_number(name)) is not None]
+        name = journal_name(max(numbers, default=0) + 1)
+        salt = secrets.randbits(32)
+        if self._has_spare:
+            file = disk.open(SPARE_JOURNAL)
+        else:
+            with suppress(FileNotFoundError):
+                disk.unlink(SPARE_JOURNAL)
+            file = disk.create(SPARE_JOURNAL)
+        self._has_spare = False
+        try:
+            file.write(encode_journal_header(salt, time.time_ns()), 0)
+            file.sync()
+            disk.rename(SPARE_JOURNAL, name)
+            disk.sync_folder()
+            self._present = _Journal(name, file, salt, min(_STEP_BYTES, self._max_bytes))
+        except OSError:
+            close_quietly(file)
+            raise
+        return self._present
+
+    def _end_present(self) -> None:
+        """Write no more to the present journal."""
+        if self._present is not None:
+            self._present.close()
+            self._old.append(self._present)
+            self._present = None
+
+    def _drop_old(self) -> None:
+        for journal in list(self._old):
+            if not journal.is_needed():
+                self._old.remove(journal)
+                self._drop(journal)
+
+    def _drop(self, journal: _Journal[_Log]) -> None:
+        try:
+            if self._has_spare or journal.offset < self._max_bytes:
+                self._disk.unlink(journal.name)
+            else:
+                # Its blocks are there already. The name goes before the header does.
+                self._disk.rename(journal.name, SPARE_JOURNAL)
+                self._disk.sync_folder()
+                self._has_spare = True
+        except OSError as error:
+            # The next start replays it, which changes nothing.
+            log.warning("LOG: removing a journal failed: %s", error_text(error))
+
+    def logs_to_sync(self) -> list[_Log]:
+        """Return the logs that are to be synced now, so that old journals can go.
+
+        All are before the present one is half full; if there is no present one, a few at a time.
+        """
+        present = self._present
+        share = 0.0 if present is None else 2 * present.offset / self._max_bytes
+        due: list[_Log] = []
+        for journal in self._old:
+            if journal.is_needed():
+                may_wait = int(journal.count * (1 - share))
+                due += islice(journal.logs, max(1, len(journal.logs) - may_wait))
+        return due
+
+    def close(self) -> None:
+        """Remove the journals that are not needed any more, and release the files."""
+        self._end_present()
+        for journal in self._old:
+            if not journal.is_needed():
+                with suppress(OSError):
+                    self._disk.unlink(journal.name)
+        if self._has_spare:
+            with suppress(OSError):
+                self._disk.unlink(SPARE_JOURNAL)
