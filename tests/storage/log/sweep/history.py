@@ -224,6 +224,8 @@ class History:
         kind = random.choice(("write", "sync", "rename"))
         self._story(f"a journal will fail: {kind}")
         world.disk.fail(number, only=[kind], name="trionsq.journal*")
+        if random.random() < 0.4:
+            world.disk.fail(number, random.randint(1, 3), only=["sync"], name="*.log.*")
         for topic in world.topics.values():
             self._publish(topic)
 
