@@ -117,6 +117,9 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
     ]
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
+    if content.tombstones:
+        disk.sync_folder()  # a kill may have come between an unlink and this
+    for number in content.tombstones:
         node.commit([ForgetTopic(number)])
     for number, names in files.items():
         log.warning(
