@@ -14,6 +14,7 @@ from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.format import FormatError, SegmentHeader, UnsupportedError
 from trionsq.storage.log.journal import (
     JOURNAL_HEADER_BYTES,
+    SPARE_JOURNAL,
     JournalDamage,
     JournalPiece,
     encode_journal_header,
@@ -183,6 +184,8 @@ def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
     assert [one.error for one in node.publish(b"a")] == [None] * 3
     assert [one.error for one in node.publish(b"b")] == [None] * 3
     assert node.disk.faults[operation] == 1
+    if operation in ("write", "sync"):  # a file that failed gets nothing more
+        assert node.disk.log.count(("create", SPARE_JOURNAL)) == 2
     bodies = [b"before"] * (operation in ("write", "sync")) + [b"a", b"b"]
     for _ in range(10):
         assert stored(node.disk.after_power_loss()) == expected(3, *bodies)

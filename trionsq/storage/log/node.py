@@ -219,12 +219,11 @@ class LogNode:
         self._work()
 
     def note_unsynced(self, log_: TopicLog) -> None:
-        changed = self.folder.changed
         # What `always` has not synced to its segment, a journal has.
         if log_.has_unsynced and not log_.is_deleted and log_.durability == "interval":
-            changed[log_] = None
-        elif log_ in changed:
-            del changed[log_]
+            self.folder.changed[log_] = None
+        else:
+            self.folder.changed.pop(log_, None)
 
     def commit(self, changes: Sequence[Change]) -> Round:
         self._changes += changes

@@ -184,8 +184,11 @@ class History:
             elif kind < 0.92:
                 self._story("sync")
                 world.sync()
-            elif kind < 0.94 and self._has_faults:
-                self._fail()
+            elif kind < (0.96 if self._topics is _MANY_TOPICS else 0.94) and self._has_faults:
+                if self._topics is _MANY_TOPICS and random.random() < 0.6:
+                    self._fail_journal()
+                else:
+                    self._fail()
             else:
                 self._manage()
         if self._is_prompt:
@@ -211,11 +214,20 @@ class History:
         times = random.choice((1, 1, 2, 3))
         at = random.randint(1, 6)
         self._story(f"the disk will fail {times} times: {kind} from {at} on")
-        name = "*"
-        if self._topics is _MANY_TOPICS and random.random() < 0.4:
-            at, name = random.randint(1, 3), "trionsq.journal*"
         for place in range(times):
-            disk.fail(number, at + place, only=only, name=name)
+            disk.fail(number, at + place, only=only)
+
+    def _fail_journal(self) -> None:
+        """Let an operation of the next round of many topics fail."""
+        random, world = self._random, self._world
+        number = random.choice((errno.EIO, errno.ENOSPC))
+        kind = random.choice(("write", "sync", "rename"))
+        self._story(f"a journal will fail: {kind}")
+        world.disk.fail(number, only=[kind], name="trionsq.journal*")
+        if random.random() < 0.4:
+            world.disk.fail(number, random.randint(1, 3), only=["sync"], name="*.log.*")
+        for topic in world.topics.values():
+            self._publish(topic)
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random
