@@ -36,7 +36,7 @@ async def test_nothing_is_lost_whenever_nsqd_is_killed(tmp_path: Path) -> None:
     """The next start has all messages of both channels and of the topic, whatever their engine;
     then the move succeeds."""
     random = Random(7)
-    for attempt in range(by_level(test=2, short=10, full=40)):
+    for attempt in range(by_level(test=1, short=10, full=40)):
         path = tmp_path / str(attempt)
         path.mkdir()
         async with running_nsqd(path, FLAGS) as nsqd:

@@ -9,6 +9,8 @@ In this order each file imports only from those before it, and from other packag
 - `channel`, `topic`: the task of each
 - `lookup_peer`, `lookup`: the nsqlookupds that nsqd is registered at
 - `timers`: queue scan, heartbeats and disk syncs
+- `logs`, `backups`, `frozen`, `moving`, `moves`: topics that have a log; their backups; how a topic
+  gets one
 - `registry`: topics and channels by name
 - `identify`, `commands`: what is done for each command of a client
 - `stats_types`, `statistics`, `statsd`: what nsqd says of itself

@@ -13,6 +13,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.moving import MoveFailed, TopicMove
 from trionsq.broker.topic import Topic
+from trionsq.core.containers import free
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import DataFolder, Job, error_text
 from trionsq.storage.log.rows import StateError
@@ -90,6 +91,9 @@ class TopicMoves:
             self._running.pop(topic, None)
             running.ended.set()
         if queues:
+            for holder in running.move.left_in_memory():
+                for _ in free(holder):
+                    await trio.lowlevel.checkpoint()
             await self._delete(running.move, queues)
 
     async def _delete(self, move: TopicMove, queues: Sequence[DiskQueue]) -> None:

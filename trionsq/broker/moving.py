@@ -20,6 +20,7 @@ from trionsq.broker.frozen import FrozenQueue, MovedChannel, with_sequences
 from trionsq.broker.logs import LogTopics, wait_for_round
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.containers import Droppable
 from trionsq.core.deferred import Deferred
 from trionsq.core.queue import BackendError, Round
 from trionsq.storage.diskqueue import DiskQueue
@@ -360,6 +361,11 @@ class TopicMove:
     def _queues(self) -> list[FrozenQueue]:
         assert self._queue is not None
         return [self._queue, *(one.frozen.queue for one in self._channels.values())]
+
+    def left_in_memory(self) -> list[Droppable]:
+        """Return what is to be freed in turns: all at once would hold up the event loop."""
+        deferred = [moved.frozen.deferred for moved in self._channels.values()]
+        return [*deferred, *(queue.memory for queue in self._queues())]
 
     def damaged_files(self) -> dict[str, str]:
         """Return the files of disk queues that were read in part, and why."""

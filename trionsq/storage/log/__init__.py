@@ -5,4 +5,7 @@
 - `state`: the state in a SQLite file
 - `reserve`: a file that is given up when the disk is full
 - `damage`, `figures`: what operators see
+- `moved`: the logs of topics that had disk queues, and what is left of these
+- `metadata_mark`: whether nsqd.dat is the one that this nsqd wrote
+- `backup`: backups of a running nsqd, and their restore
 """

@@ -181,7 +181,6 @@ class LogNode:
     def _remove_files(
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
-
         if self._holds:
             self._held.append((names, removed))
             return
