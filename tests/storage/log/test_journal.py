@@ -174,6 +174,26 @@ def test_a_power_cut_at_any_operation_of_a_journal_is_no_damage() -> None:
     assert at > 40
 
 
+def test_a_power_cut_at_any_operation_of_a_start_takes_nothing() -> None:
+    """A journal goes when the segments have all of it, durably."""
+    at, has_ended = 0, False
+    while not has_ended:
+        at += 1
+        node = Node(3)
+        node.publish(b"a" + bytes(500))
+        node.publish(b"b")
+        disk = node.disk.after_power_loss()
+        disk.crash_at(at)
+        try:
+            Node(0, disk)
+            has_ended = True
+        except Crashed:
+            pass
+        for _ in range(5):
+            assert stored(disk.after_power_loss()) == expected(3, b"a" + bytes(500), b"b")
+    assert at > 20
+
+
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
 def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
     """Its round is made durable without it, and what it had before stays safe."""
@@ -256,9 +276,9 @@ def test_damage_costs_the_piece_that_it_hit() -> None:
 
 def test_a_torn_round_is_no_damage() -> None:
     """Of the last round any piece may be missing: nobody was told of it."""
-    data = journal([FIRST], [SECOND, THIRD])
+    data = journal([FIRST], [SECOND, THIRD, FIRST])
     torn = flipped(data, data.index(b"second"))
-    assert list(parse_journal(torn)) == [FIRST, THIRD]
+    assert list(parse_journal(torn)) == [FIRST, THIRD, FIRST]
 
 
 def test_the_header_stands_twice() -> None:
@@ -302,6 +322,17 @@ def test_a_piece_goes_only_to_the_segment_that_it_was_written_for() -> None:
     disk.write_file(journal_name(1), journal(pieces))
     assert replay_journals(disk) == []
     assert disk.files() == {name: header.to_bytes() + b"firstsecond"}
+
+
+def test_all_journals_are_replayed() -> None:
+    """Each has what the others lack."""
+    disk = SimulatedDisk()
+    header, name = SegmentHeader(1, 0, 5, NOW_NS), segment_name("t", 1, 0)
+    disk.write_file(name, header.to_bytes())
+    for number, one in enumerate((FIRST, SECOND, THIRD), 8):
+        disk.write_file(journal_name(number), journal([one]))
+    assert replay_journals(disk) == {}
+    assert disk.files() == {name: header.to_bytes() + b"firstsecondthird"}
 
 
 def test_a_journal_that_cannot_be_read_stays() -> None:
