@@ -232,12 +232,9 @@ def damaged(path: str, reason: object) -> WalDamagedError:
 
 def _opened(source: pa.NativeFile, path: str) -> Any:
     try:
-        reader = pa.ipc.open_file(source)
+        return pa.ipc.open_file(source)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, error) from error
-    if not reader.schema.equals(STORED_SCHEMA) and _KEY not in (reader.schema.metadata or {}):
-        raise damaged(path, "it has other columns")
-    return reader
 
 
 def _header(reader: Any, ref: SegmentRef) -> dict[str, Any]:

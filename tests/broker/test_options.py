@@ -191,6 +191,14 @@ def test_the_defaults_start() -> None:
             "--e2e-processing-latency-window-time must be > 0",
         ),
         ({"mem_queue_size": -1}, "--mem-queue-size must be >= 0"),
+        (
+            {"admin": True, "http_address": ""},
+            "--admin needs an --http-address that is host:port",
+        ),
+        (
+            {"admin": True, "http_address": "http.sock"},
+            "--admin needs an --http-address that is host:port",
+        ),
     ],
 )
 def test_a_bad_value_ends_the_start(changes: dict[str, Any], reason: str) -> None:

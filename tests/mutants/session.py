@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Final
@@ -65,7 +66,8 @@ class Session:
     Args:
         root: the copy of the project.
         sites: what is changed, in this order.
-        reach_file: keeps which tests enter which functions; what is missing is added.
+        reach_file: keeps which tests enter which functions; what is missing or of other code is
+            added.
         total_s: for the tests of one change.
         report: called with each result.
     """
@@ -85,6 +87,7 @@ class Session:
         self._report = report
         self._failed = ""
         self._functions: dict[tuple[str, Scope], list[FunctionType]] = {}
+        self._digests: dict[str, bytes] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the first failure."""
@@ -128,7 +131,9 @@ class Session:
                     recorder.start()
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                     took_s, functions = recorder.stop()
-                    file.write(json.dumps([item.nodeid, took_s, self._failed, functions]) + "\n")
+                    digest = self._digest(item.nodeid, functions)
+                    line = [item.nodeid, took_s, self._failed, functions, digest]
+                    file.write(json.dumps(line) + "\n")
 
         return work
 
@@ -143,11 +148,25 @@ class Session:
         return reach
 
     def _recorded(self) -> Iterator[tuple[str, float, str, list[str]]]:
+        """Yield what was recorded of tests that have not changed since, nor what they enter."""
         if self._reach_file.exists():
             for line in self._reach_file.read_text().splitlines():
                 if line.endswith("]"):
-                    name, took_s, failed, functions = json.loads(line)
-                    yield name, took_s, failed, functions
+                    name, took_s, failed, functions, *digest = json.loads(line)
+                    if digest == [self._digest(name, functions)]:
+                        yield name, took_s, failed, functions
+
+    def _digest(self, name: str, functions: Iterable[str]) -> str:
+        """Return one of a test's file and of all that have a function that it enters."""
+        files = {name.partition("::")[0], *(one.partition(":")[0] for one in functions)}
+        found = sha256()
+        for file in sorted(files):
+            if file not in self._digests:
+                path = self._root / file
+                content = path.read_bytes() if path.is_file() else b""
+                self._digests[file] = sha256(content).digest()
+            found.update(self._digests[file])
+        return found.hexdigest()
 
     def _index_functions(self) -> None:
         for thing in gc.get_objects():

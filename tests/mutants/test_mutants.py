@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import time
 from pathlib import Path
@@ -178,6 +179,25 @@ def test_a_change_that_no_test_enters_lives() -> None:
     session = SimpleNamespace(items=[])
     result = run_in_child(work(cast(pytest.Session, session), [], []), 20.0, lambda test: 20.0)
     assert (result.outcome, result.tests) == ("survived", 0)
+
+
+@pytest.mark.parametrize("changed", ["tests/test_x.py", "m.py", "other.py"])
+def test_what_was_recorded_of_other_code_is_recorded_anew(changed: str, tmp_path: Path) -> None:
+    """A function that has moved, or is called by others now, would seem to have no test."""
+    (tmp_path / "tests").mkdir()
+    files = [tmp_path / name for name in ("tests/test_x.py", "m.py", "other.py")]
+    for file in files:
+        file.write_text("1")
+
+    def session() -> Session:
+        return Session(tmp_path, [], tmp_path / "reach", 1.0, lambda site, result: None)
+
+    one = ["tests/test_x.py::a", 0.1, "", ["m.py:f"]]
+    line = [*one, session()._digest("tests/test_x.py::a", ["m.py:f"])]
+    (tmp_path / "reach").write_text(json.dumps(line) + "\n" + json.dumps(one) + "\n")
+    assert [*map(list, session()._recorded())] == [one], "and none of before there was a digest"
+    (tmp_path / changed).write_text("2")
+    assert [*map(list, session()._recorded())] == ([one] if changed == "other.py" else [])
 
 
 def test_a_test_that_waits_is_recorded_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

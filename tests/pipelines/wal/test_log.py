@@ -363,6 +363,20 @@ def test_a_stream_of_the_newest_segment_has_as_many_messages_as_its_header_says(
         Wal.open(tmp_path)
 
 
+@pytest.mark.parametrize("schema", [ARROW_SCHEMA, pa.schema([("x", pa.int8())])])
+def test_a_file_of_another_program_is_damage(schema: pa.Schema, tmp_path: Path) -> None:
+    """Whatever its columns are, without our header it is no segment."""
+    path = tmp_path / "00000000000000000000-00000000000000000001.arrow"
+    with Wal.open(tmp_path):
+        pass
+    with pa.ipc.new_file(path, schema):
+        pass
+    ref = SegmentRef(str(path), 0, 1)
+    for read in (partial(Wal.open, tmp_path), lambda: list(read_segment(ref, 0, 1))):
+        with pytest.raises(WalDamagedError, match="no header"):
+            read()
+
+
 def test_others_may_read_a_log_and_not_write_it(tmp_path: Path) -> None:
     """Executors may run as another user: each file can be read by all, and run by none."""
     with Wal.open(tmp_path) as log:

@@ -18,6 +18,7 @@ from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
@@ -230,6 +231,36 @@ def test_a_log_without_publishers_finds_out_that_the_disk_is_well() -> None:
     node.node.retry()
     node.jobs.run_all()
     assert not node.node.folder.faults
+
+
+def test_the_cache_holds_nothing_of_what_has_left() -> None:
+    """Neither batches nor places, however many have come and gone."""
+    cache = TailCache()
+    for sequence in range(10_000):
+        cache.add_batch(
+            MessageBatch(ListBodies([b"a"]), ListColumn([b"0" * 16]), NOW_NS, sequences=[sequence])
+        )
+        if sequence >= 10:
+            cache.evict_batch()
+    assert len(cache) == 10
+    assert len(cache._batches) == len(cache._firsts) < 200
+    assert cache.first_from(20_000) == 9_990
+    found = cache.batch_at(9_995)
+    assert found is not None
+    assert found.sequences == [9_995]
+    assert cache.batch_at(9_989) is None
+
+
+def test_the_age_of_a_topic_is_that_of_its_next_message() -> None:
+    """None without a message, and while the next one is on the disk alone."""
+    node = Node()
+    assert node.log.oldest_ns() is None
+    publish(node, b"a")
+    node.jobs.run_all()
+    assert node.log.oldest_ns() == NOW_NS
+    _, log = start(node.disk.after_kill())
+    assert log.depth == 1
+    assert log.oldest_ns() is None
 
 
 @pytest.mark.parametrize(
