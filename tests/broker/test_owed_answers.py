@@ -10,7 +10,7 @@ from tests.broker.rounds import nsqd_with_rounds
 from tests.broker.support import check_balances, check_nobody_left, connect, publish
 from tests.core.helpers import segment
 from trionsq.broker.answers import OwedAnswer, OwedAnswers
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.testing.conversation import Conversation
 from trionsq.transports.transport import BrokenStreamError
 from trionsq.wire import commands

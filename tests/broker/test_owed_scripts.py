@@ -19,7 +19,8 @@ from tests.core.helpers import RoundBackend
 from tests.soak import by_level, more_in_soak
 from trionsq.broker.broker import Broker
 from trionsq.core.batch import Segment
-from trionsq.core.queue import BackendError, Round
+from trionsq.core.queue import BackendError
+from trionsq.core.round import Round
 from trionsq.testing.conversation import Conversation
 from trionsq.wire import commands
 from trionsq.wire.client import MessageFrame

@@ -9,7 +9,8 @@ from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.deferred import Deferred
 from trionsq.core.in_flight import MissedIds
 from trionsq.core.peek import Page, show_segments
-from trionsq.core.queue import BackendError, Round
+from trionsq.core.queue import BackendError
+from trionsq.core.round import Round
 from trionsq.wire.bodies import ListBodies, StridedBodies
 
 NS_PER_MS = 1_000_000

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.core.helpers import MemoryBackend, contents, message_ids, run_out, segment
 from trionsq.core.containers import free
-from trionsq.core.queue import BackendBusy, BackendError, Round, Store
+from trionsq.core.queue import BackendBusy, BackendError, Store
+from trionsq.core.round import Round
 
 
 def stored(store: Store) -> list[bytes]:
@@ -160,3 +163,20 @@ def test_a_callback_that_raises_holds_up_no_other() -> None:
     with pytest.raises(ValueError, match="defect"):
         one.finish()
     assert (heard, one.is_done, one.error) == (["called"], True, None)
+
+
+def test_a_turn_calls_some_of_very_many_back() -> None:
+    """Thousands of publishers hear in several turns, in their order, each once."""
+    one = Round()
+    heard: list[int] = []
+    later: list[Callable[[], None]] = []
+    for number in range(1_200):
+        one.when_done(lambda number=number: heard.append(number))  # type: ignore[misc]
+    one.finish(soon=later.append)
+    turns = [len(heard)]
+    one.when_done(lambda: heard.append(-1))
+    while later:
+        later.pop()()
+        turns.append(len(heard))
+    assert turns == [500, 1_001, 1_201]
+    assert heard == [*range(500), -1, *range(500, 1_200)]

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import trio
 
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 

@@ -13,7 +13,8 @@ from trionsq.broker.channel import Channel
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.deferred import Deferred, DeferredMessages
-from trionsq.core.queue import Backend, BackendError, MessageQueue, Round, Store
+from trionsq.core.queue import Backend, BackendError, MessageQueue, Store
+from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.log.cursor import Cursor

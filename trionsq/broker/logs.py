@@ -17,7 +17,8 @@ from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
-from trionsq.core.queue import Backend, Round
+from trionsq.core.queue import Backend
+from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
@@ -37,8 +38,8 @@ __all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
 
 log = logging.getLogger("trionsq")
 
-# What is looked at in one turn of the event loop: channels, and messages in flight at them.
-_CHANNELS_PER_TURN: Final = 32
+# What is looked at in one turn of the event loop: channels and topics, and messages in flight.
+_LOOKED_AT_PER_TURN: Final = 32
 _IN_FLIGHT_PER_TURN: Final = 4_000
 # The last commit, and the last fsync, of a stop.
 _STOP_S: Final = 30.0
@@ -231,16 +232,18 @@ class LogTopics:
             topic_log = topic.core.store.backend
             if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
                 continue
-            for channel in list(topic.core.channels.values()):
-                self._snapshots.add_channel(channel, topic_log.number)
+            for channel in [*topic.core.channels.values(), None]:
+                if channel is None:
+                    self._snapshots.add_topic(topic.core, topic_log)
+                else:
+                    self._snapshots.add_channel(channel, topic_log.number)
+                    in_flight += channel.in_flight.count
                 looked_at += 1
-                in_flight += channel.in_flight.count
-                if looked_at >= _CHANNELS_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
+                if looked_at >= _LOOKED_AT_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
                     looked_at = in_flight = 0
                     # At once: what an operator does meanwhile must come after it.
                     self._snapshots.commit(node)
                     await trio.lowlevel.checkpoint()
-            self._snapshots.add_topic(topic.core, topic_log)
         self._snapshots.commit(node)
 
     async def commit(

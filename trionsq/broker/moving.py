@@ -22,7 +22,8 @@ from trionsq.broker.topic import Topic
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.containers import Droppable
 from trionsq.core.deferred import Deferred
-from trionsq.core.queue import BackendError, Round
+from trionsq.core.queue import BackendError
+from trionsq.core.round import Round
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import Job, error_text
 from trionsq.storage.log.cursor import Cursor

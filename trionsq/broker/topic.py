@@ -15,7 +15,8 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
-from trionsq.core.queue import BackendBusy, BackendError, Round
+from trionsq.core.queue import BackendBusy, BackendError
+from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral

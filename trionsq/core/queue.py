@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from trionsq.core.batch import Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
+from trionsq.core.round import Round
 from trionsq.wire.bodies import Bodies
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "BackendBusy",
     "BackendError",
     "MessageQueue",
-    "Round",
     "Store",
     "count_fitting",
 ]
@@ -35,50 +35,6 @@ class BackendError(Exception):
 
 class BackendBusy(BackendError):
     """The backend has too much to make durable. It takes messages again when that is done."""
-
-
-class Round:
-    """Published messages that become safe together, or are refused together.
-
-    Attributes:
-        is_done: whether it has ended.
-        error: why the messages are not stored, None if they are, or if that is not known yet.
-    """
-
-    __slots__ = ("_callbacks", "error", "is_done")
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self.error: str | None = None
-        self._callbacks: list[Callable[[], None]] = []
-
-    def __repr__(self) -> str:
-        state = (self.error or "safe") if self.is_done else "open"
-        return f"<Round {state} callbacks={len(self._callbacks)}>"
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the round ends; at once if it has ended."""
-        if self.is_done:
-            callback()
-        else:
-            self._callbacks.append(callback)
-
-    def finish(self, error: str | None = None) -> None:
-        """End the round, and call all callbacks in their order, in the event loop's thread.
-
-        A callback that raises holds up none of the others; its exception is raised after them.
-        """
-        self.is_done = True
-        self.error = error
-        callbacks, self._callbacks = self._callbacks, []
-        defect: Exception | None = None
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception as raised:
-                defect = raised
-        if defect is not None:
-            raise defect
 
 
 class Backend(Protocol):

@@ -14,8 +14,9 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster, free
 from trionsq.core.ids import IdSource
-from trionsq.core.queue import Backend, BackendError, Round, Store
+from trionsq.core.queue import Backend, BackendError, Store
 from trionsq.core.recovered import Recovered
+from trionsq.core.round import Round
 from trionsq.wire.bodies import Bodies
 
 __all__ = ["TopicState"]

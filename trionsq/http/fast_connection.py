@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from trionsq.broker.topic import PublishRefused, until_safe
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.http.fast_path import FastPath, Wait
 from trionsq.http.fast_requests import (
     MAX_HEAD_BYTES,

@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 
 from trionsq.core.ids import IdSource
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.format import FormatError, SegmentHeader, UnsupportedError
@@ -331,7 +331,7 @@ def test_all_journals_are_replayed() -> None:
     disk.write_file(name, header.to_bytes())
     for number, one in enumerate((FIRST, SECOND, THIRD), 8):
         disk.write_file(journal_name(number), journal([one]))
-    assert replay_journals(disk) == {}
+    assert replay_journals(disk) == []
     assert disk.files() == {name: header.to_bytes() + b"firstsecondthird"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.ids import IdSource
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log import budgets

@@ -9,7 +9,8 @@ from typing import Final
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
-from trionsq.core.queue import Round, count_fitting
+from trionsq.core.queue import count_fitting
+from trionsq.core.round import Round
 from trionsq.storage.log.cursorlog import CursorLog
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.peek import HeldView, LogView

@@ -22,10 +22,8 @@ class ReadHost(Protocol):
     @property
     def disk(self) -> Disk: ...
 
-    def submit_read(
-        self, job: Callable[[], None], done: Callable[[Exception | None], None]
-    ) -> None:
-        """Run a job that reads."""
+    def submit_job(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run a job beside the event loop, and ``done`` with its error in the loop."""
 
     def retry_read(self, job: Job, done: JobDone) -> None:
         """Run a job that has failed once more, when the disk may be well again."""
@@ -80,7 +78,7 @@ class LogReader:
         if not segments:
             done(Block(end=end))
             return
-        self._node.submit_read(job, finished)
+        self._node.submit_job(job, finished)
 
     def read_ranges(
         self,
@@ -106,4 +104,4 @@ class LogReader:
                 self._node.report_damage(self._name, damage)
             done(messages, lost)
 
-        self._node.submit_read(job, finished)
+        self._node.submit_job(job, finished)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.disk import Disk
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.rows import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
 from trionsq.storage.log.budgets import CacheBudget, ReadBudget
@@ -347,9 +347,7 @@ class LogNode:
 
     # Reading
 
-    def submit_read(
-        self, job: Callable[[], None], done: Callable[[Exception | None], None]
-    ) -> None:
+    def submit_job(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         self.folder.background.submit(job, done)
 
     def retry_read(self, job: Job, done: JobDone) -> None:
@@ -363,7 +361,7 @@ class LogNode:
             self.commit([])
         reads, self._reads_to_retry = self._reads_to_retry, []
         for job, done in reads:
-            self.submit_read(job, done)
+            self.submit_job(job, done)
         for log_ in self.logs.values():
             if f"log of {log_.name}" in self.folder.faults:
                 log_.retry()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
 
-__all__ = ["LogHost", "RoundJob"]
+__all__ = ["LogHost", "RoundJob", "finish_round"]
 
 _Log = TypeVar("_Log")
 _AnyLog = TypeVar("_AnyLog", contravariant=True)
@@ -129,3 +129,12 @@ class RoundJob(Generic[_Log]):
         """Note where the segments end now."""
         self.begun = self._writer.pop_begun()
         self.offset = self._writer.offset
+
+
+def finish_round(round_: Round, host: ReadHost, error: str | None = None) -> None:
+    """End a round. Very many publishers hear of it in several turns of the loop."""
+
+    def soon(function: Callable[[], None]) -> None:
+        host.submit_job(lambda: None, lambda failed: function())
+
+    round_.finish(error, soon)

@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
-from trionsq.core.queue import MessageQueue, Round
+from trionsq.core.queue import MessageQueue
+from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor

@@ -10,7 +10,8 @@ from typing import Final
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
-from trionsq.core.queue import BackendError, Round
+from trionsq.core.queue import BackendError
+from trionsq.core.round import Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.figures import LogFigures
@@ -18,7 +19,7 @@ from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.peek import LogPart, LogView
 from trionsq.storage.log.ranges import Gaps, MessageRange
 from trionsq.storage.log.reading import Block, Place, extract_range
-from trionsq.storage.log.roundjob import LogHost, RoundJob
+from trionsq.storage.log.roundjob import LogHost, RoundJob, finish_round
 from trionsq.storage.log.rows import (
     Change,
     DropChannel,
@@ -113,8 +114,7 @@ class TopicLog:
 
     @property
     def pending(self) -> Round | None:
-        # Also while a job writes it: nothing gathers then.
-        newest = self.last_round
+        newest = self.last_round  # also while a job writes it: nothing gathers then
         return None if newest is None or (newest.is_done and not newest.error) else newest
 
     @property
@@ -192,7 +192,7 @@ class TopicLog:
                 self.figures.refused_count += count
             if round_ is not None:
                 self.figures.failed_rounds += 1
-                round_.finish(error_text(job.error))
+                finish_round(round_, self._node, error_text(job.error))
             self.caught_up()
             return
         for batch in job.written:
@@ -203,7 +203,7 @@ class TopicLog:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
         if round_ is not None:
             self.figures.rounds += 1
-            round_.finish()
+            finish_round(round_, self._node)
         self.caught_up()
 
     # The newest messages, in memory

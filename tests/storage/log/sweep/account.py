@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from trionsq.core.queue import Round
+from trionsq.core.round import Round
 
 __all__ = ["Broken", "ChannelAccount", "Message", "Place", "Told", "TopicAccount"]
 

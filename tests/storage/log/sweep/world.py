@@ -16,7 +16,8 @@ from tests.storage.log.sweep.account import (
 )
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource, ns_after_id
-from trionsq.core.queue import BackendError, Round
+from trionsq.core.queue import BackendError
+from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
