@@ -316,11 +316,14 @@ class Registry:
     def lookup(self, topic: str, now_ns: int) -> Iterator[Producer | None]:
         """The active producers of the topic that are not hidden; for `ALL`, each once.
 
-        None stands for a producer that was checked and is left out.
+        None stands for a producer that was checked and is left out, or a topic that has none.
         """
         listed = set[Producer]()
         for name in self._topics_meant(topic, self._topics):
-            for producer, entry in list(self._topics.get(name, {}).items()):
+            entries = list(self._topics.get(name, {}).items())
+            if not entries:
+                yield None
+            for producer, entry in entries:
                 visible = self._is_active(producer, now_ns) and not self._is_hidden(entry, now_ns)
                 if visible and producer not in listed:
                     listed.add(producer)

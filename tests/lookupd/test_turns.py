@@ -88,7 +88,9 @@ def app_of(registry: Registry) -> QuartTrio:
 
 CASES = [
     (method, target, kind) for method, target in REQUESTS for kind in ("populated", "crowded")
-] + [("GET", target, "abandoned") for target in ("/topics", "/lookup?topic=*", "/metrics")]
+] + [
+    ("GET", target, "abandoned") for target in ("/topics", "/lookup?topic=*", "/debug", "/metrics")
+]
 
 
 @more_in_soak
