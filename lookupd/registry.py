@@ -350,7 +350,10 @@ class Registry:
         for producer in list(self._producers):
             yield "client::", Entry(producer)
         for topic in list(self._topics):
-            for entry in list(self._topics.get(topic, {}).values()):
+            entries = list(self._topics.get(topic, {}).values())
+            if not entries:
+                yield None
+            for entry in entries:
                 yield (f"topic:{topic}:", entry) if self._counts(topic, entry) else None
         for topic in list(self._channels):
             for channel in list(self._channels.get(topic, ())):
