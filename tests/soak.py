@@ -60,8 +60,8 @@ def by_level(*, test: T, short: T, full: T) -> T:
 
 def swept(count: int, one_in: int = 5) -> range:
     """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: one in so
-    many in `make test`, about sixty in the short soak, every one in the full one."""
-    return range(1, count + 1, by_level(test=one_in, short=max(1, count // 60), full=1))
+    many in `make test`, about forty in the short soak, every one in the full one."""
+    return range(1, count + 1, by_level(test=one_in, short=max(1, count // 40), full=1))
 
 
 def belongs(item: pytest.Item) -> bool:
