@@ -63,6 +63,22 @@ async def test_what_the_original_wrote_is_taken_over(caplog: pytest.LogCaptureFi
         assert topic.channels["a"].core.paused
 
 
+async def test_a_topic_that_the_original_has_not_got_stays_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those that it has got are not, nor is any when the file is ours."""
+    disk = await served()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        broker.topic("gone")
+    assert "of another nsqd" not in caplog.text
+    channels = (ChannelRecord("a", True), ChannelRecord("b"))
+    save_metadata(disk, [TopicRecord("t", False, channels)])
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        assert broker.topics.keys() == {"t", "gone"}
+    lacking = [one.getMessage() for one in caplog.records if "of another nsqd" in one.getMessage()]
+    assert lacking == ["NSQ: nsqd.dat, of another nsqd, lacks gone, which stays"]
+
+
 async def test_a_crash_at_any_operation_of_a_save_leaves_a_file_of_ours() -> None:
     """The old and the new one are both known, also if a write has failed before."""
     disk = await served()

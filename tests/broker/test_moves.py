@@ -12,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, numbered, publish
 from tests.soak import more_in_soak, swept
+from trionsq.broker import moving
 from trionsq.broker.broker import Broker
 from trionsq.broker.moving import MoveFailed
 from trionsq.broker.runtime import Clock
@@ -202,6 +203,97 @@ async def test_what_an_operator_drops_meanwhile_stays_dropped(
 async def _move(broker: Broker) -> None:
     with suppress(MoveFailed):
         await broker.registry.moves.move(broker.topics["t"])
+
+
+async def test_a_commit_that_fails_is_repeated_each_second(
+    mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then nobody may change the topic, for nobody knows which engine a start would find."""
+    background, disk = Gate(), SimulatedDisk()
+    async with nsqd_in_memory(background=background, disk=disk, **DEFAULT) as broker:
+        topic, moves = broker.topic("t"), broker.registry.moves
+        topic.channel("c")
+        await wait_all_tasks_blocked()
+        background.shut()
+        waits: list[trio.Event] = []
+
+        async def decided(heard: trio.Event) -> None:
+            await moves.decided()
+            heard.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(moves.move, topic)
+            await wait_all_tasks_blocked()
+            while topic.storage == "default":
+                waits.append(heard := trio.Event())
+                nursery.start_soon(decided, heard)
+                await wait_all_tasks_blocked()
+                if not heard.is_set():
+                    break
+                background.run_one()
+                await wait_all_tasks_blocked()
+            assert not waits[-1].is_set()
+            disk.fail(5, forever=True, name="trionsq.state*")
+            background.run_one()
+            await wait_all_tasks_blocked()
+            assert waits[-1].is_set()
+            assert topic.storage == "default"
+            assert len(background) == 0
+            assert caplog.text.count("waits for the state") == 1
+            disk.heal()
+            mock_clock.jump(1.1)
+            background.open()
+            await wait_all_tasks_blocked()
+        assert topic.storage == "log"
+
+
+async def test_a_move_waits_for_the_disk_before_it_copies_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of small messages: what is not written yet stays far below what a log takes."""
+    monkeypatch.setattr(moving, "_WRITE_BYTES", 1_000)
+    background = Gate()
+    async with nsqd_in_memory(background=background, **DEFAULT) as broker:
+        topic = broker.topic("t")
+        topic.channel("c")
+        for body in numbered(40):
+            publish(broker, "t", body)
+        await wait_all_tasks_blocked()
+        background.shut()
+        unsafe: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.registry.moves.move, topic)
+            await wait_all_tasks_blocked()
+            [running] = broker.registry.moves._running.values()
+            while not running.ended.is_set():
+                background.run_one()
+                await wait_all_tasks_blocked()
+                unsafe.append(running.move._log.unsafe[1])
+            background.open()
+        assert 0 < max(unsafe) <= 1_200
+        assert await drained(broker, "c") == Counter(numbered(40))
+
+
+async def test_files_that_were_moved_in_part_are_kept() -> None:
+    """Under another name, of the damaged queue alone; all that can be read is in the log."""
+    disk = SimulatedDisk()
+    options = {**DEFAULT, "mem_queue_size": 0}
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        for name in ("c", "other"):
+            broker.topic("t").channel(name)
+        for body in numbered(5):
+            publish(broker, "t", body)
+            await wait_all_tasks_blocked()
+    damaged = "t:c.diskqueue.000000.dat"
+    data = disk.files()[damaged]
+    record = len(data) // 5
+    disk.write_file(damaged, data[: 3 * record] + b"\xff" * record + data[4 * record :])
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        await broker.registry.moves.move(broker.topics["t"])
+        await wait_all_tasks_blocked()
+        assert [name for name in disk.files() if "diskqueue" in name] == [f"{damaged}.bad"]
+        assert await drained(broker, "c") == Counter(numbered(5)[:3])
+        assert await drained(broker, "other") == Counter(numbered(5))
 
 
 async def test_a_disk_queue_that_a_log_topic_does_not_read_is_named(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.core.helpers import WALL_NS, MemoryBackend, batch, message_ids
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.channel import ChannelState
-from trionsq.core.latency import MAX_ERROR, MAX_EXACT, Latencies, quantiles
+from trionsq.core.latency import MAX_ERROR, MAX_EXACT, Latencies, MergedLatencies, quantiles
 from trionsq.core.subscription import Delivery, Subscription
 
 WINDOW_S = 10.0
@@ -84,6 +84,22 @@ def test_no_number_of_latencies_grows_it_without_bound() -> None:
     octaves = 11  # in a factor of 1000, those cut at the ends included
     assert len(half.buckets) <= octaves * 64
     assert len(half.exact) <= MAX_EXACT
+
+
+def test_no_number_of_channels_grows_a_merge_without_bound() -> None:
+    """What is kept of all is bounded; the quantiles have the error of the buckets."""
+    merged, random = MergedLatencies(), Random(1)
+    latencies: list[int] = []
+    for _ in range(3 * 8):
+        channel = recorder()
+        for _ in range(MAX_EXACT):
+            latencies.append(int(10 ** random.uniform(3, 9)))
+            record(channel, latencies[-1], 1)
+        merged.add_channel(channel, 0.0)
+        assert len(merged._merged) <= 8 * MAX_EXACT
+    [right] = exact(latencies, [0.5])
+    [value] = merged.quantiles_ns([0.5])
+    assert abs(value - right) <= right * MAX_ERROR
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40))

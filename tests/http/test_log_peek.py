@@ -219,6 +219,23 @@ async def test_a_topic_deleted_during_the_look(monkeypatch: pytest.MonkeyPatch) 
         assert await ask(app, "/topic/peek") == (404, {"message": "TOPIC_NOT_FOUND"})
 
 
+async def test_pages_of_what_came_back() -> None:
+    """An offset within a run of returned messages shows its rest, and then the others, once."""
+    disk = SimulatedDisk()
+    async with nsqd(disk) as (broker, _):
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(6))
+        await fill(broker, 9, first=6)
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=5)
+        await consumer.messages(5)
+        await consumer.say(commands.ready(0))
+    async with nsqd(disk) as (_, app):
+        for offset in range(16):
+            page = await look(app, offset=offset, limit=20)
+            assert shown(page) == text(numbered(15)[offset:])
+
+
 async def test_messages_in_flight_of_a_log() -> None:
     """They are in memory, as those of the other engine."""
     async with nsqd(SimulatedDisk()) as (broker, app):

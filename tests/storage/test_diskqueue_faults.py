@@ -164,6 +164,24 @@ def test_a_refused_append_shows_until_there_is_room() -> None:
     assert drain(queue) == messages(0, 3)
 
 
+def test_an_emptied_queue_has_no_remainder_to_remove() -> None:
+    """It is well at once, though the disk still refuses to cut what a refused append left."""
+    disk = SimulatedDisk()
+    folder = folder_on(disk)
+    queue = DiskQueue(QUEUE, folder)
+    put(queue, messages(0, 2))
+    disk.fail(errno.EIO, forever=True, only={"write", "truncate"}, name=records_name(0))
+    with pytest.raises(BackendError):
+        put(queue, messages(2, 1))
+    queue.empty()
+    assert fault(folder) is None
+    put(queue, messages(3, 1))
+    folder.sync_all()
+    assert fault(folder) is None
+    assert records_name(0) not in disk.files()
+    assert drain(queue) == messages(3, 1)
+
+
 def test_a_file_that_could_not_be_begun_is_no_remainder_once_it_is() -> None:
     """What a refused append may have left is removed, and nothing that was accepted since."""
     disk = SimulatedDisk()

@@ -49,6 +49,18 @@ def test_commands_without_an_event_count() -> None:
     assert not parser.paused
 
 
+def test_commands_count_when_they_are_complete() -> None:
+    """A client that has said nothing has sent none: its silence counts from the connection on."""
+    parser = ServerParser(LIMITS)
+    counts = [parser.commands]
+    for part in (b"  V2", b"SUB top", b"ic ch\n", TOUCH * 3):
+        parser.receive(part)
+        while parser.next_event() is not None:
+            pass
+        counts.append(parser.commands)
+    assert counts == [0, 0, 0, 1, 4]
+
+
 def test_a_flood_of_nops_is_a_run() -> None:
     """Some thousand of them count as a few commands; what comes after them is acted on."""
     parser = _subscribed(b"NOP\n" * 10_000 + TOUCH)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
+from tests.core.helpers import MemoryBackend
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -18,6 +21,8 @@ from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.rows import UpdateTopic
+from trionsq.storage.log.state import STATE_FILE
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
@@ -249,6 +254,52 @@ def test_the_cache_holds_nothing_of_what_has_left() -> None:
     assert found is not None
     assert found.sequences == [9_995]
     assert cache.batch_at(9_989) is None
+
+
+def test_what_a_deleted_channel_did_not_take_comes_to_the_next() -> None:
+    """Once: the messages go back to the log, and not into memory as well."""
+    node = Node()
+    publish(node, b"a", b"b")
+    node.jobs.run_all()
+    node.topic.add_channel(ChannelState("c", 0, MemoryBackend(refuses=True), Random(1)))
+    assert node.topic.pump(0.0, NOW_NS) == 0
+    assert node.topic.error is not None
+    node.topic.remove_channel("c")
+    assert node.topic.depth == 2
+    assert node.topic.check() is None
+    assert node.topic.store.memory.depth == 0
+    assert read_all(node.node, node.log) == [b"a", b"b"]
+
+
+def test_a_kill_gives_a_channel_nothing_that_was_handed_on_before_it() -> None:
+    """The topic stood still until its first channel, and the state still says where."""
+    node = Node()
+    first = node.node.new_cursor(node.log, "first")
+    publish(node, b"a")
+    node.jobs.run_all()
+    segment = node.log.read(10, 1 << 20)
+    assert segment is not None
+    first.append(segment)
+    node.node.new_cursor(node.log, "second")
+    node.jobs.run_all()
+    _, log = start(node.disk.after_kill())
+    assert log.depth == 0
+    assert {one.name: one.depth for one in log.cursors.values()} == {"first": 1, "second": 0}
+
+
+@pytest.mark.parametrize("has_channel", [True, False])
+def test_nothing_is_safe_for_a_channel_that_the_state_refused(has_channel: bool) -> None:
+    """After a crash that channel would not get it; a topic without a new channel goes on."""
+    node = Node()
+    node.disk.fail(errno.EIO, forever=True, name=f"{STATE_FILE}*")
+    if has_channel:
+        node.node.new_cursor(node.log, "c")
+    else:
+        node.node.commit([UpdateTopic(node.log.row())])
+    pending = publish(node, b"a")
+    node.jobs.run_all()
+    assert pending.is_done
+    assert (pending.error is not None) == has_channel
 
 
 def test_the_age_of_a_topic_is_that_of_its_next_message() -> None:
