@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from tests.broker.support import consume, finish, numbered
+from trionsq.broker.backups import make_backup
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import until_safe
@@ -101,6 +102,29 @@ async def test_a_backup_under_load_has_all_that_was_acknowledged_before(tmp_path
         assert set(own) >= {message.body for message in got[50:]} | surely
         assert not set(own) & finished
         assert set(all_) >= set(numbered(90, 40)) | surely
+
+
+def segments_in(folder: Path) -> int:
+    """How many segments of the topic there are."""
+    return len(list(folder.glob("t.log.*")))
+
+
+async def test_segments_are_held_only_while_a_backup_is_made(tmp_path: Path) -> None:
+    """Those that nobody needs any more go from the data path, also after a backup that failed."""
+    async with running_nsqd(options(tmp_path)) as broker:
+        broker.logs.ensure_node()._segment_bytes = 2_000
+        channel = broker.topic("t").channel("c")
+        for number in range(0, 90, 30):
+            await publish(broker, *numbered(90, 40)[number : number + 30])
+        await make_backup(broker.logs, broker.folder, "x")
+        with pytest.raises(FileExistsError):
+            await make_backup(broker.logs, broker.folder, "x")
+        assert segments_in(tmp_path) >= 2
+        await channel.empty().wait()
+        await broker.logs.take_snapshots()
+        await broker.folder.background.wait_idle()
+        assert segments_in(tmp_path) == 1
+    assert await tool("verify", tmp_path / "backup.x") == 0
 
 
 async def test_a_restore_takes_only_what_the_manifest_counts(tmp_path: Path) -> None:
