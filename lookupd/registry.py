@@ -320,8 +320,7 @@ class Registry:
         """
         listed = set[Producer]()
         for name in self._topics_meant(topic, self._topics):
-            entries = list(self._topics.get(name, {}).items())
-            if not entries:
+            if not (entries := list(self._topics.get(name, {}).items())):
                 yield None
             for producer, entry in entries:
                 visible = self._is_active(producer, now_ns) and not self._is_hidden(entry, now_ns)
@@ -350,8 +349,7 @@ class Registry:
         for producer in list(self._producers):
             yield "client::", Entry(producer)
         for topic in list(self._topics):
-            entries = list(self._topics.get(topic, {}).values())
-            if not entries:
+            if not (entries := list(self._topics.get(topic, {}).values())):
                 yield None
             for entry in entries:
                 yield (f"topic:{topic}:", entry) if self._counts(topic, entry) else None

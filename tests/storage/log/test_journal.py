@@ -230,7 +230,7 @@ def test_a_round_that_no_file_takes_is_refused() -> None:
 def test_a_segment_that_fails_refuses_its_topic_alone() -> None:
     """The other topics of the round have their answers, and what was refused is not there."""
     node = Node(4)
-    node.disk.fail(errno.ENOSPC, only=["write"], name="t1.log.*")
+    node.disk.fail(errno.ENOSPC, forever=True, only=["write"], name="t1.log.*")
     assert [bool(one.error) for one in node.publish(b"a")] == [False, True, False, False]
     assert stored(node.disk.after_power_loss()) == {b"at0", b"at2", b"at3"}
 
