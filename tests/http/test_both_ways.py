@@ -177,10 +177,16 @@ def test_damaged_requests_are_answered_the_same(
     ],
 )
 def test_byte_by_byte_is_the_same(data: bytes) -> None:
-    """As whole, and as through the framework."""
+    """As whole, and as through the framework.
+
+    Only a refusal that precedes the end of its body closes the connection, and says so.
+    """
     outcomes = both_ways(cut(data, range(len(data))))
     check_same(outcomes)
-    assert outcomes[0].answers == both_ways([data])[0].answers
+    whole = both_ways([data])[0].answers
+    said_close = b"Connection: close" in data
+    answers = outcomes[0].answers
+    assert (answers if said_close else answers.replace(b"connection: close\r\n", b"")) == whole
 
 
 @pytest.mark.parametrize("path", ["/pub", "/mpub"])

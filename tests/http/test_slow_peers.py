@@ -189,7 +189,7 @@ async def trickle_pieces(stream: trio.SocketStream, piece: bytes, pause_s: float
 async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
     autojump_clock: MockClock, fast_path: bool
 ) -> None:
-    """The answer ends the connection, whatever was still to come."""
+    """The answer ends the connection, and says so, whatever was still to come."""
     begin = b"POST /topic/create?topic=t HTTP/1.1\r\nHost: a\r\n" + LONG
     async with serving(fast_path=fast_path, **ANY_SIZE) as server, server.connect() as stream:
         start_s = trio.current_time()
@@ -199,6 +199,7 @@ async def test_a_body_that_nobody_reads_does_not_hold_a_connection(
             came, end_s = await ended_s(stream)
             nursery.cancel_scope.cancel()
         assert came.startswith(b"HTTP/1.1 200 ")
+        assert came.lower().count(b"\r\nconnection: close\r\n") == 1
         assert end_s - start_s <= LATE_S
 
 

@@ -2,9 +2,10 @@
 
 What is overridden, and the upstream change that would end it:
 
-- `_H11Connection`: bytes after the last request of a connection are ignored, and answers have a
-  reason phrase. Ends with: hypercorn sends the phrase of ``http.HTTPStatus`` and stops feeding h11
-  after ``Connection: close``.
+- `_H11Connection`: bytes after the last request of a connection are ignored, answers have a reason
+  phrase, and an answer that precedes its request's body announces the close. Ends with: hypercorn
+  sends the phrase of ``http.HTTPStatus``, stops feeding h11 after ``Connection: close``, and sends
+  that header before it closes.
 - `_Http1`: HTTP/1 only, and a wish to upgrade is ignored, as in nsqd. Ends with: a list of
   protocols in hypercorn's `Config` that also rules out h2c and prior-knowledge HTTP/2.
 - `HttpConnection` (hypercorn's `TCPServer`): a limit on how long a write waits for the peer; after
@@ -102,22 +103,25 @@ def _config() -> Config:
 
 
 class _H11Connection(h11.Connection):
-    """Ignores input after the last request, and adds reason phrases to responses.
+    """Ignores input after the last request, and completes the heads of responses.
 
     h11 refuses such input, and hypercorn would send that refusal instead of the response. The
-    original's nsqadmin shows the reason phrase to its users.
+    original's nsqadmin shows the reason phrase to its users. hypercorn closes a connection whose
+    request is answered before its body was read; unless the response says so, a client may send
+    its next request into the close.
     """
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        if isinstance(event, h11.Response) and not event.reason:
+        if isinstance(event, h11.Response):
+            unread = self.their_state is h11.SEND_BODY
             event = h11.Response(
                 status_code=event.status_code,
-                headers=event.headers,
+                headers=[*event.headers, (b"connection", b"close")] if unread else event.headers,
                 http_version=event.http_version,
-                reason=reason(event.status_code),
+                reason=event.reason or reason(event.status_code),
             )
         return super().send_with_data_passthrough(event)
 
