@@ -177,14 +177,18 @@ class Kinds:
     ) -> Iterator[Server]:
         """Run a server of this kind with these options until the block ends.
 
+        Its start is over: what it loads while it already serves would be part of a short run.
         Without `folder` it gets an empty one of its own. Raises `ServerError` when it does not
-        say within 30 s where it listens.
+        say within 30 s where it listens, or does not answer.
         """
         with (
             self.folder() if folder is None else nullcontext(folder) as used,
             self.launch(kind, options, used) as launched,
         ):
-            yield launched.listening()
+            server = launched.listening()
+            if kind != FLOOR:
+                server.all_stats()
+            yield server
 
 
 def _text(log: IO[bytes]) -> str:
