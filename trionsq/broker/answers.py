@@ -103,9 +103,14 @@ class OwedAnswers:
         """Answer nothing any more: the connection has ended."""
         self._answers.clear()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the client is owed too much to be read on."""
+        return self._answer_nbytes > _MAX_ANSWER_BYTES or self._body_nbytes > _MAX_BODY_BYTES
+
     async def wait_for_room(self) -> None:
         """Wait while the client is owed too much."""
-        while self._answer_nbytes > _MAX_ANSWER_BYTES or self._body_nbytes > _MAX_BODY_BYTES:
+        while self.is_full:
             await self._wait_for_release()
 
     async def wait_released(self) -> None:

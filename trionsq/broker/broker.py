@@ -242,6 +242,7 @@ class Broker:
             ("metadata", "metadata", self._metadata.run),
             ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
             ("lookup", "nsqlookupds", self.lookups.run),
+            ("poller", "input of the clients", self.context.poller.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
         if options.statsd_address:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
 from trionsq.broker.admission import Admission
-from trionsq.broker.answers import OwedAnswer, OwedAnswers, Reply
+from trionsq.broker.answers import Answer, OwedAnswer, OwedAnswers, Reply
 from trionsq.broker.auth import ClientAuth
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
@@ -24,13 +24,9 @@ from trionsq.broker.output import MessagePump, Output
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.logtext import printable
+from trionsq.transports.poller import Input, Poller, Step, last_turn, next_turn
 from trionsq.transports.tls import TlsInfo
-from trionsq.transports.transport import (
-    MAX_FULL_READS,
-    READS_PER_TRIAL,
-    BrokenStreamError,
-    Transport,
-)
+from trionsq.transports.transport import MAX_FULL_READS, BrokenStreamError, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures
@@ -75,6 +71,7 @@ class ClientContext:
         clients: the open connections.
         heartbeat_checks: when each connection is checked for heartbeats and stalls.
         handlers: run the commands, by the class of their event.
+        poller: waits for the input of their sockets.
     """
 
     features: ServerFeatures
@@ -87,6 +84,7 @@ class ClientContext:
     clients: dict[Client, None]
     heartbeat_checks: TimingWheel[Client]
     handlers: Mapping[type, Handler]
+    poller: Poller = field(default_factory=Poller)
 
 
 class Client:
@@ -112,10 +110,10 @@ class Client:
     """
 
     # Slots save memory: an nsqd may have thousands of idle connections.
-    __slots__ = ("__weakref__", "_bottom", "_cancel_scope", "_owes_replies", "auth", "channel",
-                 "connected_s", "consumer", "context", "deflate", "heartbeats", "host", "identity",
-                 "output", "owed", "parser", "peer", "pub_counts", "pump", "snappy", "tls",
-                 "transport")  # fmt: skip
+    __slots__ = ("__weakref__", "_bottom", "_cancel_scope", "_has_commands", "_owes_replies",
+                 "auth", "channel", "connected_s", "consumer", "context", "deflate", "heartbeats",
+                 "host", "identity", "output", "owed", "parser", "peer", "pub_counts", "pump",
+                 "snappy", "tls", "transport")  # fmt: skip
 
     def __init__(self, context: ClientContext, transport: Transport) -> None:
         self.context = context
@@ -136,6 +134,7 @@ class Client:
         self.snappy = self.deflate = False
         self._cancel_scope = trio.CancelScope()
         self._owes_replies = False
+        self._has_commands = False  # whether some of what was read has not been run
         self.heartbeats = Heartbeats(context.clock.now_s())
         self.restart_heartbeats()
 
@@ -170,7 +169,7 @@ class Client:
             self.context.admission.connections -= 1
             log.info("client(%s) - closed", self.peer)
 
-    async def _sibling(self, task: Callable[[], Awaitable[None]]) -> None:
+    async def _sibling(self, task: Callable[[], Awaitable[object]]) -> None:
         try:
             await task()
         except BrokenStreamError as error:
@@ -205,66 +204,46 @@ class Client:
 
     async def _read(self) -> None:
         try:
-            await self._ioloop()
+            await self.context.poller.serve(self)
         except BrokenStreamError:
             await self._settle()
             raise
         await self._settle()
 
-    async def _ioloop(self) -> None:
-        transport, parser, output = self.transport, self.parser, self.output
-        reads = 0
-        read_again = False
-        await transport.wait_readable()
-        while True:
-            data = transport.receive_nowait(_READ_BYTES)
-            if data is None:
-                read_again = False
-                await transport.wait_readable()
-                continue
-            if not data:
-                if (error := parser.end_of_input()) is not None:
-                    await self._end_with(error, [])
-                return
-            nbytes = len(data)
-            parser.receive(data)
-            data = None  # an idle connection keeps no buffer
-            while True:
-                parser.pause_after(_MAX_COMMANDS)
-                if not await self._run_commands():
-                    return
-                if self._owes_replies:
-                    # Not for messages: a client that reads them slowly is still listened to.
-                    if output.pending:
-                        await output.drain()
-                    if self.owed is not None:
-                        await self.owed.wait_for_room()
-                    self._owes_replies = False
-                    transport = self.transport  # IDENTIFY may have added layers
-                if not parser.paused:
-                    break
-                await trio.lowlevel.checkpoint()
-            reads += 1
-            if nbytes == _READ_BYTES:
-                # What is upgraded may have cost its sender a thousandth.
-                if (
-                    reads % MAX_FULL_READS == 0
-                    or transport is not self._bottom
-                    or parser.is_walking
-                ):
-                    await trio.lowlevel.checkpoint()
-            elif read_again or reads % READS_PER_TRIAL == 0:
-                read_again = True
-                await trio.lowlevel.checkpoint()
-            else:
-                await transport.wait_readable()
+    def advance(self) -> Step:
+        """Read and run commands until that has to wait; see `trionsq.transports.poller`."""
+        parser = self.parser
+        for _ in range(MAX_FULL_READS):
+            may_have_more = True
+            if not self._has_commands:
+                data = self.transport.receive_nowait(_READ_BYTES)
+                if data is None:
+                    return Input.NOTHING
+                if not data:
+                    return self._end_of_input()
+                may_have_more = len(data) == _READ_BYTES
+                parser.receive(data)
+                self._has_commands = True
+            parser.pause_after(_MAX_COMMANDS)
+            if (waiting := self._run_commands()) is not None:
+                return waiting
+            if self._owes_replies:
+                # Not for messages: a client that reads them slowly is still listened to.
+                if self.output.pending or (self.owed is not None and self.owed.is_full):
+                    return self._wait_until_read()
+                self._owes_replies = False
+            if parser.paused:
+                break
+            self._has_commands = False
+            if not may_have_more:
+                return Input.HANDLED
+            # What is upgraded may have cost its sender a thousandth.
+            if self.transport is not self._bottom or parser.is_walking:
+                break
+        return next_turn()
 
-    async def _run_commands(self) -> bool:
-        """Run the commands that were read, up to the parser's pause.
-
-        Returns:
-            False if the connection has to end.
-        """
+    def _run_commands(self) -> Awaitable[bool] | None:
+        """Run the commands that were read, up to the parser's pause or one that has to wait."""
         replies: list[bytes] = []
         next_event = self.parser.next_event
         handlers = self.context.handlers
@@ -285,22 +264,45 @@ class Client:
                         raise
                     self._owes_replies = True
                     if not isinstance(reply, OwedAnswer):
-                        # The command has to wait. The commands after it wait in the parser.
-                        reply = await reply
+                        # The commands after it wait in the parser.
+                        return self._complete(reply)
                     pump.with_replies = []
-                    if isinstance(reply, OwedAnswer):
-                        self._owe(reply)
-                        continue
+                    self._owe(reply)
+                    continue
                 replies.append(reply)
         except ProtocolError as error:
-            await self._end_with(error, replies)
-            return False
+            return self._end_with(error, replies)
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
             self._write_replies(replies)
-            return False
+            return last_turn()
         self._write_replies(replies)
+        return None
+
+    async def _complete(self, reply: Awaitable[Answer]) -> bool:
+        """Wait for the answer to a command."""
+        try:
+            answer = await reply
+        except ProtocolError as error:
+            return await self._end_with(error, [])
+        if isinstance(answer, OwedAnswer):
+            self._owe(answer)
+        elif answer:
+            self._write_replies([answer])
         return True
+
+    async def _wait_until_read(self) -> bool:
+        """Wait until the client has read its replies, and is not owed too much."""
+        if self.output.pending:
+            await self.output.drain()
+        if self.owed is not None:
+            await self.owed.wait_for_room()
+        self._owes_replies = False
+        return True
+
+    async def _end_of_input(self) -> bool:
+        error = self.parser.end_of_input()
+        return error is not None and await self._end_with(error, [])
 
     def _write_replies(self, replies: list[bytes]) -> None:
         """Write the replies, and the messages that the commands gave credit for."""
@@ -317,7 +319,7 @@ class Client:
             pump.wake()  # it drains the output
         replies.clear()
 
-    async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> None:
+    async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> bool:
         """Send the last replies and a fatal error, after what is owed, and end the stream."""
         self._leave()
         data = b"".join([*replies, frames.error(error)])
@@ -328,6 +330,7 @@ class Client:
             await self.owed.wait_released()
         log.error("client(%s) - %s", self.peer, printable(str(error)))
         await self.output.end(self._bottom)
+        return False
 
     def _owe(self, answer: OwedAnswer) -> None:
         """Answer a publish when it is safe."""

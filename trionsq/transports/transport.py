@@ -146,6 +146,10 @@ class SocketTransport:
         except BlockingIOError:
             return 0
 
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return self._socket.fileno()
+
     # Not coroutines: this saves a frame for each waiting connection.
     def wait_readable(self) -> Awaitable[None]:
         return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105
