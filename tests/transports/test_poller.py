@@ -303,7 +303,7 @@ async def test_a_system_that_takes_no_more_sockets(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    poller.add = refuse  # type: ignore[method-assign]
+    poller.add = refuse  # type: ignore[assignment, method-assign]
     reader = opened(closing)
     nursery.start_soon(reader.serve, poller)
     reader.peer.send(b"x")

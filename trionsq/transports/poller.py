@@ -249,7 +249,8 @@ class Poller:
             await trio.sleep_forever()
         with select.epoll() as epoll:
             self._epoll = epoll
-            pass
+            for fd in self._watches:
+                epoll.register(fd, _EVENTS)
             try:
                 await self._serve(epoll)
             finally:
