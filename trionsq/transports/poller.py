@@ -136,6 +136,7 @@ class _SocketWatch(_Watch):
                 return step
             if step is Input.NOTHING:
                 self._has_ended = False
+                break  # without a turn for others, in which more may come
             await trio.lowlevel.checkpoint()
 
         def abort(_: object) -> trio.lowlevel.Abort:
