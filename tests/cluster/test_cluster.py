@@ -15,7 +15,7 @@ from tests.soak import by_level, more_in_soak
 from trionsq.client import ClientError, Config, Consumer, Producer
 
 TOPIC, CHANNEL = "orders", "billing"
-MESSAGES = by_level(test=40_000, short=200_000, full=1_000_000)
+MESSAGES = by_level(test=20_000, short=200_000, full=1_000_000)
 BATCH = 100
 LIMIT_S = by_level(test=120.0, short=120.0, full=600.0)
 # Fast enough that a test sees several polls, and a requeue that soon comes again.
