@@ -20,6 +20,7 @@ BATCH = 100
 LIMIT_S = by_level(test=120.0, short=120.0, full=600.0)
 # Fast enough that a test sees several polls, and a requeue that soon comes again.
 CONFIG = Config(
+    dial_timeout_s=LIMIT_S,
     max_in_flight=2000,
     lookupd_poll_interval_s=0.3,
     lookupd_poll_jitter=0.1,
@@ -167,7 +168,7 @@ async def test_members_go_and_come_back(tmp_path: Path) -> None:
                 await until(lambda: len(account.confirmed) >= MESSAGES * 5 // 8)
                 await cluster.nsqd("back", *place)
                 newcomer = await cluster.nsqd("third")
-                async with Producer(newcomer.tcp_address) as producer:
+                async with Producer(newcomer.tcp_address, config=CONFIG) as producer:
                     extra = [b"new-%d" % index for index in range(BATCH)]
                     await producer.publish_many(TOPIC, extra)
                     account.confirmed.update(extra)

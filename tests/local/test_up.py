@@ -25,7 +25,11 @@ from trionsq.storage.folder import lock_data_path
 
 LIMIT_S = 180.0
 CONFIG = Config(
-    max_in_flight=100, lookupd_poll_interval_s=0.2, default_requeue_delay_s=0, max_attempts=0
+    dial_timeout_s=LIMIT_S,
+    max_in_flight=100,
+    lookupd_poll_interval_s=0.2,
+    default_requeue_delay_s=0,
+    max_attempts=0,
 )
 FLAGS: dict[str, list[str]] = {"one process": [], "processes": ["--processes"]}
 MODES = pytest.mark.parametrize("mode", smoke(FLAGS, *FLAGS))
