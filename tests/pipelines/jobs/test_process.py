@@ -13,14 +13,14 @@ import pyarrow.dataset as ds
 from pipelines.wal import Wal
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
-from tests.soak import in_soak
+from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 180.0
 
 
-@in_soak
+@in_short_soak
 def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
     """Exit code 0; each message is in the log or waits at nsqd, the table has what the job says.
 
