@@ -17,6 +17,8 @@ from benchmarks.servers import OURS, Kinds
 from tests.processes import nsqd_command
 from tests.soak import in_short_soak, smoke
 
+IN_SHORT = ("log-topics-50", "log-pub-sync-50", "log-consume", "log-start")
+
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
@@ -24,7 +26,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("build"))
 
 
-@pytest.mark.parametrize("row", smoke({row.name: row for row in LOG_ROWS}, "log-topics-50"))
+@pytest.mark.parametrize("row", smoke({row.name: row for row in LOG_ROWS}, in_short=IN_SHORT))
 def test_each_row_adds_up(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every row runs against a real nsqd with a log, loses nothing and yields its figures."""
     servers = Kinds({OURS: nsqd_command()}, tmp_path)
