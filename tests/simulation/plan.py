@@ -281,7 +281,7 @@ def _let_a_sync_fail(random: Random, plan: Plan) -> None:
     nsqd.options["sync_timeout_ns"] = 600_000_000
     _publish_steadily(plan, 0.3)
     for producer in plan.producers:
-        producer.kinds = ["PUB", "MPUB"]
+        producer.kinds = ["PUB", "MPUB", "HTTP"]
     for consumer in plan.consumers:
         consumer.max_in_flight, consumer.habits = 1, {}
 
