@@ -34,6 +34,16 @@ def test_a_bad_change_is_found(mutant: Mutant) -> None:
     assert find(mutant, is_good_here) is not None
 
 
+@in_soak
+def test_a_day_without_an_end_is_bad() -> None:
+    """A change that makes a loop of a day is found by the time that it takes."""
+    old = "        count = start = 0\n"
+    mutant = Mutant("endless", "trionsq/storage/writer.py", old, "        while True: pass\n", 3)
+    bad = find(mutant, lambda seed: True)
+    assert bad is not None
+    assert bad.violation == "the day did not end"
+
+
 @in_short_soak
 def test_the_right_code_is_not_found_bad() -> None:
     """A copy of the sources with a harmless change has good days only."""
