@@ -12,6 +12,7 @@ from benchmarks.generator import Bench
 from benchmarks.logrows import LOG_ROWS
 from benchmarks.measure import run_row
 from benchmarks.onlog import LOG
+from benchmarks.report import Result, table
 from benchmarks.rows import Row
 from benchmarks.servers import OURS, Kinds
 from tests.processes import nsqd_command
@@ -28,11 +29,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
 
 @pytest.mark.parametrize("row", smoke({row.name: row for row in LOG_ROWS}, in_short=IN_SHORT))
 def test_each_row_adds_up(programs: Programs, row: Row, tmp_path: Path) -> None:
-    """Every row runs against a real nsqd with a log, loses nothing and yields its figures."""
+    """Every row runs against a real nsqd with a log, loses nothing, and its figures are printed."""
     servers = Kinds({OURS: nsqd_command()}, tmp_path)
     messages = min(row.quick_messages or 2_000, 10_000)
     run = run_row(Bench(programs.load, servers, 0.3, quick=True), row, OURS, messages)
     assert all(metric.of(run) >= 0 for metric in row.metrics)
+    assert row.name in table([Result(row, {OURS: [run]})])
     assert list(tmp_path.iterdir()) == []
 
 
