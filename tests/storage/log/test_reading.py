@@ -137,3 +137,32 @@ def test_blocks_follow_each_other(
         sequence, place = block.end, block.next
     wanted = {at: body for at, body in log.bodies.items() if at >= first}
     assert {at: body for at, body in found.items() if at >= first} == wanted
+
+
+@given(
+    records=RECORDS,
+    segment_bytes=st.sampled_from([400, 2_000, 1 << 20]),
+    max_bytes=st.sampled_from([1, 200, 1_000]),
+    is_started=st.booleans(),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=40)
+def test_what_was_stepped_over_is_no_damage(
+    records: list[tuple[int, list[int]]],
+    segment_bytes: int,
+    max_bytes: int,
+    is_started: bool,
+    data: st.DataObject,
+) -> None:
+    """A reader that took the next messages from memory, or that knows that nobody gets them, goes
+    on reading behind them, and names nothing."""
+    log = Written(records, segment_bytes)
+    if is_started:
+        log.forget_indexes()
+    first = data.draw(st.integers(0, log.end - 1))
+    place = read_block(log.disk, log.segments, first, max_bytes, log.end).next
+    later = data.draw(st.sampled_from(sorted(log.bodies)))
+    block = read_block(log.disk, log.segments, max(first, later), max_bytes, log.end, place)
+    assert block.damage == []
+    if later >= first:
+        assert later in sequences_of(block.batches[0])

@@ -272,6 +272,11 @@ class Cursor:
             self._note_damaged(read.lost)
         self.caught_up()
 
+    def step_over_held(self) -> None:
+        """Go on behind deferred messages if nothing else is to be read: no reader comes by."""
+        if not self.depth:
+            self.next = self.frontier
+
     # What is known of it
 
     def unread(self, segment: Segment) -> bool:

@@ -32,8 +32,8 @@ _MIN_SHARE: Final = 4
 _JOINED_MESSAGES: Final = 512
 _JOINED_BYTES: Final = 256 * 1024
 
-Place = tuple[SegmentFile, int]
-"""A segment, and the offset of a record in it."""
+Place = tuple[SegmentFile, int, int]
+"""A segment, the offset of a record in it, and a sequence that this record has, or a higher one."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def read_block(
         sequence: to begin with.
         max_bytes: about so much is read.
         end: sequences from there on are not wanted.
-        place: where the record of ``sequence`` begins, if known.
+        place: of a record that is the one with ``sequence``, or stands before that.
 
     Raises:
         OSError: the file cannot be read.
@@ -100,16 +100,27 @@ def read_block(
         block.end = following
         return block
     try:
-        if place is not None and place[0] is segment:
-            known, offset = sequence, place[1]
-        else:
-            known, offset = _index_of(segment, file).find(sequence)
-        _read_into(block, segment, file, (known, offset), max_bytes, sequence, following)
+        start = _start_of(segment, file, sequence, place)
+        _read_into(block, segment, file, start, max_bytes, sequence, following)
     finally:
         close_quietly(file)
     if block.next is None:
         block.end = max(block.end, following)
     return block
+
+
+def _start_of(
+    segment: SegmentFile, file: DiskFile, sequence: int, place: Place | None
+) -> tuple[int, int]:
+    """Return a sequence and the offset of a record with that, or a higher one, to begin with."""
+    if place is None or place[0] is not segment or place[2] > sequence:
+        return _index_of(segment, file).find(sequence)
+    _, offset, known = place
+    if segment.index is not None:
+        indexed = segment.index.find(sequence)
+        if indexed[1] > offset:  # meanwhile much was read from memory, or was no message
+            return indexed
+    return known, offset
 
 
 def _read_into(
@@ -144,7 +155,7 @@ def _read_into(
         goes_on = entry.next_sequence is not None and behind > sequence
         offset = entry.end if goes_on else segment.end
     if offset < segment.end:
-        block.next = (segment, offset)
+        block.next = (segment, offset, block.end)
 
 
 def _index_of(segment: SegmentFile, file: DiskFile) -> SparseIndex:
