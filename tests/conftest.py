@@ -37,10 +37,6 @@ if PROFILE == "same":
     assert callable(vars(providers)["is_local_module_file"])
     vars(providers)["is_local_module_file"] = lambda path: False
 
-# No test speaks with the world, and to read the certificates of its authorities takes a TLS context
-# 25 ms, here and in each daemon.
-os.environ.setdefault("SSL_CERT_FILE", os.devnull)
-
 
 def uses_the_spark_of_all(item: pytest.Item) -> bool:
     """Whether the test uses the session that is made once, in tests/pipelines/conftest.py."""
