@@ -194,7 +194,9 @@ class LogTopics:
             return None
         return self.ensure_node().new_topic(name)
 
-    def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
+    def channel_backend(
+        self, topic_log: TopicLog, name: str, begin_at: int | None = None
+    ) -> Backend | None:
         """Return the cursor of a channel that is being made; None if the channel is ephemeral."""
         if is_ephemeral(name):
             return None
@@ -205,7 +207,7 @@ class LogTopics:
                     found.channels.remove(cursor)
                     return cursor
         assert self._node is not None
-        return self._node.new_cursor(topic_log, name)
+        return self._node.new_cursor(topic_log, name, begin_at)
 
     def found(self, name: str) -> FoundLog:
         """Return what the start found of a topic."""

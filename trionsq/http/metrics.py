@@ -65,6 +65,7 @@ _CHANNEL: Final = (
     counter(
         "nsqd_channel_timed_out_messages", "Messages whose timeout passed; they were requeued."
     ),
+    counter("nsqd_channel_replayed_messages", "Messages that an operator asked for once more."),
     gauge("nsqd_channel_clients", "Clients subscribed."),
     gauge("nsqd_channel_paused", "1 while the channel is paused: its consumers get no messages."),
 )
@@ -194,6 +195,7 @@ def _channel(channel: Channel, now_ns: int) -> list[float | None]:
         core.finish_count,
         core.requeue_count,
         core.timeout_count,
+        core.replayed_count,
         len(channel.clients),
         core.paused,
     ]
