@@ -27,6 +27,7 @@ from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
+from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
@@ -89,7 +90,8 @@ class LogTopics:
         self._moved_queues: MovedQueues | None = None
         self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
-        self._snapshots = Snapshots()
+        self.retentions = Retentions(Retention(options.retain_ns, options.retain_bytes))
+        self._snapshots = Snapshots(self.retentions)
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
@@ -126,6 +128,7 @@ class LogTopics:
         self._mark = MetadataMark(state, content.meta)
         self._moved_queues = MovedQueues(node, content.meta)
         self._moved_queues.remove_files(content)
+        self.retentions.load(content.meta, {row.number for row in content.topics})
         for found in open_logs(node, content):
             self._found[found.log.name] = found
             for cursor in found.channels:

@@ -13,10 +13,11 @@ from trionsq.broker.logs import log_of
 from trionsq.broker.topic import Topic
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.seeking import LogPosition, WantedPosition, find_position
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["SeekFailed", "begin_channel", "cursor_of", "seek_channel"]
+__all__ = ["SeekFailed", "begin_channel", "cursor_of", "find_ends", "seek_channel"]
 
 # Segments are left, and channels deleted, while a position is looked for; then it is once more.
 _ATTEMPTS: Final = 10
@@ -79,6 +80,32 @@ async def begin_channel(
     topic, position = await _find(find, end_of, wanted)
     topic.channel(name, position.sequence)
     return position
+
+
+async def find_ends(topic_log: TopicLog) -> tuple[LogPosition | None, LogPosition | None]:
+    """Return the first and the last message of a log; None: there is none, or it is unreadable."""
+    first, end = topic_log.first, topic_log.safe_end
+    last = end - 1
+    for begin, behind in reversed(list(topic_log.gaps)):
+        if behind > last:
+            last = begin - 1
+    look = partial(_find_ends, topic_log.part, first, last, end)
+    try:
+        found = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+    except OSError:  # segments are left just now, or the disk fails
+        return None, None
+    return found
+
+
+def _find_ends(
+    part: LogPart, first: int, last: int, end: int
+) -> tuple[LogPosition | None, LogPosition | None]:
+    oldest = find_position(part, WantedPosition("beginning"), first, end)
+    newest = find_position(part, WantedPosition("sequence", last), first, end)
+    return (
+        None if oldest.time_ns is None else oldest,
+        None if newest.time_ns is None else newest,
+    )
 
 
 def _log_and_cursor(channel: Channel) -> tuple[TopicLog, Cursor]:

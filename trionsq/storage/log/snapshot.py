@@ -21,6 +21,7 @@ from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import MessageRange, ranges_of, segment_ranges
+from trionsq.storage.log.retention import Retentions
 from trionsq.storage.log.rows import Change, UpdateChannel, UpdateTopic
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -72,7 +73,8 @@ def take_snapshot(
 class Snapshots:
     """What the state lacks of channels and topics, gathered one by one and committed at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, retentions: Retentions | None = None) -> None:
+        self._retentions = retentions or Retentions()
         # What the last snapshot of each channel saw.
         self._seen: WeakKeyDictionary[Cursor, tuple[int, ...]] = WeakKeyDictionary()
         self._changes: list[Change] = []
@@ -110,7 +112,8 @@ class Snapshots:
         """Take a topic's snapshot, after those of its channels; it leaves segments nobody needs."""
         topic_log.is_paused = core.paused
         lows = [cursor.low for cursor in topic_log.cursors.values()]
-        self._removed += topic_log.retire_segments(min([topic_log.handed_on, *lows]))
+        low = min([topic_log.handed_on, *lows])
+        self._removed += topic_log.retire_segments(self._retentions.low(topic_log, low))
         row = topic_log.row()
         if topic_log.stored != row:
             topic_log.stored = row
