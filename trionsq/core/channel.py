@@ -310,7 +310,6 @@ class ChannelState(ChannelDispatch):
         """
         rest = self._forget_all(move_backend)
         self.replayed_count += self.store.backend.depth
-        self.wake()
         return rest
 
     def _forget_all(self, empty_backend: Callable[[], int] | None) -> Iterator[None]:
