@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.soak import by_level, more_in_soak
 from tests.storage.log.test_rounds import Node
 from trionsq.storage.log import retention, seeking, segmentwriter
 from trionsq.storage.log.ranges import MessageRange, pack_open, unpack_open, unpack_replay
@@ -40,11 +41,17 @@ class WallClock:
         return patch.object(module, "time", clock)
 
 
-@given(st.randoms(use_true_random=False), st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
-def test_each_position_is_where_a_model_has_it(random: Random, rounds: int) -> None:
+@more_in_soak
+@pytest.mark.parametrize("part", range(by_level(test=1, short=3, full=20)))
+def test_each_position_is_where_a_model_has_it(part: int) -> None:
     """With segments and records of any size, several messages a record, gaps, and messages that
     have one time; however the log is cut into blocks."""
+    for seed in range(60 * part, 60 * part + 60):
+        compare_positions(Random(seed))
+
+
+def compare_positions(random: Random) -> None:
+    rounds = random.randint(0, 40)
     clock = WallClock()
     node = Node(segment_bytes=random.choice((300, 2_000, 100_000)))
     times: list[int] = []

@@ -166,8 +166,8 @@ def find_position(part: LogPart, wanted: WantedPosition, first: int, end: int) -
 
 def _sequence_at(part: LogPart, time_ns: int, end: int) -> int:
     segments = part.segments
-    # What older segments have was published before the next one was made.
-    made = [at for at, one in enumerate(segments) if one.header.created_ns <= time_ns]
+    # What older segments have was published when the next one was made, at the latest.
+    made = [at for at, one in enumerate(segments) if one.header.created_ns < time_ns]
     for segment in segments[max(made, default=0) :]:
         with _opened(part, segment) as file:
             before, head = _search(file, segment, lambda one: one.timestamp_ns >= time_ns)
