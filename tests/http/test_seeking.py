@@ -43,7 +43,8 @@ async def create(app: QuartTrio, begin: str, channel: str = "n") -> tuple[int, A
 
 def with_small_segments(broker: Broker) -> Broker:
     """Segments of topics that are made from now on have two messages of 200 bytes."""
-    broker.logs.ensure_node()._segment_bytes = 500
+    assert broker.logs.node is not None
+    broker.logs.node._segment_bytes = 500
     return broker
 
 

@@ -89,6 +89,7 @@ class Snapshots:
         if not isinstance(cursor, Cursor):
             return
         cursor.is_paused = core.paused
+        cursor.step_over_held()
         seen = (
             cursor.next,
             cursor.frontier,
