@@ -13,10 +13,12 @@ from quart_trio import QuartTrio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, check_balances, consume, finish, numbered, publish
+from trionsq.broker import seeks
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.http.app import create_app
-from trionsq.storage.log.seeking import rfc3339
+from trionsq.storage.log.retention import Retention
+from trionsq.storage.log.seeking import LogPosition, find_position, rfc3339
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
@@ -284,7 +286,7 @@ async def test_a_seek_holds_the_segments_that_it_goes_back_to() -> None:
         await consumer.say(commands.ready(0))
         await broker.logs.take_snapshots()
         assert (await seek(app, "0"))[0] == 200
-        broker.logs.retentions.default = type(broker.logs.retentions.default)()
+        broker.logs.retentions.default = Retention()
         await consumer.say(commands.ready(2500))
         again = await consumer.messages(10)
         assert await broker.logs.commit(broker.topics["t"].core) is None
@@ -369,3 +371,56 @@ async def test_what_a_paused_topic_has_comes_later() -> None:
         assert numbers(messages) == [2, 3]
         assert channel.core.replayed_count == 0
         check_balances(broker)
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+async def test_what_is_left_while_it_is_looked_for(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that go meanwhile are no position, whether they were read or not."""
+    async with nsqd_in_memory(retain_ns=10**18, **LOG) as broker:
+        app = create_app(broker)
+        channel = with_small_segments(broker).topic("t").channel("c")
+        for number in range(11):
+            publish(broker, "t", b"%0200d" % number)
+        await wait_all_tasks_blocked()
+        await channel.empty().wait()
+        await broker.logs.take_snapshots()
+        found: list[LogPosition] = []
+
+        def find(*arguments: Any) -> LogPosition:
+            broker.logs.retentions.default = Retention()
+            if when == "before":
+                trio.from_thread.run(broker.logs.take_snapshots)
+            found.append(find_position(*arguments))
+            trio.from_thread.run(broker.logs.take_snapshots)
+            return found[-1]
+
+        monkeypatch.setattr(seeks, "find_position", find)
+        status, answer = await seek(app, "0")
+        assert (status, answer["sequence"]) == (200, 10)
+        assert channel.core.depth == 1
+        assert [one.sequence for one in found] == ([10] if when == "before" else [0, 10])
+
+
+async def test_a_channel_that_goes_meanwhile_does_not_seek(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one begin that somebody else has made."""
+    async with nsqd_in_memory(**LOG) as broker:
+        app = create_app(broker)
+        topic = broker.topic("t")
+        topic.channel("c")
+        publish(broker, "t", *numbered(3))
+        await wait_all_tasks_blocked()
+
+        def find(*arguments: Any) -> LogPosition:
+            if "c" in topic.channels:
+                trio.from_thread.run_sync(topic.delete_channel, "c")
+                trio.from_thread.run_sync(topic.channel, "n")
+            return find_position(*arguments)
+
+        monkeypatch.setattr(seeks, "find_position", find)
+        assert await seek(app, "0") == (404, "CHANNEL_NOT_FOUND")
+        topic.delete_channel("n")
+        topic.channel("c")
+        assert (await create(app, "0"))[0] == 409
+        assert topic.channels["n"].core.depth == 0

@@ -14,7 +14,12 @@ from trionsq.broker.topic import Topic
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.peek import LogPart
-from trionsq.storage.log.seeking import LogPosition, WantedPosition, find_position
+from trionsq.storage.log.seeking import (
+    LogPosition,
+    WantedPosition,
+    find_position,
+    first_kept,
+)
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["SeekFailed", "begin_channel", "cursor_of", "find_ends", "seek_channel"]
@@ -84,7 +89,7 @@ async def begin_channel(
 
 async def find_ends(topic_log: TopicLog) -> tuple[LogPosition | None, LogPosition | None]:
     """Return the first and the last message of a log; None: there is none, or it is unreadable."""
-    first, end = topic_log.first, topic_log.safe_end
+    first, end = first_kept(topic_log), topic_log.safe_end
     last = end - 1
     for begin, behind in reversed(list(topic_log.gaps)):
         if behind > last:
@@ -125,7 +130,7 @@ async def _find(
         topic_log, end = end_of(owner)
         if wanted.kind == "end":
             return owner, LogPosition(end)
-        look = partial(find_position, topic_log.part, wanted, topic_log.first, end)
+        look = partial(find_position, topic_log.part, wanted, first_kept(topic_log), end)
         try:
             position = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
         except FileNotFoundError:
@@ -134,6 +139,6 @@ async def _find(
             raise SeekFailed(error_text(error)) from error
         owner = find()
         now_log, end = end_of(owner)
-        if now_log is topic_log and topic_log.first <= position.sequence <= end:
+        if now_log is topic_log and first_kept(topic_log) <= position.sequence <= end:
             return owner, position
     raise SeekFailed("the log changes too fast")

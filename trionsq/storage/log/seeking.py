@@ -29,6 +29,7 @@ __all__ = [
     "WantedPosition",
     "begin_cursor",
     "find_position",
+    "first_kept",
     "parse_position",
     "rfc3339",
 ]
@@ -107,6 +108,11 @@ def rfc3339(time_ns: int) -> str:
     moment = _EPOCH + timedelta(seconds=seconds)
     fraction = f".{rest_ns:09}".rstrip("0") if rest_ns else ""
     return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def first_kept(log: TopicLog) -> int:
+    """Return the lowest sequence at which a channel may begin: from there on the log is whole."""
+    return log.first
 
 
 def begin_cursor(

@@ -74,7 +74,7 @@ class Snapshots:
     """What the state lacks of channels and topics, gathered one by one and committed at once."""
 
     def __init__(self, retentions: Retentions | None = None) -> None:
-        self._retentions = retentions or Retentions()
+        self.retentions = retentions or Retentions()
         # What the last snapshot of each channel saw.
         self._seen: WeakKeyDictionary[Cursor, tuple[int, ...]] = WeakKeyDictionary()
         self._changes: list[Change] = []
@@ -114,7 +114,7 @@ class Snapshots:
         topic_log.is_paused = core.paused
         lows = [cursor.low for cursor in topic_log.cursors.values()]
         low = min([topic_log.handed_on, *lows])
-        self._removed += topic_log.retire_segments(self._retentions.low(topic_log, low))
+        self._removed += topic_log.retire_segments(self.retentions.low(topic_log, low))
         row = topic_log.row()
         if topic_log.stored != row:
             topic_log.stored = row
