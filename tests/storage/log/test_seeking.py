@@ -244,3 +244,52 @@ def test_each_topic_may_have_its_own_retention() -> None:
         assert again.of(node.log) == expected
         again.load({change.key: change.value}, [])
         assert again.of(node.log) == Retention(5, 6)
+
+
+def test_a_channel_reads_what_is_there_in_no_gap() -> None:
+    """From anywhere on, also if a gap begins or ends within a record, or behind a damaged one; and
+    what is published with a delay."""
+    for seed in range(60):
+        random = Random(seed)
+        node = Node(segment_bytes=random.choice((300, 100_000)))
+        records: list[range] = []
+        for _ in range(random.randint(1, 12)):
+            count = random.choice((1, 3, 6))
+            records.append(range(node.log.end, node.log.end + count))
+            node.topic.publish(
+                ListBodies([b"%0100d." % number for number in records[-1]]),
+                DAY_NS,
+                random.choice((0, 0, 500)),
+            )
+            node.jobs.run_all()
+        end = node.log.end
+        while node.log.read(1000, 1 << 20) is not None:
+            pass
+        expected = set(range(end))
+        for _ in range(random.randint(0, 3)):
+            first = random.randint(0, end)
+            behind = min(end, first + random.randint(0, 5))
+            node.log.gaps.add(first, behind)
+            expected -= {*range(first, behind)}
+        lost: set[int] = set()
+        if random.random() < 0.5:
+            node.log.cache.clear()
+            lost = {*random.choice(records)} & expected
+            for name, data in node.disk.files().items():
+                for number in lost:
+                    if ".log." in name and (at := data.find(b"%0100d." % number)) >= 0:
+                        data = data[:at] + b"x" + data[at + 1 :]
+                        node.disk.write_file(name, data)
+        begin_at = random.randint(0, end)
+        cursor = node.node.new_cursor(node.log, "c", begin_at)
+        expected = {one for one in expected if one >= begin_at}
+        assert cursor.depth == len(expected)
+        found: list[int] = []
+        for _ in range(100):
+            if (segment := cursor.read(random.choice((1, 4, 1000)), 1 << 20)) is not None:
+                bodies = segment.batch.bodies.slice(segment.first, segment.last)
+                found += [int(bytes(body)[:100]) for body in bodies]
+            node.jobs.run_all()
+        assert found == sorted(expected - lost), seed
+        assert cursor.depth == 0
+        assert cursor.dropped.total() == len(expected & lost)

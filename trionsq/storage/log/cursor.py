@@ -138,7 +138,8 @@ class Cursor:
 
     def _read_published(self, max_count: int, max_bytes: int) -> Segment | None:
         while self.next < self.frontier:
-            if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
+            has_gaps = self._log.has_gaps
+            if has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
                 self.next = min(gap_end, self.frontier)
                 continue
             batch = self._batch_at_next()
@@ -146,7 +147,10 @@ class Cursor:
                 return None
             assert batch.sequences is not None
             first = self.next - batch.sequences[0]
-            last = min(batch.count, self.frontier - batch.sequences[0])
+            end = min(self.frontier, self._log.gap_begin(self.next)) if has_gaps else self.frontier
+            last = min(batch.count, end - batch.sequences[0])
+            if last <= first:
+                continue  # what was damaged ends in a gap
             if batch.defer_ms:
                 if self._is_held():
                     self.next = batch.sequences[0] + last
@@ -158,8 +162,7 @@ class Cursor:
             self.next = batch.sequences[0] + last
             self.depth -= last - first
             return Segment(batch, first, last)
-        if self.next >= self.frontier:
-            self._drop_surplus()
+        self._drop_surplus()
         return None
 
     def _drop_surplus(self) -> None:

@@ -177,6 +177,11 @@ class Gaps:
         at = bisect_right(self._firsts, sequence) - 1
         return self._ends[at] if at >= 0 and sequence < self._ends[at] else None
 
+    def begin_from(self, sequence: int) -> int:
+        """Return where the range with a sequence begins, or else the next one; 2**63: none does."""
+        at = bisect_right(self._ends, sequence)
+        return self._firsts[at] if at < len(self._firsts) else 2**63
+
     def add(self, first: int, end: int) -> None:
         """Add a range; those that it touches become one with it."""
         if first >= end:

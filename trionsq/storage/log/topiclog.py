@@ -235,6 +235,9 @@ class TopicLog:
     def gap_end(self, sequence: int) -> int | None:
         return self.gaps.end_at(sequence)
 
+    def gap_begin(self, sequence: int) -> int:
+        return self.gaps.begin_from(sequence)
+
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
 
