@@ -48,6 +48,32 @@ async def test_a_task_is_found_under_its_nursery_with_what_it_waits_for() -> Non
     assert tree.shown == len(list(all_tasks(tree.root))) == tree.living
 
 
+async def parked() -> None:
+    """Waits until somebody reschedules its task."""
+    await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.SUCCEEDED)
+
+
+async def waiting_for_another() -> None:
+    """Calls a function of its own that parks the task."""
+    await parked()
+
+
+async def test_a_function_that_parks_its_task_is_what_the_task_waits_in() -> None:
+    """As if trio had it: trio's name for it says nothing."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(waiting_for_another)
+        nursery.start_soon(parked)
+        await trio.testing.wait_all_tasks_blocked()
+        tree = await task_tree(limit=1000, stacks=False)
+        nursery.cancel_scope.cancel()
+    nodes = {node.function.rpartition(".")[2]: node for node in own_nurseries(tree.root)[-1].tasks}
+    caller, alone = nodes["waiting_for_another"], nodes["parked"]
+    assert caller.at is not None
+    assert (caller.waits_for, caller.at.function) == ("parked", "waiting_for_another")
+    assert alone.at is not None
+    assert (alone.waits_for, alone.at.function) == ("wait_task_rescheduled", "parked")
+
+
 async def test_what_is_cancelled_shows() -> None:
     """A task that lingers after its cancellation, and its nursery's scope, are told."""
 

@@ -4,109 +4,18 @@ from __future__ import annotations
 
 import errno
 import random
-import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trionsq.transports.poller import Input, Poller, Step, last_turn
-from trionsq.transports.transport import SocketTransport, Transport
-
-LIMIT_S = 60.0
-READ_BYTES = 1_000
-
-
-@pytest.fixture(params=[0, 2], ids=["all", "but-two"])
-def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many connections wait by themselves."""
-    count: int = request.param
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", count)
-    return count
-
-
-@pytest.fixture
-def polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection waits by itself."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 0)
-
-
-@pytest.fixture
-async def poller(nursery: trio.Nursery) -> Poller:
-    made = Poller()
-    nursery.start_soon(made.run)
-    await wait_all_tasks_blocked()
-    return made
-
-
-class Reader:
-    """A connection that notes what comes; ``wait_at`` says after which reads it has to wait."""
-
-    def __init__(self, wait_at: Callable[[bytes], Awaitable[bool] | None] = lambda data: None):
-        ours, self.peer = socket.socketpair()
-        self.peer.setblocking(False)
-        self.transport: Transport = SocketTransport(ours)
-        self.received = b""
-        self.readers: set[trio.lowlevel.Task] = set()
-        self.has_ended = False
-        self.error: Exception | None = None
-        self.on_read: Callable[[], None] = lambda: None
-        self._wait_at = wait_at
-
-    def advance(self) -> Step:
-        data = self.transport.receive_nowait(READ_BYTES)
-        if data is None:
-            return Input.NOTHING
-        self.readers.add(trio.lowlevel.current_task())
-        self.on_read()
-        if not data:
-            self.has_ended = True
-            return last_turn()
-        self.received += data
-        if (step := self._wait_at(data)) is not None:
-            return step
-        return Input.HANDLED if len(data) < READ_BYTES else _again()
-
-    async def serve(self, poller: Poller) -> None:
-        try:
-            await poller.serve(self)
-        except Exception as error:
-            self.error = error
-
-    def close(self) -> None:
-        self.peer.close()
-        self.transport.close()
-
-
-async def _again() -> bool:
-    await trio.lowlevel.checkpoint()
-    return True
-
-
-@pytest.fixture
-async def closing() -> AsyncIterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def opened(closing: ExitStack, *arguments: Callable[[bytes], Awaitable[bool] | None]) -> Reader:
-    reader = Reader(*arguments)
-    closing.callback(reader.close)
-    return reader
-
-
-def have_all(readers: list[Reader], count: int) -> bool:
-    return all(len(reader.received) == count for reader in readers)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(LIMIT_S):
-        while not condition():
-            await trio.lowlevel.checkpoint()
+from tests.transports.readers import READ_BYTES, Reader, have_all, opened, until
+from trionsq.transports.poller import Poller
 
 
 async def test_the_poller_reads_for_all(
@@ -152,23 +61,6 @@ async def test_nothing_is_lost(
         reader.peer.shutdown(socket.SHUT_WR)
     await until(lambda: all(reader.has_ended for reader in readers))
     assert [reader.received for reader in readers] == sent
-
-
-async def test_an_end_that_came_with_the_last_bytes_is_noticed(
-    poller: Poller, nursery: trio.Nursery, closing: ExitStack, alone: int
-) -> None:
-    """Before the connection was served, and while it waited."""
-    early, late = opened(closing), opened(closing)
-    for reader in (early, late):
-        if reader is late:
-            nursery.start_soon(reader.serve, poller)
-            await wait_all_tasks_blocked()
-        reader.peer.send(b"the last")
-        reader.peer.shutdown(socket.SHUT_WR)
-        if reader is early:
-            nursery.start_soon(reader.serve, poller)
-    await until(lambda: early.has_ended and late.has_ended)
-    assert early.received == late.received == b"the last"
 
 
 async def test_an_error_is_raised_in_its_own_connection(
@@ -258,53 +150,28 @@ async def test_a_transport_may_be_replaced(
     await until(lambda: reader.received == b"replace read")
 
 
-async def test_a_poller_that_begins_again_serves_the_same_sockets(
-    nursery: trio.Nursery, closing: ExitStack, polled: None
+async def test_others_get_their_turn_amid_one_look(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What came in between is read."""
-    poller = Poller()
-    with trio.CancelScope() as first:
-        async with trio.open_nursery() as inner:
-            inner.start_soon(poller.run)
-            await wait_all_tasks_blocked()
-            reader = opened(closing)
-            nursery.start_soon(reader.serve, poller)
-            await wait_all_tasks_blocked()
-            first.cancel()
-    reader.peer.send(b"x")
-    await wait_all_tasks_blocked()
-    assert reader.received == b""
-    nursery.start_soon(poller.run)
-    await until(lambda: reader.received == b"x")
+    """However many sockets have input, other tasks run once the time of a turn is over."""
+    monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", -1.0)
+    readers = [opened(closing) for _ in range(20)]
+    turns = [0]
 
+    async def count() -> None:
+        while turns[-1] < len(readers):
+            await trio.lowlevel.checkpoint()
+            turns.append(sum(len(reader.received) for reader in readers))
 
-async def test_without_epoll_each_waits_by_itself(
-    nursery: trio.Nursery, closing: ExitStack, polled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on other systems than Linux."""
-    monkeypatch.delattr(select, "epoll")
-    poller = Poller()
-    nursery.start_soon(poller.run)
+    for reader in readers:
+        nursery.start_soon(reader.serve, poller)
     await wait_all_tasks_blocked()
-    reader = opened(closing)
-    nursery.start_soon(reader.serve, poller)
-    for count in range(1, 40):
+    for reader in readers:
         reader.peer.send(b"x")
-        await until(partial(have_all, [reader], count))
-    reader.peer.close()
-    await until(lambda: reader.has_ended)
-
-
-async def test_a_system_that_takes_no_more_sockets(
-    poller: Poller, nursery: trio.Nursery, closing: ExitStack, polled: None
-) -> None:
-    """fs.epoll.max_user_watches is reached: the connection waits by itself."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    poller.add = refuse  # type: ignore[assignment, method-assign]
-    reader = opened(closing)
-    nursery.start_soon(reader.serve, poller)
-    reader.peer.send(b"x")
-    await until(lambda: reader.received == b"x")
+    nursery.start_soon(count)
+    await until(lambda: turns[-1] == len(readers))
+    assert max(after - before for before, after in pairwise(turns)) <= 2

@@ -110,7 +110,7 @@ class Client:
     """
 
     # Slots save memory: an nsqd may have thousands of idle connections.
-    __slots__ = ("__weakref__", "_bottom", "_cancel_scope", "_has_commands", "_owes_replies",
+    __slots__ = ("__weakref__", "_bottom", "_cancel_scope", "_has_unrun_commands", "_owes_replies",
                  "auth", "channel", "connected_s", "consumer", "context", "deflate", "heartbeats",
                  "host", "identity", "output", "owed", "parser", "peer", "pub_counts", "pump",
                  "snappy", "tls", "transport")  # fmt: skip
@@ -133,8 +133,7 @@ class Client:
         self.tls: TlsInfo | None = None
         self.snappy = self.deflate = False
         self._cancel_scope = trio.CancelScope()
-        self._owes_replies = False
-        self._has_commands = False  # whether some of what was read has not been run
+        self._owes_replies = self._has_unrun_commands = False
         self.heartbeats = Heartbeats(context.clock.now_s())
         self.restart_heartbeats()
 
@@ -215,7 +214,7 @@ class Client:
         parser = self.parser
         for _ in range(MAX_FULL_READS):
             may_have_more = True
-            if not self._has_commands:
+            if not self._has_unrun_commands:
                 data = self.transport.receive_nowait(_READ_BYTES)
                 if data is None:
                     return Input.NOTHING
@@ -223,8 +222,8 @@ class Client:
                     return self._end_of_input()
                 may_have_more = len(data) == _READ_BYTES
                 parser.receive(data)
-                self._has_commands = True
-            parser.pause_after(_MAX_COMMANDS)
+                parser.pause_after(_MAX_COMMANDS)
+                self._has_unrun_commands = True
             if (waiting := self._run_commands()) is not None:
                 return waiting
             if self._owes_replies:
@@ -233,8 +232,9 @@ class Client:
                     return self._wait_until_read()
                 self._owes_replies = False
             if parser.paused:
+                parser.pause_after(_MAX_COMMANDS)
                 break
-            self._has_commands = False
+            self._has_unrun_commands = False
             if not may_have_more:
                 return Input.HANDLED
             # What is upgraded may have cost its sender a thousandth.

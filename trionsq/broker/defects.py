@@ -33,6 +33,7 @@ PARTS: Final = (
     "lookup",
     "loop_lag",
     "metadata",
+    "poller",
     "scan",
     "statsd",
     "topic",

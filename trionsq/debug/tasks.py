@@ -29,6 +29,8 @@ _AGE: Final = attrgetter("_counter")
 _INDENT: Final = "  "
 # What trio calls the wait at the end of a nursery's block.
 _NURSERY_EXIT: Final = "NurseryManager.__aexit__"
+# What trio calls the wait until somebody reschedules the task.
+_PARKED: Final = "wait_task_rescheduled"
 
 
 @dataclass(slots=True)
@@ -142,6 +144,8 @@ def _describe(task: Task, running: Task, stacks: bool) -> TaskNode | None:
     if not places:
         return None
     own = max((i for i, place in enumerate(places) if not place.is_of_trio), default=None)
+    if own and places[own + 1 :] and places[own + 1].function == _PARKED:
+        own -= 1  # what parks the task itself is as good as a function of trio
     # Neither is public: whether trio is about to resume the task, and its cancel scopes.
     state = "running" if task is running else "runnable" if task._next_send_fn else "waiting"
     inner = places[min((own or 0) + 1, len(places) - 1)]

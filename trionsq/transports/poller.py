@@ -1,20 +1,35 @@
 """Waiting for input: what a connection does until more comes, and one epoll for all sockets.
 
-A connection hands in a function that reads and handles what has come, as far as that needs no wait.
-The poller calls it in its own task when the socket has input, so a small command costs no switch of
-tasks and no registration. What has to wait goes back to the task of the connection.
+A connection has a function, `PolledConnection.advance`, that reads and handles what has come, as
+far as that needs no wait. When its socket has input, the poller's task calls it. So a small command
+costs no switch of tasks and no registration with trio's event loop. What has to wait goes back to
+the task of the connection, as do errors and the end: that task owns the connection.
+
+The epoll is edge-triggered: it tells of a socket once, when input comes. So a connection waits only
+after its socket was empty. Two things show that, a read that finds nothing and a read that does not
+fill its buffer; the second saves a system call. It proves nothing in these cases:
+
+- The end of the stream, an error and urgent data may stand behind a short read. The epoll tells of
+  them, and then only a read that finds nothing counts.
+- A unix socket ends a read at passed descriptors, and does not tell. It waits by itself.
+- A layer (TLS, compression) holds input that no socket tells of. So do streams in memory. Both wait
+  by themselves.
+
+To wait by itself means that the task of the connection waits in `Transport.wait_readable`. This is
+the way of all connections on systems without epoll, and while the poller does not run.
 """
 
 from __future__ import annotations
 
 import select
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
+from time import perf_counter
 from typing import Final, Protocol, TypeAlias
 
-import outcome
 import trio
+from outcome import Error, Outcome, Value
 
 from trionsq.transports.transport import READS_PER_TRIAL, SocketTransport, Transport
 
@@ -28,7 +43,9 @@ _MAX_TURN_S: Final = 0.002
 _MAX_ALONE: Final = 2
 # Missing on systems without epoll.
 _EVENTS: Final = (
-    select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET if hasattr(select, "epoll") else 0
+    select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
+    if hasattr(select, "epoll")
+    else 0
 )
 
 
@@ -38,7 +55,7 @@ class Input(Enum):
     NOTHING = auto()
     """None had come."""
     HANDLED = auto()
-    """All that had come is handled."""
+    """All that had come is handled. The last read did not fill its buffer."""
 
 
 Step: TypeAlias = "Awaitable[bool] | Input"
@@ -55,9 +72,9 @@ class PolledConnection(Protocol):
     transport: Transport
 
     def advance(self) -> Step:
-        """Read and handle what has come, without waiting.
+        """Read and handle what has come, a bounded part of it, without waiting.
 
-        `Input` says that the transport was read until it had no more.
+        Called in the task of the connection or in the poller's.
 
         Raises:
             OSError: the connection broke.
@@ -75,14 +92,21 @@ async def last_turn() -> bool:
     return False
 
 
+async def wait_readable(abort: Callable[[object], trio.lowlevel.Abort]) -> Awaitable[bool]:
+    """Wait until the poller hands over a step. The debug pages show this name."""
+    step: Awaitable[bool] = await trio.lowlevel.wait_task_rescheduled(abort)
+    return step
+
+
 class _Watch:
     """Waits for the input of one connection by its transport."""
 
-    __slots__ = ("_again", "_reads", "connection", "transport")
+    __slots__ = ("_again", "_reads", "connection", "is_over", "transport")
 
     def __init__(self, connection: PolledConnection) -> None:
         self.connection = connection
         self.transport = connection.transport
+        self.is_over = False
         self._reads = 0
         self._again = False
 
@@ -113,9 +137,13 @@ class _Watch:
 
 
 class _SocketWatch(_Watch):
-    """Waits for the input of one socket by a `Poller`."""
+    """Waits for the input of one socket by a `Poller`.
 
-    __slots__ = ("_fd", "_has_ended", "_is_advancing", "_poller", "_task",
+    Attributes:
+        is_over: the poller has ended, and tells of nothing any more.
+    """
+
+    __slots__ = ("_fd", "_is_advancing", "_must_empty", "_poller", "_task",
                  "_was_cancelled")  # fmt: skip
 
     def __init__(self, connection: PolledConnection, fd: int, poller: Poller) -> None:
@@ -125,60 +153,66 @@ class _SocketWatch(_Watch):
         # The connection's task while it waits here.
         self._task: trio.lowlevel.Task | None = None
         self._is_advancing = self._was_cancelled = False
-        # Whether the socket has told of the end of its input, which may stand behind a short read.
-        self._has_ended = False
-        poller.add(self._fd, self)
+        # Whether something may stand behind a short read.
+        self._must_empty = False
+        poller.add(fd, self)
 
     async def wait(self) -> Awaitable[bool]:
-        while self._has_ended:
+        if self._must_empty:
             step = self.connection.advance()
             if not isinstance(step, Input):
                 return step
-            if step is Input.NOTHING:
-                self._has_ended = False
-                break  # without a turn for others, in which more may come
-            await trio.lowlevel.checkpoint()
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            if self._is_advancing:
-                self._was_cancelled = True
-                return trio.lowlevel.Abort.FAILED
-            self._task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
+            if step is Input.HANDLED:
+                return next_turn()
+            self._must_empty = False
+        # No turn for others in between: more might come, or the poller end.
         self._task = trio.lowlevel.current_task()
-        step = await trio.lowlevel.wait_task_rescheduled(abort)
-        return _cancelled() if isinstance(step, Input) else step
+        return await wait_readable(self._abort)
 
-    def note_ready(self, *, has_ended: bool) -> None:
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        if self._is_advancing:
+            self._was_cancelled = True
+            return trio.lowlevel.Abort.FAILED
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def note_ready(self, events: int) -> None:
         """Handle input if the connection waits for it; else it reads before it waits again."""
-        self._has_ended |= has_ended
+        if events & ~select.EPOLLIN:
+            self._must_empty = True
         if self._task is None:
             return
+        result: Outcome[Awaitable[bool]]
         self._is_advancing = True
-        result: outcome.Outcome[Step]
         try:
             step = self.connection.advance()
-            while has_ended and step is Input.HANDLED:
-                step = self.connection.advance()
-            result = outcome.Value(step)
-            must_wake = self._was_cancelled or not isinstance(step, Input)
         except Exception as error:
             # The connection's task knows what to do.
-            result, must_wake = outcome.Error(error), True
+            result = Error(error)
+        else:
+            if isinstance(step, Input):
+                if not self._must_empty and not self._was_cancelled:
+                    return
+                step = next_turn()
+            result = Value(step)
         finally:
             self._is_advancing = False
-        if must_wake:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task, result)
+        self._resume(result)
+
+    def end(self) -> None:
+        """Have the connection wait by itself: the poller has ended."""
+        self.is_over = True
+        if self._task is not None:
+            self._resume(Value(next_turn()))
+
+    def _resume(self, result: Outcome[Awaitable[bool]]) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        trio.lowlevel.reschedule(task, result)
 
     def close(self) -> None:
-        self._poller.remove(self._fd)
-
-
-async def _cancelled() -> bool:
-    await trio.lowlevel.checkpoint_if_cancelled()
-    return True
+        if not self.is_over:
+            self._poller.remove(self._fd)
 
 
 class Poller:
@@ -202,7 +236,7 @@ class Poller:
         try:
             while await (await watch.wait()):
                 while True:
-                    if watch.transport is not connection.transport:
+                    if watch.is_over or watch.transport is not connection.transport:
                         self._close(watch)
                         watch = self._watch(connection)
                     step = connection.advance()
@@ -215,7 +249,7 @@ class Poller:
 
     def _watch(self, connection: PolledConnection) -> _Watch:
         transport = connection.transport
-        if self._epoll is None or not isinstance(transport, SocketTransport):
+        if self._epoll is None or not isinstance(transport, SocketTransport) or transport.is_unix:
             return _Watch(connection)
         if len(self._alone) >= _MAX_ALONE:
             with suppress(OSError):  # the system may have a limit
@@ -229,19 +263,25 @@ class Poller:
         watch.close()
 
     def add(self, fd: int, watch: _SocketWatch) -> None:
-        """Tell ``watch`` of the input of a socket, also of what has come already."""
+        """Tell ``watch`` of the input of a socket, also of what has come already.
+
+        Raises:
+            OSError: the system takes no more sockets.
+        """
         assert self._epoll is not None
         self._epoll.register(fd, _EVENTS)
         self._watches[fd] = watch
 
     def remove(self, fd: int) -> None:
         """Forget a socket, which is still open."""
+        assert self._epoll is not None
         del self._watches[fd]
-        if self._epoll is not None:
-            self._epoll.unregister(fd)
+        self._epoll.unregister(fd)
 
     async def run(self) -> None:
         """Serve sockets until cancelled. On a system without epoll it has nothing to do.
+
+        When it ends, its connections go on by themselves.
 
         Raises:
             OSError: there is no file descriptor for it.
@@ -250,12 +290,13 @@ class Poller:
             await trio.sleep_forever()
         with select.epoll() as epoll:
             self._epoll = epoll
-            for fd in self._watches:
-                epoll.register(fd, _EVENTS)
             try:
                 await self._serve(epoll)
             finally:
                 self._epoll = None
+                watches, self._watches = self._watches, {}
+                for watch in watches.values():
+                    watch.end()
                 trio.lowlevel.notify_closing(epoll.fileno())
 
     async def _serve(self, epoll: select.epoll) -> None:
@@ -267,15 +308,15 @@ class Poller:
                 again = False
                 await trio.lowlevel.wait_readable(epoll.fileno())
                 continue
-            turn_ends_s = trio.current_time() + _MAX_TURN_S
+            turn_ends_s = perf_counter() + _MAX_TURN_S
             for fd, events in ready:
                 watch = self._watches.get(fd)
                 if watch is None:
                     continue  # closed in this turn
-                watch.note_ready(has_ended=bool(events & ~select.EPOLLIN))
-                if trio.current_time() > turn_ends_s:
+                watch.note_ready(events)
+                if perf_counter() > turn_ends_s:
                     await trio.lowlevel.checkpoint()
-                    turn_ends_s = trio.current_time() + _MAX_TURN_S
+                    turn_ends_s = perf_counter() + _MAX_TURN_S
             looks += 1
             if again or looks % READS_PER_TRIAL == 0:
                 again = True

@@ -105,7 +105,7 @@ class SocketTransport:
         sock.setblocking(False)
         self._socket = sock
         self.peer, self.host = "@", ""
-        if sock.family != socket.AF_UNIX:
+        if not self.is_unix:
             with contextlib.suppress(OSError):  # not every stack has it; it affects latency only
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.host, port = sock.getpeername()[:2]
@@ -122,7 +122,7 @@ class SocketTransport:
         still acknowledges, until the program's receive buffer has been full for ``timeout_s``.
         Systems other than Linux have no TCP_USER_TIMEOUT; there this does nothing.
         """
-        if self._socket.family == socket.AF_UNIX or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        if self.is_unix or not hasattr(socket, "TCP_USER_TIMEOUT"):
             return
         idle_s = min(max(1, round(timeout_s)), _MAX_KEEPALIVE_S)
         with contextlib.suppress(OSError):  # without it the loss is noticed later
@@ -145,6 +145,11 @@ class SocketTransport:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a unix socket."""
+        return self._socket.family == socket.AF_UNIX
 
     def fileno(self) -> int:
         """Return the socket's file descriptor."""
