@@ -224,7 +224,11 @@ class Poller:
         self._alone: set[_Watch] = set()
 
     def __repr__(self) -> str:
-        return f"<Poller {len(self._watches)} sockets>"
+        return f"<Poller {len(self)} sockets>"
+
+    def __len__(self) -> int:
+        """Number of sockets that its task waits for."""
+        return len(self._watches)
 
     async def serve(self, connection: PolledConnection) -> None:
         """Serve a connection until it ends.
