@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import trio
 
-from trionsq.transports.poller import Input, Poller, Step, last_turn
+from trionsq.transports.poller import Input, Poller, Step, last_turn, next_turn
 from trionsq.transports.transport import SocketTransport, Transport
 
 LIMIT_S: Final = 60.0
@@ -58,7 +58,7 @@ class Reader:
         self.received += data
         if (step := self._wait_at(data)) is not None:
             return step
-        return Input.HANDLED if len(data) < READ_BYTES else _again()
+        return Input.HANDLED if len(data) < READ_BYTES else next_turn()
 
     async def serve(self, poller: Poller) -> None:
         try:
@@ -69,11 +69,6 @@ class Reader:
     def close(self) -> None:
         self.peer.close()
         self.transport.close()
-
-
-async def _again() -> bool:
-    await trio.lowlevel.checkpoint()
-    return True
 
 
 def opened(

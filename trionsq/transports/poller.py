@@ -216,10 +216,15 @@ class _SocketWatch(_Watch):
 
 
 class Poller:
-    """One edge-triggered epoll for many sockets. Without one, each waits by itself."""
+    """One edge-triggered epoll for many sockets. Without one, each waits by itself.
+
+    It is opened for the first socket that needs it: a broker in memory has none.
+    """
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
+        self._opened = trio.Event()
+        self._runs = False
         self._watches: dict[int, _SocketWatch] = {}
         self._alone: set[_Watch] = set()
 
@@ -253,10 +258,10 @@ class Poller:
 
     def _watch(self, connection: PolledConnection) -> _Watch:
         transport = connection.transport
-        if self._epoll is None or not isinstance(transport, SocketTransport) or transport.is_unix:
+        if not self._runs or not isinstance(transport, SocketTransport) or transport.is_unix:
             return _Watch(connection)
         if len(self._alone) >= _MAX_ALONE:
-            with suppress(OSError):  # the system may have a limit
+            with suppress(OSError):  # the system takes no more
                 return _SocketWatch(connection, transport.fileno(), self)
         watch = _Watch(connection)
         self._alone.add(watch)
@@ -270,9 +275,11 @@ class Poller:
         """Tell ``watch`` of the input of a socket, also of what has come already.
 
         Raises:
-            OSError: the system takes no more sockets.
+            OSError: the system has no descriptor for the epoll, or takes no more sockets.
         """
-        assert self._epoll is not None
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._opened.set()
         self._epoll.register(fd, _EVENTS)
         self._watches[fd] = watch
 
@@ -286,22 +293,24 @@ class Poller:
         """Serve sockets until cancelled. On a system without epoll it has nothing to do.
 
         When it ends, its connections go on by themselves.
-
-        Raises:
-            OSError: there is no file descriptor for it.
         """
         if not hasattr(select, "epoll"):
             await trio.sleep_forever()
-        with select.epoll() as epoll:
-            self._epoll = epoll
-            try:
-                await self._serve(epoll)
-            finally:
+        self._opened = trio.Event()
+        self._runs = True
+        try:
+            await self._opened.wait()
+            assert self._epoll is not None
+            await self._serve(self._epoll)
+        finally:
+            self._runs = False
+            watches, self._watches = self._watches, {}
+            for watch in watches.values():
+                watch.end()
+            if self._epoll is not None:
+                trio.lowlevel.notify_closing(self._epoll.fileno())
+                self._epoll.close()
                 self._epoll = None
-                watches, self._watches = self._watches, {}
-                for watch in watches.values():
-                    watch.end()
-                trio.lowlevel.notify_closing(epoll.fileno())
 
     async def _serve(self, epoll: select.epoll) -> None:
         looks = 0
