@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.transports.readers import LIMIT_S
 from trionsq.transports.poller import Poller
 
 
@@ -22,8 +23,9 @@ def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.fixture
 def polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection waits by itself."""
+    """No connection waits by itself, however slow the machine is."""
     monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 0)
+    monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", LIMIT_S)
 
 
 @pytest.fixture

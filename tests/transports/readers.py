@@ -38,7 +38,6 @@ class Reader:
         self.peer.setblocking(False)
         self.transport: Transport = SocketTransport(ours)
         self.received = b""
-        self.looks = 0
         self.readers: set[trio.lowlevel.Task] = set()
         self.has_ended = False
         self.error: Exception | None = None
@@ -46,7 +45,6 @@ class Reader:
         self._wait_at = wait_at
 
     def advance(self) -> Step:
-        self.looks += 1
         data = self.transport.receive_nowait(READ_BYTES)
         if data is None:
             return Input.NOTHING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import select
 import socket
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.readers import have_all, opened, until
 from trionsq.transports.poller import Poller
-from trionsq.transports.transport import SocketTransport
 
 
 async def test_an_end_that_came_with_the_last_bytes_is_noticed(
@@ -101,44 +99,6 @@ async def test_what_stands_behind_passed_descriptors_is_read(
     socket.send_fds(reader.peer, [b"before"], [reader.peer.fileno()])
     reader.peer.send(b" behind")
     await until(lambda: reader.received == b"before behind")
-
-
-async def test_an_event_of_a_closed_socket_harms_no_other(
-    poller: Poller,
-    nursery: trio.Nursery,
-    closing: ExitStack,
-    polled: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next connection may get its descriptor before the poller comes to the event."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", -1.0)
-    first, second, closed, last = (opened(closing) for _ in range(4))
-    fd = closed.transport.fileno()  # type: ignore[attr-defined]
-    ours = last.transport._socket  # type: ignore[attr-defined]
-    scope = trio.CancelScope()
-    first.on_read = scope.cancel
-
-    async def serve_both() -> None:
-        with scope:
-            await closed.serve(poller)
-        closed.transport.close()
-        os.dup2(ours.fileno(), fd)
-        last.transport = SocketTransport(socket.socket(fileno=fd))
-        ours.close()
-        await last.serve(poller)
-
-    for serve in (partial(first.serve, poller), partial(second.serve, poller), serve_both):
-        nursery.start_soon(serve)
-    await wait_all_tasks_blocked()
-    first.peer.send(b"x")
-    second.peer.send(b"x")  # the turn after it is the one in which the descriptor changes hands
-    closed.peer.send(b"lost")
-    closed.peer.close()
-    await wait_all_tasks_blocked()
-    assert (first.received, closed.received) == (b"x", b"")
-    assert last.looks  # the event came to it
-    last.peer.send(b"x")
-    await until(lambda: last.received == b"x")
 
 
 async def test_without_epoll_each_waits_by_itself(
