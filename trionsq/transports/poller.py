@@ -37,8 +37,8 @@ __all__ = ["Input", "PolledConnection", "Poller", "Step", "last_turn", "next_tur
 
 # Sockets that one look at the epoll tells of.
 _MAX_READY: Final = 1024
-# After so long the other sockets of a look are left to the tasks of their connections. If they had to
-# wait for the poller's next turn, one busy connection would get as much as hundreds of quiet ones.
+# After so long the other sockets of a look are left to the tasks of their connections. If they had
+# to wait for the poller's next turn, one busy connection would get as much as a hundred quiet ones.
 _MAX_TURN_S: Final = 0.005
 # Connections that wait by themselves: to few of them the epoll costs more than it saves.
 _MAX_ALONE: Final = 2
