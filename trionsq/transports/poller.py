@@ -106,14 +106,12 @@ async def wait_readable(abort: Callable[[object], trio.lowlevel.Abort]) -> Await
 class _Watch:
     """Waits for the input of one connection by its transport."""
 
-    __slots__ = ("_again", "_reads", "connection", "is_over", "transport")
+    __slots__ = ("connection", "is_over", "transport")
 
     def __init__(self, connection: PolledConnection) -> None:
         self.connection = connection
         self.transport = connection.transport
         self.is_over = False
-        self._reads = 0
-        self._again = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.transport!r}>"
@@ -124,18 +122,18 @@ class _Watch:
         Raises:
             OSError: the connection broke.
         """
+        reads = 0
+        read_again = False
         while True:
-            if self._again or self._reads % READS_PER_TRIAL == READS_PER_TRIAL - 1:
+            if read_again:
                 await trio.lowlevel.checkpoint()
             else:
                 await self.transport.wait_readable()
-            self._reads += 1
             step = self.connection.advance()
             if not isinstance(step, Input):
                 return step
-            self._again = step is Input.HANDLED and (
-                self._again or self._reads % READS_PER_TRIAL == 0
-            )
+            reads += 1
+            read_again = step is Input.HANDLED and (read_again or reads % READS_PER_TRIAL == 0)
 
     def close(self) -> None:
         """Wait no more. To be called before the transport is closed."""
