@@ -16,7 +16,8 @@ fill its buffer; the second saves a system call. It proves nothing in these case
   by themselves.
 
 To wait by itself means that the task of the connection waits in `Transport.wait_readable`. This is
-the way of all connections on systems without epoll, and while the poller does not run.
+the way of the first two connections, and of all on systems without epoll or while the poller does
+not run.
 """
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ async def wait_readable(abort: Callable[[object], trio.lowlevel.Abort]) -> Await
 
 
 class _Watch:
-    """Waits for the input of one connection by its transport."""
+    """Waits for the input of one connection by its transport.
+
+    Attributes:
+        is_over: it can't wait any more, because the poller has ended.
+    """
 
     __slots__ = ("connection", "is_over", "transport")
 
@@ -140,11 +145,7 @@ class _Watch:
 
 
 class _SocketWatch(_Watch):
-    """Waits for the input of one socket by a `Poller`.
-
-    Attributes:
-        is_over: the poller has ended, and tells of nothing any more.
-    """
+    """Waits for the input of one socket by a `Poller`."""
 
     __slots__ = ("_fd", "_is_advancing", "_must_empty", "_poller", "_task",
                  "_was_cancelled")  # fmt: skip
@@ -232,8 +233,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
-        self._opened = trio.Event()
-        self._runs = False
+        self._opened: trio.Event | None = None  # while `run` runs
         self._watches: dict[int, _SocketWatch] = {}
         self._alone: set[_Watch] = set()
 
@@ -267,7 +267,7 @@ class Poller:
 
     def _watch(self, connection: PolledConnection) -> _Watch:
         transport = connection.transport
-        if not self._runs or not isinstance(transport, SocketTransport) or transport.is_unix:
+        if self._opened is None or not isinstance(transport, SocketTransport) or transport.is_unix:
             return _Watch(connection)
         if len(self._alone) >= _MAX_ALONE:
             with suppress(OSError):  # the system takes no more
@@ -286,6 +286,7 @@ class Poller:
         Raises:
             OSError: the system has no descriptor for the epoll, or takes no more sockets.
         """
+        assert self._opened is not None
         if self._epoll is None:
             self._epoll = select.epoll()
             self._opened.set()
@@ -305,14 +306,13 @@ class Poller:
         """
         if not hasattr(select, "epoll"):
             await trio.sleep_forever()
-        self._opened = trio.Event()
-        self._runs = True
+        self._opened = opened = trio.Event()
         try:
-            await self._opened.wait()
+            await opened.wait()
             assert self._epoll is not None
             await self._serve(self._epoll)
         finally:
-            self._runs = False
+            self._opened = None
             watches, self._watches = self._watches, {}
             for watch in watches.values():
                 watch.end()
