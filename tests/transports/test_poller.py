@@ -33,6 +33,29 @@ async def test_the_poller_reads_for_all(
     assert len(set.union(*(reader.readers for reader in readers))) == 1
 
 
+async def test_the_first_two_wait_by_themselves(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the next one when one of them has ended; for so few the poller costs too much."""
+    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 2)
+    readers: list[Reader] = []
+    for count, sockets in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        readers.append(opened(closing))
+        nursery.start_soon(readers[-1].serve, poller)
+        await wait_all_tasks_blocked()
+        assert (len(readers), len(poller)) == (count, sockets)
+    readers[0].peer.shutdown(socket.SHUT_WR)
+    await until(lambda: readers[0].has_ended)
+    readers.append(opened(closing))
+    nursery.start_soon(readers[-1].serve, poller)
+    await wait_all_tasks_blocked()
+    assert len(poller) == 2
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_nothing_is_lost(
     poller: Poller, nursery: trio.Nursery, closing: ExitStack, alone: int, seed: int
