@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.readers import READ_BYTES, Reader, have_all, opened, until
+from tests.transports.readers import LIMIT_S, READ_BYTES, Reader, have_all, opened, until
 from trionsq.transports.poller import Poller
 
 
@@ -167,6 +167,28 @@ async def test_much_input_is_read_in_turns(
         await trio.lowlevel.checkpoint()
         counts.append(len(reader.received))
     assert max(after - before for before, after in pairwise(counts)) <= 2 * READ_BYTES
+
+
+async def test_input_that_has_to_wait_wakes_nobody(
+    poller: Poller, nursery: trio.Nursery, closing: ExitStack, polled: None
+) -> None:
+    """While its connection waits for something else, the poller sleeps; then it is read."""
+    go_on = trio.Event()
+
+    async def step() -> bool:
+        await go_on.wait()
+        return True
+
+    reader = opened(closing, lambda data: step() if data == b"step" else None)
+    nursery.start_soon(reader.serve, poller)
+    reader.peer.send(b"step")
+    await until(lambda: reader.received == b"step")
+    reader.peer.send(b"more")
+    with trio.fail_after(LIMIT_S):
+        await wait_all_tasks_blocked()
+    assert reader.received == b"step"
+    go_on.set()
+    await until(lambda: reader.received == b"stepmore")
 
 
 async def test_a_transport_may_be_replaced(
