@@ -131,6 +131,40 @@ async def test_a_cancelled_connection_reads_no_more(
     assert poller._alone == set()
 
 
+@pytest.mark.parametrize("how", ["with a step", "with an error"])
+async def test_a_connection_may_cancel_itself(
+    poller: Poller, nursery: trio.Nursery, closing: ExitStack, polled: None, how: str
+) -> None:
+    """By what it reads, and then wait or fail; the others are served on."""
+    other, scope = opened(closing), trio.CancelScope()
+    went_on = False
+
+    async def step() -> bool:
+        nonlocal went_on
+        await trio.lowlevel.checkpoint()
+        went_on = True
+        return True
+
+    def cancel() -> None:
+        scope.cancel()
+        if how == "with an error":
+            raise OSError(errno.ECONNRESET, "reset")
+
+    reader = opened(closing, lambda data: step())
+    reader.on_read = cancel
+    nursery.start_soon(other.serve, poller)
+    with scope:
+        async with trio.open_nursery() as inner:
+            inner.start_soon(reader.serve, poller)
+            await wait_all_tasks_blocked()
+            reader.peer.send(b"x")
+            await trio.sleep_forever()
+    assert not went_on
+    assert (reader.error is not None) == (how == "with an error")
+    other.peer.send(b"x")
+    await until(lambda: other.received == b"x")
+
+
 async def test_a_flood_holds_up_nobody(
     poller: Poller, nursery: trio.Nursery, closing: ExitStack, alone: int
 ) -> None:
