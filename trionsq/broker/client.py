@@ -24,7 +24,7 @@ from trionsq.broker.output import MessagePump, Output
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.logtext import printable
-from trionsq.transports.poller import Input, Poller, Step, last_turn, next_turn
+from trionsq.transports.poller import HANDLED, NOTHING, Poller, Step, last_turn, next_turn
 from trionsq.transports.tls import TlsInfo
 from trionsq.transports.transport import MAX_FULL_READS, BrokenStreamError, Transport
 from trionsq.wire import frames
@@ -217,7 +217,7 @@ class Client:
             if not self._has_unrun_commands:
                 data = self.transport.receive_nowait(_READ_BYTES)
                 if data is None:
-                    return Input.NOTHING
+                    return NOTHING
                 if not data:
                     return self._end_of_input()
                 may_have_more = len(data) == _READ_BYTES
@@ -236,7 +236,7 @@ class Client:
                 break
             self._has_unrun_commands = False
             if not may_have_more:
-                return Input.HANDLED
+                return HANDLED
             # What is upgraded may have cost its sender a thousandth.
             if self.transport is not self._bottom or parser.is_walking:
                 break

@@ -34,7 +34,16 @@ from outcome import Error, Outcome, Value
 
 from trionsq.transports.transport import READS_PER_TRIAL, SocketTransport, Transport
 
-__all__ = ["Input", "PolledConnection", "Poller", "Step", "last_turn", "next_turn"]
+__all__ = [
+    "HANDLED",
+    "NOTHING",
+    "Input",
+    "PolledConnection",
+    "Poller",
+    "Step",
+    "last_turn",
+    "next_turn",
+]
 
 # Sockets that one look at the epoll tells of.
 _MAX_READY: Final = 1024
@@ -59,6 +68,10 @@ class Input(Enum):
     HANDLED = auto()
     """All that had come is handled. The last read did not fill its buffer."""
 
+
+# Python 3.11 calls a function for each `Input.HANDLED`.
+NOTHING: Final = Input.NOTHING
+HANDLED: Final = Input.HANDLED
 
 Step: TypeAlias = "Awaitable[bool] | Input"
 """What a connection has to wait for, which returns whether it goes on; or that it needs input."""
@@ -138,7 +151,7 @@ class _Watch:
             if not isinstance(step, Input):
                 return step
             reads += 1
-            read_again = step is Input.HANDLED and (read_again or reads % READS_PER_TRIAL == 0)
+            read_again = step is HANDLED and (read_again or reads % READS_PER_TRIAL == 0)
 
     def close(self) -> None:
         """Wait no more. To be called before the transport is closed."""
@@ -166,7 +179,7 @@ class _SocketWatch(_Watch):
             step = self.connection.advance()
             if not isinstance(step, Input):
                 return step
-            if step is Input.HANDLED:
+            if step is HANDLED:
                 return next_turn()
             self._must_empty = False
         # No turn for others in between: more might come, or the poller end.
