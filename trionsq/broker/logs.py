@@ -27,6 +27,7 @@ from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
+from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
@@ -90,6 +91,7 @@ class LogTopics:
         self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
         self._snapshots = Snapshots()
+        self._remainders: Remainders | None = None
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
@@ -133,6 +135,7 @@ class LogTopics:
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._node = node
+        self._remainders = Remainders(node)
         return node
 
     @property
@@ -221,6 +224,8 @@ class LogTopics:
             if self._node is not None:
                 self._node.retry()
                 await self.take_snapshots()
+            if self._remainders is not None:
+                self._remainders.tick(self._snapshots)
 
     async def take_snapshots(self) -> None:
         """Commit what has changed since the last snapshots."""
@@ -280,6 +285,8 @@ class LogTopics:
         node = self._node
         if node is None:
             return []
+        if self._remainders is not None:
+            self._remainders.close()
         failures = ["the log did not become durable in time"]
         with trio.move_on_after(_STOP_S):
             for topic_log in node.logs.values():

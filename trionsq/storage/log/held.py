@@ -298,6 +298,7 @@ class HeldMessages:
         """Change all times in a way that keeps their order; the state gets all chunks anew."""
         self._full = [chunk for _, _, chunk in self._heap]
         for chunk in self._full:
+            chunk.packed = chunk.packed[:]  # a thread may read the old one
             for place in range(0, len(chunk.packed), 3):
                 chunk.packed[place] = moved(chunk.packed[place])
         self._heap = []
@@ -346,6 +347,10 @@ class HeldMessages:
         found = [one.sequence for one in self._recent]
         found += [chunk.min_sequence for _, _, chunk in self._heap]
         return min(found, default=None)
+
+    def all_ranges(self) -> tuple[list[array[int]], list[HeldRange]]:
+        """Return the ranges for a thread to read: chunks, also with what has left, and others."""
+        return [chunk.packed for _, _, chunk in self._heap], list(self._recent)
 
     def changes(self, channel: int) -> list[Change]:
         """Return what the state lacks; they are given once."""

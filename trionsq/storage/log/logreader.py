@@ -9,7 +9,7 @@ from trionsq.core.batch import Segment
 from trionsq.disk import Disk
 from trionsq.storage.folder import Job, JobDone
 from trionsq.storage.log.ranges import MessageRange
-from trionsq.storage.log.reading import Block, Place, read_block, read_ranges
+from trionsq.storage.log.reading import Block, Place, is_stale, read_block, read_ranges
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile
 
@@ -59,9 +59,11 @@ class LogReader:
         """Read the messages from ``sequence`` on. A failed read is repeated."""
         blocks: list[Block] = []
         max_bytes, disk = self._node.block_bytes(), self._node.disk
+        used: list[SegmentFile] = []
 
         def job() -> None:
-            blocks.append(read_block(disk, list(segments), sequence, max_bytes, end, place))
+            used[:] = segments
+            blocks[:] = [read_block(disk, used, sequence, max_bytes, end, place)]
 
         def finished(error: Exception | None) -> None:
             self._node.report_error(self._name, error)
@@ -70,6 +72,9 @@ class LogReader:
                 self._node.retry_read(job, finished)
                 return
             [block] = blocks
+            if block.damage and is_stale(used):
+                self._node.submit_job(job, finished)
+                return
             self._node.release_block(max_bytes - block.nbytes)
             if block.damage:
                 self._node.report_damage(self._name, block.damage)
@@ -89,17 +94,22 @@ class LogReader:
         """Read messages; ``done`` gets them, and how many are lost. A failed read is repeated."""
         found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
         max_bytes, disk = self._node.block_bytes(), self._node.disk
+        used: list[SegmentFile] = []
 
         def job() -> None:
-            found.append(read_ranges(disk, list(segments), ranges, max_bytes))
+            used[:] = segments
+            found[:] = [read_ranges(disk, used, ranges, max_bytes)]
 
         def finished(error: Exception | None) -> None:
             self._node.report_error(self._name, error)
             if error is not None:
                 self._node.retry_read(job, finished)
                 return
+            [(messages, damage, lost)] = found
+            if damage and is_stale(used):
+                self._node.submit_job(job, finished)
+                return
             self._node.release_block(max_bytes)
-            messages, damage, lost = found[0]
             if damage:
                 self._node.report_damage(self._name, damage)
             done(messages, lost)

@@ -12,7 +12,7 @@ from trionsq.storage.log.ranges import MessageRange
 from trionsq.storage.log.segments import Damage, SparseIndex, read_records, scan_segment
 from trionsq.storage.log.segmentwriter import SegmentFile, sequences_of
 
-__all__ = ["Block", "Place", "extract_range", "read_block", "read_ranges", "segment_at"]
+__all__ = ["Block", "Place", "extract_range", "is_stale", "read_block", "read_ranges", "segment_at"]
 
 Place = tuple[SegmentFile, int, int]
 """A segment, the offset of a record in it, and a sequence that this record has, or a higher one."""
@@ -42,6 +42,11 @@ class Block:
 def segment_at(segments: Sequence[SegmentFile], sequence: int) -> int:
     """Return the index of the segment that has a sequence, if one has it; -1 if it is older."""
     return bisect_right(segments, sequence, key=_first) - 1
+
+
+def is_stale(segments: Iterable[SegmentFile]) -> bool:
+    """Return whether damage that was found in these may be none: a file of theirs was replaced."""
+    return any(segment.is_replaced for segment in segments)
 
 
 def _first(segment: SegmentFile) -> int:

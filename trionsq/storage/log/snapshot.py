@@ -6,6 +6,7 @@ is in exactly one of its parts, or finished.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import MessageRange, ranges_of, segment_ranges
+from trionsq.storage.log.ranges import HeldRange, MessageRange, ranges_of, segment_ranges
 from trionsq.storage.log.rows import Change, UpdateChannel, UpdateTopic
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["ChannelSnapshot", "Snapshots", "take_snapshot"]
+__all__ = ["ChannelSnapshot", "NeededMessages", "Snapshots", "take_snapshot"]
 
 
 @dataclass(slots=True)
@@ -40,6 +41,24 @@ class ChannelSnapshot:
     changes: list[Change]
     low: int
     open_count: int
+    needed: NeededMessages
+
+
+@dataclass(frozen=True, slots=True)
+class NeededMessages:
+    """What the state, once it has a snapshot, needs of the log for a channel.
+
+    Attributes:
+        next: all from there on.
+        open: what is read and not finished, packed.
+        fired_ns, chunks, recent: what is deferred: of chunks only what is due later than that.
+    """
+
+    next: int
+    open: bytes
+    fired_ns: int
+    chunks: list[array[int]]
+    recent: list[HeldRange]
 
 
 def take_snapshot(
@@ -62,10 +81,12 @@ def take_snapshot(
     low = min([cursor.next, *(one.sequence for one in ranges[:1])])
     row = cursor.row(topic, ranges)
     changes: list[Change] = [UpdateChannel(row), *cursor.held.changes(cursor.number)]
+    needed = NeededMessages(row.next, row.open, row.fired_ns, *cursor.held.all_ranges())
     return ChannelSnapshot(
         changes,
         low if held_first is None else min(low, held_first),
         sum(one.count for one in ranges),
+        needed,
     )
 
 
@@ -76,6 +97,7 @@ class Snapshots:
         # What the last snapshot of each channel saw, and below which sequence all was finished.
         self._seen: WeakKeyDictionary[Cursor, tuple[int, ...]] = WeakKeyDictionary()
         self._low: WeakKeyDictionary[Cursor, int] = WeakKeyDictionary()
+        self._needed: WeakKeyDictionary[Cursor, NeededMessages] = WeakKeyDictionary()
         self._changes: list[Change] = []
         self._removed: list[str] = []
 
@@ -105,6 +127,7 @@ class Snapshots:
         snapshot = take_snapshot(cursor, topic, core.store.memory, core.in_flight)
         self._seen[cursor] = seen
         self._low[cursor] = snapshot.low
+        self._needed[cursor] = snapshot.needed
         self._changes += snapshot.changes
 
     def add_topic(self, core: TopicState, topic_log: TopicLog) -> None:
@@ -116,6 +139,11 @@ class Snapshots:
         if topic_log.stored != row:
             topic_log.stored = row
             self._changes.append(UpdateTopic(row))
+
+    def needed(self, topic_log: TopicLog) -> list[NeededMessages] | None:
+        """Return what the channels need, as of their last snapshots; None if one had none yet."""
+        found = [self._needed.get(cursor) for cursor in topic_log.cursors.values()]
+        return [one for one in found if one is not None] if None not in found else None
 
     def commit(self, node: LogNode) -> Round | None:
         """Commit what was added; return the round, None if nothing has changed.

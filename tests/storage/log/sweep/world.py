@@ -25,6 +25,7 @@ from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
@@ -138,6 +139,8 @@ class World:
         self.is_damaged = False
         # The disk fails at times: what that leaves uncertain may be gone at a later start.
         self.has_faults = False
+        # A round failed: after a crash the state may not know that its sequences are a gap.
+        self.has_refused = False
         # Messages that the state knows may be gone.
         self.may_lose = False
         self._open_state = open_state
@@ -164,6 +167,7 @@ class World:
             next_number=content.next_number,
         )
         self.snapshots = Snapshots()
+        self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
         seen: set[int] = set()
         for found in open_logs(self.node, content):
             log = found.log
@@ -238,6 +242,9 @@ class World:
         found = topic.core.check()
         for channel in topic.channels.values():
             found = found or channel.core.check()
+            lost = channel.core.dropped["damaged"]
+            if lost and not (self.may_lose or self.has_faults or self.has_refused):
+                raise Broken(f"{channel!r} counts damaged: {lost}")
         if found:
             raise Broken(f"{topic.account.name}: {found}")
         if self.jobs.defects.count:
@@ -253,6 +260,7 @@ class World:
             for channel in topic.channels.values():
                 channel.core.save()
             topic.log.sync()
+        self.remainders.close()
         self.answer(lambda: None)
         self.jobs.run_all()
         for topic in self.topics.values():
@@ -428,6 +436,7 @@ class World:
             if account.is_deleted:
                 return
             if pending.error is not None:
+                self.has_refused = True
                 for message in messages:
                     message.told = Told.REFUSED
                 return
@@ -487,6 +496,7 @@ class World:
         """What happens every --state-interval."""
         self.node.retry()
         self.answer(lambda: None)
+        self.remainders.tick(self.snapshots)
 
     def answer(self, answered: Callable[[], None]) -> None:
         """Commit all that has changed; then an operator hears OK, unless it failed."""
