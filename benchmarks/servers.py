@@ -18,7 +18,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -177,6 +177,7 @@ class Kinds:
     ) -> Iterator[Server]:
         """Run a server of this kind with these options until the block ends.
 
+        Its start is over: what it loads while it already serves would be part of a short run.
         Without `folder` it gets an empty one of its own. Raises `ServerError` when it does not
         say within 30 s where it listens.
         """
@@ -184,7 +185,11 @@ class Kinds:
             self.folder() if folder is None else nullcontext(folder) as used,
             self.launch(kind, options, used) as launched,
         ):
-            yield launched.listening()
+            server = launched.listening()
+            if kind != FLOOR:
+                with suppress(ServerError):  # a row that needs it says so
+                    server.all_stats()
+            yield server
 
 
 def _text(log: IO[bytes]) -> str:

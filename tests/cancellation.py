@@ -23,6 +23,7 @@ from pathlib import Path
 from types import AsyncGeneratorType
 from typing import Any, Final, Literal, TypeVar
 
+import outcome
 import pytest
 import trio
 from trio.testing import MockClock
@@ -159,6 +160,13 @@ async def _run_inline(
             await trio.lowlevel.cancel_shielded_checkpoint()
 
 
+def _start_inline(
+    function: Callable[[], T], deliver: Callable[[outcome.Outcome[T]], object]
+) -> None:
+    """`trio.lowlevel.start_thread_soon` without a thread."""
+    deliver(outcome.capture(function))
+
+
 def run_repeatable(
     function: Callable[[CancelAt], Awaitable[T]], cancel_at: CancelAt, seed: int = 1
 ) -> T:
@@ -168,6 +176,7 @@ def run_repeatable(
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trio.to_thread, "run_sync", _run_inline)
+        patch.setattr(trio.lowlevel, "start_thread_soon", _start_inline)
         patch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
         patch.setattr("trio._core._run._r", random.Random(seed))
         clock = MockClock(autojump_threshold=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 
 import pytest
 import trio
@@ -145,12 +146,44 @@ async def test_no_defect_ends_it(
 
 
 async def test_few_threads_do_many_jobs(background: ThreadBackground) -> None:
-    """However many jobs are submitted at once, each is run; no task is made for each of them."""
-    assert background._nursery is not None
+    """However many jobs are submitted at once, each is run; four at a time."""
     told: list[Exception | None] = []
+    lock = threading.Lock()
+    running: list[int] = []
+    most = 0
+
+    def job() -> None:
+        nonlocal most
+        with lock:
+            running.append(1)
+            most = max(most, len(running))
+        time.sleep(0)
+        with lock:
+            running.pop()
+
     for _ in range(1_000):
-        background.submit(lambda: None, told.append)
-    assert len(background._nursery.child_tasks) <= 4
+        background.submit(job, told.append)
     with trio.fail_after(LIMIT_S):
         await background.wait_idle()
     assert told == [None] * 1_000
+    assert 1 <= most <= 4
+
+
+async def test_without_a_thread_a_job_fails(
+    background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that has no thread left is a defect that is told; the next job runs again."""
+    told: list[Exception | None] = []
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, trio.fail_after(LIMIT_S):
+        patch.setattr(trio.lowlevel, "start_thread_soon", refuse)
+        background.submit(lambda: None, told.append)
+        await background.wait_idle()
+    background.submit(lambda: None, told.append)
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert [type(error) for error in told] == [RuntimeError, type(None)]
+    assert background.defects.count == 1

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 from quart_trio import QuartTrio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, consume, finish, publish
 from trionsq.broker.broker import Broker
 from trionsq.broker.logs import LogTopics, log_of
 from trionsq.broker.options import NsqdOptions
+from trionsq.disk import Disk
 from trionsq.http import settings
 from trionsq.http.app import create_app
 from trionsq.storage.folder import DataPathError
+from trionsq.storage.log.rows import State, StateError
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.logstate import open_state
 from trionsq.testing.memory import nsqd_in_memory
@@ -164,6 +168,85 @@ async def test_a_first_log_on_a_full_disk_is_refused_with_the_reason() -> None:
             logs.open()
         disk.heal()
         assert logs.open() == []
+
+
+def keeping(opened: list[State]) -> Callable[[Disk], State]:
+    """What opens a state, and puts it into the list."""
+
+    def open_one(disk: Disk) -> State:
+        opened.append(open_state(disk))
+        return opened[-1]
+
+    return open_one
+
+
+FIRST_LOGS = ["/topic/create?topic=t&storage=log", "/topic/move?topic=u&storage=log"]
+
+
+@pytest.mark.parametrize("target", FIRST_LOGS)
+async def test_the_first_log_of_a_node_holds_up_nobody(target: str) -> None:
+    """Its state is made in a job, once, also if a request is given up meanwhile."""
+    background, opened = Gate(), list[State]()
+    async with nsqd_in_memory(background=background, storage="default") as broker:
+        app = create_app(broker)
+        broker.topic("u", "default")
+        await wait_all_tasks_blocked()
+        broker.logs._open_state = keeping(opened)
+        background.shut()
+        with trio.move_on_after(0.01):
+            await ask(app, "POST", target)
+        async with trio.open_nursery() as nursery:
+            statuses: list[tuple[int, Any]] = []
+
+            async def request() -> None:
+                statuses.append(await ask(app, "POST", target))
+
+            nursery.start_soon(request)
+            await wait_all_tasks_blocked()
+            assert not opened
+            assert broker.logs.node is None
+            background.open()
+        assert [status for status, _ in statuses] == [200]
+        assert len(opened) == 1
+
+
+@pytest.mark.parametrize("target", FIRST_LOGS)
+async def test_a_first_log_that_fails_says_why_and_may_be_tried_again(target: str) -> None:
+    """The error of the disk is in the answer; when the disk is well, the same request succeeds."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="default") as broker:
+        app = create_app(broker)
+        broker.topic("u", "default")
+        disk.fail(errno.EACCES, forever=True, only=("create", "write"))
+        status, code = await ask(app, "POST", target)
+        assert status == 500
+        assert "Permission denied" in code
+        assert "defect" not in code
+        disk.heal()
+        assert (await ask(app, "POST", target))[0] == 200
+
+
+async def test_a_stop_waits_for_the_first_log(autojump_clock: MockClock) -> None:
+    """The state that is being made is closed, and not by the end of the process."""
+    background, states = Gate(), list[State]()
+    async with (
+        trio.open_nursery() as nursery,
+        nsqd_in_memory(background=background, storage="default") as broker,
+    ):
+        await wait_all_tasks_blocked()
+        broker.logs._open_state = keeping(states)
+        background.shut()
+        with trio.move_on_after(0.01):
+            await broker.logs.ensure_node()
+
+        async def open_later() -> None:
+            await trio.sleep(1)
+            background.open()
+
+        nursery.start_soon(open_later)
+    [state] = states
+    with pytest.raises(StateError, match="closed"):
+        state.load()
 
 
 async def test_a_start_with_logs_on_a_full_disk() -> None:

@@ -1,8 +1,9 @@
-"""Blocking disk work in threads of trio."""
+"""Blocking disk work in threads."""
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -18,7 +19,8 @@ _MAX_THREADS: Final = 4
 class ThreadBackground:
     """A `trionsq.storage.folder.Background` that runs jobs in threads.
 
-    An exception of a job, or of its ``done``, does not end the broker.
+    An exception of a job, or of its ``done``, does not end the broker. No task stands between a job
+    and the event loop: a publish that waits for its fsync pays for each switch.
 
     Attributes:
         defects: unexpected exceptions.
@@ -26,69 +28,78 @@ class ThreadBackground:
 
     def __init__(self) -> None:
         self.defects = JobDefects()
-        self._nursery: trio.Nursery | None = None
+        self._token: trio.lowlevel.TrioToken | None = None
         self._has_ended = False
-        self._limiter = trio.CapacityLimiter(_MAX_THREADS)
         # At most one job of each disk queue, and of each other file.
         self._waiting: deque[tuple[Job, JobDone]] = deque()
-        self._workers = 0
+        self._running = 0
         self._idle = trio.Event()
-        self._has_ended = False
 
     def __repr__(self) -> str:
-        return f"<ThreadBackground workers={self._workers} waiting={len(self._waiting)}>"
+        return f"<ThreadBackground running={self._running} waiting={len(self._waiting)}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept jobs until cancelled. Then running jobs are abandoned: call `wait_idle` before.
 
         Later ones do not begin: a broker that is cancelled at the same time may still submit some.
         """
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                # From now on the nursery may close at any time.
-                self._has_ended = True
+        self._token = trio.lowlevel.current_trio_token()
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._has_ended = True
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.
 
         After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
         """
-        assert self._nursery is not None, "the background is not running"
+        assert self._token is not None, "the background is not running"
         if self._has_ended:
             return
-        self._waiting.append((job, done))
-        if self._workers < _MAX_THREADS:
-            self._workers += 1
-            self._nursery.start_soon(self._work, name="disk job")
+        if self._running == _MAX_THREADS:
+            self._waiting.append((job, done))
+        else:
+            self._running += 1
+            self._start(self._token, job, done)
 
-    async def _work(self) -> None:
-        """Run jobs until none is waiting."""
-        while self._waiting:
-            await self._run(*self._waiting.popleft())
-        self._workers -= 1
-        if not self._workers:
-            self._idle.set()
-            self._idle = trio.Event()
+    def _start(self, token: trio.lowlevel.TrioToken, job: Job, done: JobDone) -> None:
+        def run() -> Exception | None:
+            try:
+                job()
+            except Exception as error:
+                return error
+            return None
 
-    async def _run(self, job: Job, done: JobDone) -> None:
-        error: Exception | None = None
+        def deliver(error: Exception | None) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._end, token, done, error)
+
         try:
-            await trio.to_thread.run_sync(job, limiter=self._limiter, abandon_on_cancel=True)
-        except OSError as failure:
-            error = failure
-        except Exception as defect:
-            self.defects.report(defect)
-            error = defect
+            trio.lowlevel.start_thread_soon(run, lambda ended: deliver(ended.unwrap()))
+        except RuntimeError as error:  # the system has no thread left
+            deliver(error)
+
+    def _end(self, token: trio.lowlevel.TrioToken, done: JobDone, error: Exception | None) -> None:
+        """Hear in trio's thread that a job has ended."""
+        if self._has_ended:
+            return
+        if self._waiting:
+            self._start(token, *self._waiting.popleft())
+        else:
+            self._running -= 1
+        if error is not None and not isinstance(error, OSError):
+            self.defects.report(error)
         try:
             done(error)
         except Exception as defect:
             self.defects.report(defect)
+        if not self._running:
+            self._idle.set()
+            self._idle = trio.Event()
 
     async def wait_idle(self) -> None:
         """Wait until all jobs are done, with those that they submit."""
-        while self._workers:
+        while self._running:
             await self._idle.wait()

@@ -106,10 +106,8 @@ class TopicRegistry:
         """Get or make the topic of a valid name.
 
         A command that makes it has to wait for `Topic.claim_wait`. ``storage`` is where a new one
-        keeps its messages: ``default`` or ``log``; empty: --storage says.
-
-        Raises:
-            StateError: it is to have a log, and the state of the logs cannot be made.
+        keeps its messages: ``default`` or ``log``, after `LogTopics.ensure_node`; empty: --storage
+        says.
         """
         return self.topics.get(name) or self._new_topic(name, storage)
 

@@ -88,10 +88,12 @@ class Administration:
         name, storage = valid_topic_name(values), _storage(values)
         if storage == "log" and is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
-        try:
-            topic = self._broker.topic(name, storage)
-        except StateError as error:  # no topic had a log before
-            raise HttpError(500, f"NOT_DURABLE: {error}") from error
+        if storage == "log" and name not in self._broker.topics:
+            try:
+                await self._broker.logs.ensure_node()
+            except StateError as error:  # no topic had a log before
+                raise HttpError(500, f"NOT_DURABLE: {error}") from error
+        topic = self._broker.topic(name, storage)
         if storage not in ("", topic.storage):
             raise HttpError(409, "TOPIC_HAS_OTHER_STORAGE")
         if (prepared := topic.claim_wait()) is not None:

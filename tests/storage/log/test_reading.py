@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.log.log_samples import simple_batch
+from trionsq.core.batch import Segment
 from trionsq.disk import Disk
 from trionsq.histogram import Histogram
 from trionsq.storage.log import segments as segments_module
@@ -59,6 +60,10 @@ class Written:
             segment.index = None
 
 
+def bodies_of(segments: Sequence[Segment]) -> list[bytes]:
+    return [body for one in segments for body in one.batch.bodies.slice(one.first, one.last)]
+
+
 RECORDS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -93,16 +98,17 @@ def test_each_message_of_a_range_is_read(
     ranges = [
         MessageRange(first, data.draw(st.integers(1, log.end - first)), 1) for first in firsts
     ]
-    found, damage, lost = read_ranges(log.disk, log.segments, ranges, max_bytes)
+    read = read_ranges(log.disk, log.segments, ranges, max_bytes)
     wanted = [
         log.bodies[sequence]
         for first, count, _ in sorted(ranges)
         for sequence in range(first, first + count)
         if sequence in log.bodies
     ]
-    assert [body for one in found for body in one.batch.bodies.slice(one.first, one.last)] == wanted
-    assert damage == []
-    assert lost == sum(one.count for one in ranges) - len(wanted)
+    assert bodies_of(read.segments) == wanted
+    assert read.damage == []
+    assert read.unread == []
+    assert read.lost == sum(one.count for one in ranges) - len(wanted)
 
 
 @given(

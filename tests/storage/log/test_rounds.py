@@ -21,6 +21,7 @@ from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.reading import RangesRead
 from trionsq.storage.log.rows import UpdateTopic
 from trionsq.storage.log.state import STATE_FILE
 from trionsq.storage.log.tailcache import TailCache
@@ -200,15 +201,19 @@ def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
 class _OneMessage:
     """A log whose messages are all in memory."""
 
-    def cached_segment(self, one: MessageRange) -> Segment | None:
+    def cached_segment(self, one: MessageRange) -> Segment:
         ids = ListColumn([b"%016x" % one.sequence])
         batch = MessageBatch(ListBodies([b"a"]), ids, NOW_NS, sequences=[one.sequence])
         return Segment(batch, 0, 1, one.attempts)
 
-    def read_ranges(
-        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
-    ) -> None:
+    def cached_batch(self, sequence: int) -> MessageBatch:
+        return self.cached_segment(MessageRange(sequence, 1, 0)).batch
+
+    def read_ranges(self, ranges: list[MessageRange], done: Callable[[RangesRead], None]) -> None:
         raise AssertionError("all is in memory")
+
+    def release_block(self, nbytes: int) -> None:
+        assert not nbytes
 
 
 def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() -> None:

@@ -15,7 +15,7 @@ from trionsq.storage.log.cursorlog import CursorLog
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.peek import HeldView, LogView
 from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
-from trionsq.storage.log.reading import Block, Place
+from trionsq.storage.log.reading import Block, Place, RangesRead, share_nbytes
 from trionsq.storage.log.rows import DropHeld, StoredChannel
 
 __all__ = ["Cursor"]
@@ -254,21 +254,22 @@ class Cursor:
             self._fetching.append(one)
             left -= one.count
         generation = self._generation
-        self._log.read_ranges(
-            self._fetching, lambda segments, lost: self._have_fetched(segments, lost, generation)
-        )
+        self._log.read_ranges(self._fetching, lambda read: self._have_fetched(read, generation))
 
-    def _have_fetched(self, segments: list[Segment], lost: int, generation: int) -> None:
+    def _have_fetched(self, read: RangesRead, generation: int) -> None:
+        nbytes = sum(map(share_nbytes, read.segments))
+        self._log.release_block(nbytes)  # they are few
         if generation != self._generation:
             return
         self._fetching = []
-        self._fetched.extend(segments)
-        if nbytes := sum(segment.batch.bodies.nbytes for segment in segments):
-            count = sum(segment.count for segment in segments)
+        self._returned.extendleft(reversed(read.unread))
+        self._fetched.extend(read.segments)
+        if nbytes:
+            count = sum(segment.count for segment in read.segments)
             self._fetch_messages = max(1, min(_FETCH_BYTES * count // nbytes, _MAX_FETCH_MESSAGES))
-        if lost:
-            self.depth -= lost
-            self._note_damaged(lost)
+        if read.lost:
+            self.depth -= read.lost
+            self._note_damaged(read.lost)
         self.caught_up()
 
     def step_over_held(self) -> None:

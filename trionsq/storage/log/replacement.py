@@ -15,9 +15,9 @@ from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.names import draft_name
 from trionsq.storage.log.ranges import MessageRange, unpack_held, unpack_open
-from trionsq.storage.log.reading import read_ranges
+from trionsq.storage.log.reading import read_ranges, sequence_at
 from trionsq.storage.log.segments import SparseIndex
-from trionsq.storage.log.segmentwriter import SegmentFile, sequences_of
+from trionsq.storage.log.segmentwriter import SegmentFile
 from trionsq.storage.log.snapshot import NeededMessages
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -195,19 +195,20 @@ class Replacement:
         assert draft.index is not None
         count = min(_READ_RANGES, len(self._to_copy))
         ranges = [self._to_copy.popleft() for _ in range(count)]
-        found, damage, lost = read_ranges(
+        read = read_ranges(
             self._disk,
             self._segments,
             [MessageRange(first, end - first, 0) for first, end in ranges],
             _READ_BYTES,
         )
-        if damage or lost:
+        if read.damage or read.lost:
             return False
         data = b""
-        for one in found:
-            sequence = sequences_of(one.batch)[0]
+        for one in read.segments:
+            sequence = sequence_at(one)
             draft.index.add(sequence, draft.end + len(data))
-            data += b"".join(encode_record(one.batch, sequence, draft.header))
+            batch = one.batch.extract(list(range(one.first, one.last)), one.ids())
+            data += b"".join(encode_record(batch, sequence, draft.header))
         self._file.write(data, draft.end)
         draft.end += len(data)
         # The next segment says where the one that had the name ends: what is behind does not count.

@@ -18,7 +18,7 @@ from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.peek import LogPart, LogView
 from trionsq.storage.log.ranges import Gaps, MessageRange
-from trionsq.storage.log.reading import Block, Place, extract_range
+from trionsq.storage.log.reading import Block, Place, RangesRead, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob, finish_round
 from trionsq.storage.log.rows import (
     Change,
@@ -224,9 +224,7 @@ class TopicLog:
     ) -> None:
         self._disk_reader.read_block(self.segments, sequence, end, place, done)
 
-    def read_ranges(
-        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
-    ) -> None:
+    def read_ranges(self, ranges: list[MessageRange], done: Callable[[RangesRead], None]) -> None:
         self._disk_reader.read_ranges(self.segments, ranges, done)
 
     def release_block(self, nbytes: int) -> None:
