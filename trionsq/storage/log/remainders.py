@@ -141,8 +141,9 @@ class Remainders:
     def _have_stepped(self, task: Replacement, error: Exception | None) -> None:
         self._is_working = False
         if error is None and not task.is_over:
-            task.is_over = not self._keep_out(task)
-            if self._is_closed or task.is_over:
+            is_new = not task.has_begun
+            task.is_over = is_new and not self._keep_out(task)
+            if is_new or self._is_closed:
                 self._go_on(task)
             return
         self._task = None
@@ -161,11 +162,14 @@ class Remainders:
         log_, end = task.log, task.end
         if any(cursor.next < end for cursor in log_.cursors.values()):
             return False
+        task.whole_before = log_.whole_from
         log_.whole_from = max(log_.whole_from, end)
         return True
 
     def _replace(self, task: Replacement) -> None:
         log_, new = task.log, task.new
+        if new is None and task.whole_before is not None:
+            log_.whole_from = task.whole_before
         if new is None or log_.is_deleted:
             return
         # The next segment before those that were looked at may be worth it as well.

@@ -62,6 +62,7 @@ class Replacement:
         new: it, when it has that name.
         is_durable: whether the name is.
         is_over: whether there is nothing more to do.
+        whole_before: `whole_from` of the log, if that has changed for it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Replacement:
         self.new: SegmentFile | None = None
         self.is_durable = False
         self.is_over = False
+        self.whole_before: int | None = None
         self._disk = disk
         self._segments = segments
         self._needed = needed
@@ -89,6 +91,11 @@ class Replacement:
 
     def __repr__(self) -> str:
         return f"<Replacement {self.log.name} of {len(self.old)} segments>"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a file of it."""
+        return self._draft is not None
 
     @property
     def end(self) -> int:

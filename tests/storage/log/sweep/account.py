@@ -43,6 +43,7 @@ class Message:
         body: no other has it.
         told: what its publisher knows.
         durable: whether it has to outlive a power cut.
+        is_unsure: a kill came before an fsync that may have failed: no later one is a proof.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
     """
@@ -50,6 +51,7 @@ class Message:
     body: bytes
     told: Told = Told.NOTHING
     durable: bool = False
+    is_unsure: bool = False
     due_ns: int = 0
     id: bytes | None = None
 

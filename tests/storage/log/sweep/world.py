@@ -278,6 +278,8 @@ class World:
         self.now_ns += 3_000_000_000
         self.may_lose |= has_lost_power and self.durability == "interval"
         for account in self.accounts.values():
+            for message in account.messages.values():
+                message.is_unsure |= is_crash and self.has_faults and not message.durable
             account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
 
     def forgive_all(self) -> None:
@@ -527,7 +529,7 @@ class World:
         for topic in self.topics.values():
             if not topic.log.has_unsynced:
                 for message in topic.account.messages.values():
-                    message.durable |= message.told is Told.OK
+                    message.durable |= message.told is Told.OK and not message.is_unsure
 
     # Turns
 
