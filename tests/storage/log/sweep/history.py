@@ -14,6 +14,7 @@ from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic,
 from trionsq.storage.log.journal import journal_number
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
+from trionsq.storage.log.state import WAL_FILE
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
 
@@ -64,6 +65,7 @@ class History:
         self._topics = _MANY_TOPICS if seed % 3 == 2 else _TOPICS
         self._world.has_faults = self._has_faults
         self._flows = seed % 4 < 2
+        self._fails_commits = seed % 5 == 2 and not self._has_faults
         self._story(f"seed {seed} {self._world.durability}")
 
     def _story(self, text: str) -> None:
@@ -171,7 +173,11 @@ class History:
         else:
             topic = world.topics[random.choice(sorted(world.topics))]
             kind = random.random()
-            if self._flows and random.random() < 0.4 and topic.channels:
+            if self._fails_commits and random.random() < 0.08:
+                self._fail_commit()
+            elif self._has_faults and random.random() < 0.04:
+                self._fail_round(topic)
+            elif self._flows and random.random() < 0.4 and topic.channels:
                 self._flow(topic)
             elif kind < 0.35:
                 self._publish(topic)
@@ -219,6 +225,47 @@ class History:
         self._story(f"the disk will fail {times} times: {kind} from {at} on")
         for place in range(times):
             disk.fail(number, at + place, only=only)
+
+    def _fail_commit(self) -> None:
+        """Let the next commits fail, perhaps those of something new that gets a message at once."""
+        random, world = self._random, self._world
+        times = random.choice((1, 1, 2, 3))
+        self._story(f"{times} commits will fail")
+        for place in range(times):
+            world.disk.fail(errno.EIO, 1 + place, only=["sync"], name=WAL_FILE)
+        kind = random.random()
+        if kind < 0.6:
+            if kind < 0.4:
+                self._flow(random.choice(list(world.topics.values())))
+                self._story("tick")
+                world.tick()
+            return
+        name = random.choice(self._topics)
+        if name not in world.topics:
+            self._story(f"make {name}")
+            world.make_topic(name)
+        topic = world.topics[name]
+        channel_name = random.choice(_CHANNELS)
+        if channel_name not in topic.channels:
+            self._story(f"make {name}:{channel_name}")
+            world.make_channel(topic, channel_name)
+        self._publish(topic)
+
+    def _fail_round(self, topic: LiveTopic) -> None:
+        """Let a round fail that comes behind others, and crash while that is made good."""
+        random, world = self._random, self._world
+        for _ in range(random.choice((0, 1, 2))):
+            self._publish(topic)
+            world.settle()
+        kind = random.choice(("write", "sync"))
+        self._story(f"a round will fail: {kind}, and then a crash")
+        world.disk.fail(errno.EIO, only=[kind], name="*.log.*")
+        if random.random() < 0.3:
+            world.disk.fail(errno.EIO, 2, only=["write"], name="*.log.*")
+        world.disk.crash_at(random.randint(2, 12))
+        self._publish(topic)
+        world.sync()
+        world.settle()
 
     def _fail_journal(self) -> None:
         """Let an operation of the next round of many topics fail."""
@@ -379,7 +426,7 @@ class History:
 
     def _check_files(self) -> None:
         world = self._world
-        if world.is_damaged or self._has_faults:
+        if world.is_damaged or self._has_faults or self._fails_commits:
             return
         named = {segment.name for topic in world.topics.values() for segment in topic.log.segments}
         for name in world.disk.files():

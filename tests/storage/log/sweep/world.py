@@ -139,8 +139,6 @@ class World:
         self.is_damaged = False
         # The disk fails at times: what that leaves uncertain may be gone at a later start.
         self.has_faults = False
-        # A round failed: after a crash the state may not know that its sequences are a gap.
-        self.has_refused = False
         # Messages that the state knows may be gone.
         self.may_lose = False
         self._open_state = open_state
@@ -243,7 +241,8 @@ class World:
         for channel in topic.channels.values():
             found = found or channel.core.check()
             lost = channel.core.dropped["damaged"]
-            if lost and not (self.may_lose or self.has_faults or self.has_refused):
+            may_fail = self.has_faults and self.durability == "interval"
+            if lost and not (self.may_lose or may_fail or topic.account.is_torn):
                 raise Broken(f"{channel!r} counts damaged: {lost}")
         if found:
             raise Broken(f"{topic.account.name}: {found}")
@@ -280,7 +279,9 @@ class World:
         for account in self.accounts.values():
             for message in account.messages.values():
                 message.is_unsure |= is_crash and self.has_faults and not message.durable
-            account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
+            account.stop(
+                is_crash=is_crash, has_lost_power=has_lost_power, has_faults=self.has_faults
+            )
 
     def forgive_all(self) -> None:
         """Nothing that was acknowledged so far need come."""
@@ -304,14 +305,14 @@ class World:
         core = TopicState(name, 0, log, IdSource(1, self._ids_after_ns))
         log.refused = core.forget_published
         self.topics[name] = LiveTopic(core, account)
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def make_channel(self, topic: LiveTopic, name: str) -> None:
         cursor = self.node.new_cursor(topic.log, name)
         account = topic.account.add_channel(name, cursor.number, is_sure=topic.is_even)
         self._serve_channel(topic, account, cursor)
         topic.account.fan_out()
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def _serve_channel(
         self, topic: LiveTopic, account: ChannelAccount, cursor: Cursor
@@ -334,7 +335,7 @@ class World:
         for entry in account.entries.values():
             if entry.place is not Place.GONE:
                 entry.place = Place.POSSIBLE
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)
@@ -351,7 +352,7 @@ class World:
             channel.account.deleted = Told.UNKNOWN
         account.deleted = Told.UNKNOWN
         account.doubt(list(account.messages.values()))
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def pause_topic(self, topic: LiveTopic, *, paused: bool) -> None:
         topic.core.paused = paused
@@ -396,7 +397,7 @@ class World:
             message.told = Told.UNKNOWN
         if not is_sure:
             account.doubt(list(account.messages.values()))
-        self.answer(answered)
+        self.confirm(answered)
 
     def empty_channel(self, channel: LiveChannel) -> None:
         is_sure = channel.topic.is_even
@@ -407,7 +408,7 @@ class World:
             for entry in dropped:
                 entry.place = Place.GONE
 
-        self.answer(answered)
+        self.confirm(answered)
 
     # Messages
 
@@ -438,7 +439,7 @@ class World:
             if account.is_deleted:
                 return
             if pending.error is not None:
-                self.has_refused = True
+                account.refused += len(messages)
                 for message in messages:
                     message.told = Told.REFUSED
                 return
@@ -508,13 +509,22 @@ class World:
                 self.snapshots.add_channel(channel.core, topic.log.number)
                 saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
+            saved.append(topic.account.refusals_saved())
         self.snapshots.commit(self.node)
+
+        def is_saved() -> None:
+            for note in saved:
+                note()
+            answered()
+
+        self.confirm(is_saved)
+
+    def confirm(self, answered: Callable[[], None]) -> None:
+        """An operator hears OK when all that was asked for is committed, unless that failed."""
         committed = self.node.committed() or _done()
 
         def ended() -> None:
             if committed.error is None:
-                for note in saved:
-                    note()
                 answered()
 
         committed.when_done(ended)
