@@ -140,7 +140,10 @@ class Cursor:
             if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
                 self.next = min(gap_end, self.frontier)
                 continue
+            before = self.next
             batch = self._batch_at_next()
+            if self.next != before:
+                continue  # behind damage a gap may follow
             if batch is None:
                 return None
             assert batch.sequences is not None
