@@ -237,8 +237,10 @@ class History:
         if kind < 0.6:
             if kind < 0.4:
                 self._flow(random.choice(list(world.topics.values())))
-                self._story("tick")
+                self._story("tick, and then a crash")
                 world.tick()
+                world.disk.crash_at(random.randint(2, 15))
+                world.settle()
             return
         name = random.choice(self._topics)
         if name not in world.topics:
