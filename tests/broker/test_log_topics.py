@@ -270,7 +270,7 @@ async def test_a_start_reads_what_came_after_the_last_snapshot_alone() -> None:
     disk = SimulatedDisk(logged=True)
     async with nsqd_in_memory(disk=disk, **LOG) as broker:
         assert broker.logs._node is not None
-        broker.logs._node._segment_bytes = 300
+        broker.logs._node.segment_bytes = 300
         broker.topic("t").channel("c")
         for number in range(20):
             publish(broker, "t", b"%0400d" % number)
@@ -293,7 +293,7 @@ async def test_what_is_ephemeral_stays_in_memory() -> None:
     async with nsqd_in_memory(disk=disk, **LOG) as broker:
         assert broker.topic("t#ephemeral").storage == "default"
         assert broker.logs._node is not None
-        broker.logs._node._segment_bytes = 300
+        broker.logs._node.segment_bytes = 300
         topic = broker.topic("t")
         channels = [topic.channel("c"), topic.channel("e#ephemeral")]
         for number in range(20):

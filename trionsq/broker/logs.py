@@ -29,6 +29,7 @@ from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.remainders import Remainders
+from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
@@ -109,7 +110,8 @@ class LogTopics:
         self._moved_queues: MovedQueues | None = None
         self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
-        self._snapshots = Snapshots()
+        self.retentions = Retentions(Retention(options.retain_ns, options.retain_bytes))
+        self._snapshots = Snapshots(self.retentions)
         self._remainders: Remainders | None = None
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
@@ -146,6 +148,7 @@ class LogTopics:
         )
         moved_queues = MovedQueues(node, content.meta)
         moved_queues.remove_files(content)
+        self.retentions.load(content.meta, {row.number for row in content.topics})
         mark = MetadataMark(state, content.meta)
         return _Opened(node, mark, moved_queues, open_logs(node, content))
 
@@ -247,7 +250,9 @@ class LogTopics:
         assert self._node is not None, "there is no log yet"
         return self._node.new_topic(name)
 
-    def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
+    def channel_backend(
+        self, topic_log: TopicLog, name: str, begin_at: int | None = None
+    ) -> Backend | None:
         """Return the cursor of a channel that is being made; None if the channel is ephemeral."""
         if is_ephemeral(name):
             return None
@@ -258,7 +263,7 @@ class LogTopics:
                     found.channels.remove(cursor)
                     return cursor
         assert self._node is not None
-        return self._node.new_cursor(topic_log, name)
+        return self._node.new_cursor(topic_log, name, begin_at)
 
     def found(self, name: str) -> FoundLog:
         """Return what the start found of a topic."""

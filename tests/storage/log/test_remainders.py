@@ -18,6 +18,8 @@ from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import MessageRange
 from trionsq.storage.log.reading import RangesRead
 from trionsq.storage.log.remainders import Remainders
+from trionsq.storage.log.retention import Retention
+from trionsq.storage.log.seeking import first_kept
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -286,3 +288,71 @@ def test_what_is_left_out_no_channel_can_go_back_to() -> None:
     node = LogNode(DataFolder(state._disk, HeldBackground()), state)
     [found] = open_logs(node, state.load())
     assert found.log.whole_from == whole_from
+    assert first_kept(found.log) == first_kept(flow.log) == whole_from
+
+
+def test_a_log_with_a_retention_keeps_what_is_finished() -> None:
+    """An operator wants to read it again: no remainder leaves it out."""
+    flow = Flow()
+    flow.snapshots.retentions.default = Retention(nbytes=1_000_000)
+    flow.bring(40, late_every=20)
+    before = flow.files
+    flow.work(5)
+    assert flow.files == before
+    assert first_kept(flow.log) == 0
+
+
+@pytest.mark.parametrize("jobs", range(3))
+@pytest.mark.parametrize("how", ["seek", "new"])
+def test_what_a_channel_has_gone_back_to_is_not_left_out(how: str, jobs: int) -> None:
+    """Nor if it has read on meanwhile, and so is past it again: it may requeue what it has."""
+    flow = Flow()
+    flow.bring(40, late_every=20)
+    flow.tick()
+    flow.remainders.tick(flow.snapshots)
+    for _ in range(jobs):
+        if flow.jobs and not flow.log.whole_from:
+            flow.jobs.run_one()
+    begin_at = first_kept(flow.log)
+    channel, consumer = flow.channel, flow.consumer
+    if how == "new":
+        cursor = flow.node.new_cursor(flow.log, "new", begin_at)
+        channel = ChannelState("new", 1_000, cursor, Random(1))
+        flow.topic.add_channel(channel)
+        consumer = Subscription(lambda delivery: True, 3600.0)
+        channel.add_subscription(consumer)
+    else:
+        backend = channel.store.backend
+        assert isinstance(backend, Cursor)
+        for _ in channel.seek(lambda: backend.seek(begin_at)):
+            pass
+    channel.set_ready(consumer, 1_000, 0.0)
+    for _ in range(5):
+        flow.turn()
+        flow.remainders.tick(flow.snapshots)
+    flow.turn()
+    count = sum(1 for one in range(begin_at, 40) if one % 20)
+    assert channel.in_flight.count == count
+    flow.log.cache.clear()
+    for id_ in list(consumer.in_flight):
+        assert channel.requeue(consumer, id_, 1_000, 0.0, flow.now_ns)
+    flow.turn(2)
+    assert channel.in_flight.count == count
+    assert not channel.dropped["damaged"]
+    assert not flow.node.folder.faults
+
+
+def test_a_channel_that_begins_behind_a_remainder_lacks_no_message() -> None:
+    """A log begins behind what is there only in part, also while that is being made."""
+    flow = Flow()
+    flow.bring(40, late_every=20)
+    for _ in range(8):
+        flow.tick()
+        flow.remainders.tick(flow.snapshots)
+        if flow.jobs:
+            flow.jobs.run_one()
+        flow.log.cache.clear()
+        begin_at = first_kept(flow.log)
+        cursor = flow.node.new_cursor(flow.log, "new", begin_at)
+        assert len(bodies_of(cursor, flow.jobs)) == 40 - begin_at
+        cursor.delete()

@@ -34,6 +34,9 @@ class CursorLog(MessageSource, Protocol[_AnyCursor]):
     def gap_end(self, sequence: int) -> int | None:
         """Return where the gap with a sequence ends; None if it is in none."""
 
+    def gap_begin(self, sequence: int) -> int:
+        """Return where the gap with a sequence begins, or else the next one."""
+
     def count_gaps(self, first: int, end: int) -> int:
         """Return how many of the sequences are in gaps."""
 

@@ -35,6 +35,7 @@ _CHUNK_RANGES: Final = 4096
 _MAX_DUE: Final = 512
 # How long before its time a message may be read.
 _AHEAD_NS: Final = 1_000_000_000
+_MS_NS: Final = 1_000_000
 
 
 class _Chunk:
@@ -73,7 +74,7 @@ class HeldMessages:
     def __init__(
         self,
         source: MessageSource,
-        entered: Callable[[Segment], None],
+        entered: Callable[[Segment], object],
         lost: Callable[[int], None],
         scan_at: Callable[[float], None],
         first_chunk: int = 0,
@@ -172,7 +173,10 @@ class HeldMessages:
             self.add_range(HeldRange(due_ns, sequence, count, attempts))
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
-        raise NotImplementedError("a log gives no message before it is due")
+        batch = segment.batch
+        due_ns = due_on_clock_ns(batch.timestamp_ns + batch.defer_ms * _MS_NS)
+        for sequence, count, attempts in segment_ranges(segment):
+            self.add_range(HeldRange(due_ns, sequence, count, attempts))
 
     def add_range(self, one: HeldRange) -> None:
         """Add consecutive messages."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -43,15 +42,12 @@ class Remainders:
         self,
         node: LogNode,
         *,
-        stays: Callable[[TopicLog, int], int] = lambda log_, low: low,
         share: float = _SHARE,
         min_bytes: int = _MIN_BYTES,
         patience: int = _PATIENCE,
     ) -> None:
-        """``stays`` returns from which sequence on a log stays as it is, though all channels have
-        what is before ``low`` behind them. The rest is for tests with small segments."""
+        """All but ``node`` is for tests with small segments."""
         self._node = node
-        self._stays = stays
         self._share = share
         self._min_bytes = min_bytes
         self._patience = patience
@@ -102,6 +98,8 @@ class Remainders:
         return None
 
     def _task_for(self, log_: TopicLog, snapshots: Snapshots) -> Replacement | None:
+        if snapshots.retentions.of(log_):
+            return None  # what is finished is to be read again
         needed = snapshots.needed(log_)
         if needed is None:
             return None
@@ -109,7 +107,7 @@ class Remainders:
         segments = log_.segments
         count = 0
         # The last one that has messages stays: its ids are the highest.
-        limit = min(self._stays(log_, limit), log_.safe_end - 1)
+        limit = min(limit, log_.safe_end - 1)
         while count + 1 < len(segments) and segments[count + 1].first <= limit:
             count += 1
         if not count:
@@ -158,10 +156,11 @@ class Remainders:
 
     @staticmethod
     def _keep_out(task: Replacement) -> bool:
-        """Have no channel go back to what is left out; False if one has."""
+        """Have no channel go back to what is left out; False if one has, or may have."""
         log_, end = task.log, task.end
-        if any(cursor.next < end for cursor in log_.cursors.values()):
-            return False
+        for number, cursor in log_.cursors.items():
+            if task.generations.get(number) != cursor.generation:
+                return False
         task.whole_before = log_.whole_from
         log_.whole_from = max(log_.whole_from, end)
         return True

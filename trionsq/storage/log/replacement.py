@@ -63,6 +63,7 @@ class Replacement:
         is_durable: whether the name is.
         is_over: whether there is nothing more to do.
         whole_before: `whole_from` of the log, if that has changed for it.
+        generations: of the channels, by number, when it was known what they need.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Replacement:
         self.is_durable = False
         self.is_over = False
         self.whole_before: int | None = None
+        self.generations = {one.number: one.generation for one in needed}
         self._disk = disk
         self._segments = segments
         self._needed = needed

@@ -237,6 +237,9 @@ class TopicLog:
     def gap_end(self, sequence: int) -> int | None:
         return self.gaps.end_at(sequence)
 
+    def gap_begin(self, sequence: int) -> int:
+        return self.gaps.begin_from(sequence)
+
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
 
@@ -300,10 +303,7 @@ class TopicLog:
         return LogPart(self._node.disk, list(self.segments), cached_first, copy(self.gaps))
 
     def oldest_ns(self) -> int | None:
-        batch = self.cached_batch(self.frontier) if self.frontier < self.safe_end else None
-        if batch is None or batch.sequences is None:
-            return None
-        return int.from_bytes(batch.stamp(self.frontier - batch.sequences[0]), signed=True)
+        return self.cache.time_of(self.frontier) if self.frontier < self.safe_end else None
 
     def check(self) -> str | None:
         if self.depth < 0 or not self.frontier <= self.safe_end <= self.end:

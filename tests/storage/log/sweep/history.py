@@ -14,6 +14,7 @@ from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic,
 from trionsq.storage.log.journal import journal_number
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
+from trionsq.storage.log.seeking import first_kept
 from trionsq.storage.log.state import WAL_FILE
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -363,8 +364,12 @@ class History:
             self._story(f"empty {name}")
             world.empty_topic(topic)
         elif channel is None:
-            self._story(f"make {name}:{channel_name}")
-            world.make_channel(topic, channel_name)
+            log, begin_at = topic.log, None
+            if random.random() < 0.4:
+                end = log.frontier if topic.channels else log.safe_end
+                begin_at = random.randint(min(first_kept(log), end), end)
+            self._story(f"make {name}:{channel_name}, from {begin_at}")
+            world.make_channel(topic, channel_name, begin_at)
         elif kind < 0.5:
             self._story(f"delete {name}:{channel_name}")
             world.delete_channel(topic, channel_name)
@@ -372,9 +377,14 @@ class History:
             paused = not channel.core.paused
             self._story(f"pause {name}:{channel_name}: {paused}")
             world.pause_channel(channel, paused=paused)
-        else:
+        elif kind < 0.85:
             self._story(f"empty {name}:{channel_name}")
             world.empty_channel(channel)
+        else:
+            frontier = channel.cursor.frontier
+            sequence = random.randint(min(first_kept(topic.log), frontier), frontier)
+            self._story(f"seek {name}:{channel_name} to {sequence}")
+            world.seek_channel(channel, sequence)
 
     # The end
 
