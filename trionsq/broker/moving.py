@@ -30,7 +30,7 @@ from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.moved import begin_log, serve_log
 from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.rows import AddChannel, Change, UpdateChannel
-from trionsq.storage.log.snapshot import take_snapshot
+from trionsq.storage.log.snapshot import ChannelSnapshot
 from trionsq.storage.queuecopy import CopiedMessages, QueueCopy
 
 __all__ = ["MoveFailed", "TopicMove"]
@@ -266,7 +266,7 @@ class TopicMove:
             await self._copy_channels()
             for moved in set(self._channels.values()) - with_rows:
                 with_rows.add(moved)
-                changes += self._rows(moved)
+                changes += await self._rows(moved)
                 if len(with_rows) % _CHANNELS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
             if not self._unfrozen():
@@ -285,8 +285,8 @@ class TopicMove:
             await trio.sleep(_RETRY_S)
             committed = self._node.commit([])
 
-    def _rows(self, moved: MovedChannel) -> list[Change]:
-        """Return what the state should have of a channel, in one step of the event loop."""
+    async def _rows(self, moved: MovedChannel) -> list[Change]:
+        """Return what the state should have of a channel now."""
         if moved.is_gone:
             return []
         cursor, core = moved.cursor, moved.frozen.core
@@ -299,8 +299,10 @@ class TopicMove:
         moved.empties = moved.frozen.queue.empties
         cursor.is_paused = core.paused
         number, came_back = self._log.number, moved.frozen.came_back()
-        snapshot = take_snapshot(cursor, number, core.store.memory, core.in_flight, came_back)
+        snapshot = ChannelSnapshot(cursor, number, core.store.memory, core.in_flight, came_back)
         self._log.cursors[cursor.number] = cursor
+        for _ in snapshot.steps():
+            await trio.lowlevel.checkpoint()
         return [
             AddChannel(change.row) if isinstance(change, UpdateChannel) else change
             for change in snapshot.changes

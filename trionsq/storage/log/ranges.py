@@ -18,8 +18,11 @@ __all__ = [
     "SequenceSet",
     "held_from_bytes",
     "held_to_bytes",
+    "join_ranges",
     "pack_held",
     "pack_open",
+    "pack_ranges",
+    "pack_skipped",
     "ranges_of",
     "segment_ranges",
     "unpack_held",
@@ -74,13 +77,37 @@ def segment_ranges(segment: Segment) -> list[MessageRange]:
     return ranges_of(sequences[segment.first : segment.last], segment.attempts)
 
 
+def join_ranges(ranges: Iterable[MessageRange]) -> Iterator[MessageRange]:
+    """Yield ranges that are in order; neighbours with equal attempts are one."""
+    first = end = tried = -1
+    for sequence, count, attempts in ranges:
+        if sequence == end and attempts == tried:
+            end += count
+            continue
+        if first >= 0:
+            yield MessageRange(first, end - first, tried)
+        first, end, tried = sequence, sequence + count, attempts
+    if first >= 0:
+        yield MessageRange(first, end - first, tried)
+
+
 def pack_open(ranges: Iterable[MessageRange], skipped: int = 0) -> bytes:
     """Return ranges as bytes, 14 for each, behind the number of messages to be skipped."""
+    return pack_skipped(skipped) + pack_ranges(ranges)
+
+
+def pack_skipped(skipped: int) -> bytes:
+    """Return the first part of `pack_open`."""
+    return _SKIPPED.pack(skipped)
+
+
+def pack_ranges(ranges: Iterable[MessageRange]) -> bytes:
+    """Return the other part of `pack_open`, or a piece of it."""
     packed = [
         _OPEN.pack(sequence, count, attempts if attempts < _MAX_ATTEMPTS else _MAX_ATTEMPTS)
         for sequence, count, attempts in ranges
     ]
-    return b"".join([_SKIPPED.pack(skipped), *packed])
+    return b"".join(packed)
 
 
 def unpack_open(data: bytes) -> tuple[list[MessageRange], int]:
