@@ -103,7 +103,7 @@ class ChannelSnapshot:
         finally:
             self._in_flight.compacts = True
         packed = [pack_skipped(self._skipped)]
-        merged, last = merge(*runs), list[MessageRange]()
+        merged, last = merge(*map(_drained, runs)), list[MessageRange]()
         while part := list(islice(merged, _LOOKED_AT_PER_TURN)):
             self.low = min(self.low, part[0].sequence)
             self.open_count += sum(one.count for one in part)
@@ -123,7 +123,9 @@ class ChannelSnapshot:
 
     def _parts(self) -> Iterator[tuple[list[MessageRange], int]]:
         """Yield ranges in any order, and how much was looked at for them."""
-        for ids, deliveries in self._holders:
+        # What has been looked at goes at once: to free all of it together is one long step.
+        while self._holders:
+            ids, deliveries = self._holders.pop()
             for at in range(0, len(ids), _LOOKED_AT_PER_TURN):
                 end = at + _LOOKED_AT_PER_TURN
                 yield _in_flight_ranges(ids[at:end], deliveries[at:end]), min(end, len(ids)) - at
@@ -203,6 +205,13 @@ class Snapshots:
         if removed:
             node.remove_after(committed, lambda: removed, lambda: None)
         return committed
+
+
+def _drained(run: list[MessageRange]) -> Iterator[MessageRange]:
+    """Yield the ranges of a list, which gets empty."""
+    run.reverse()
+    while run:
+        yield run.pop()
 
 
 def _place_of(segment: Segment) -> tuple[Sequence[int], int, int, int]:
