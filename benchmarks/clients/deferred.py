@@ -18,7 +18,8 @@ CHANNEL: Final = "bench0"
 DUE_A_SECOND: Final = 20_000
 BODY_BYTES: Final = 200
 _AT_ONCE: Final = 100
-_WINDOW: Final = 10_000
+# Few: what waits for its fsync is handed on, and its delay begins, later than its timestamp says.
+_WINDOW: Final = 2_000
 _MEASURED_S: Final = 5
 _RECEIVE_BYTES: Final = 1 << 20
 
