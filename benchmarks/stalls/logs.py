@@ -88,8 +88,7 @@ def log_deferred(stage: Stage) -> None:
 
 
 def log_fragments(stage: Stage) -> None:
-    """The first log of a node; and a channel with very many messages in flight, of which every
-    second one is finished."""
+    """The first log of a node; and very many messages in flight, every second one finished."""
     wanted = stage.some(IN_FLIGHT)
     with stage.nsqd("--durability=always", "--msg-timeout=60s") as nsqd, ExitStack() as stack:
         with stage.watch(nsqd, "the first log is made"):
