@@ -72,6 +72,24 @@ def test_a_commit_of_nothing_ends() -> None:
     assert committed.error is None
 
 
+def test_changes_that_failed_are_not_durable_while_a_round_takes_them_along() -> None:
+    """Who asks meanwhile whether all is durable hears so when it is."""
+    node = Node()
+    node.disk.fail(errno.EIO, name=f"{STATE_FILE}*")
+    node.log.is_paused = True
+    failed = node.node.commit([UpdateTopic(node.log.row())])
+    node.jobs.run_all()
+    assert failed.error
+    publish(node, b"a")
+    committed = node.node.committed()
+    assert committed is not None
+    assert not committed.is_done
+    node.jobs.run_all()
+    assert committed.is_done
+    assert committed.error is None
+    assert start(node.disk.after_power_loss())[1].is_paused
+
+
 def publish(node: Node, *bodies: bytes) -> Round:
     pending = node.topic.publish(ListBodies(list(bodies)), NOW_NS)
     assert pending is not None

@@ -256,6 +256,8 @@ class LogNode:
                 jobs.append(job)
         if committed is None and not jobs:
             return
+        if self._failed:  # a round takes them along
+            committed = committed or Round()
         changes, self._failed = [*self._failed, *new], []
         self._is_working = True
         self._under_way = committed
