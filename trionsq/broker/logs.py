@@ -88,7 +88,11 @@ class _Opening:
 
 
 class LogTopics:
-    """The logs of a broker."""
+    """The logs of a broker.
+
+    Attributes:
+        backups: names of those that are being made.
+    """
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class LogTopics:
         self._steps: Iterator[None] | None = None
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
+        self.backups: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<LogTopics {self._node}>"
