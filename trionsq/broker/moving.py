@@ -27,7 +27,7 @@ from trionsq.core.round import Round
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import Job, error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.moved import begin_log, serve_log
+from trionsq.storage.log.moved import begin_log, files_of_queues, serve_log
 from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.rows import AddChannel, Change, UpdateChannel
 from trionsq.storage.log.snapshot import ChannelSnapshot
@@ -260,6 +260,9 @@ class TopicMove:
     async def _commit(self) -> None:
         """Make the log the topic's. From here on there is no way back but a stop."""
         topic, end = self._topic, self._log.end
+        names = [queue.disk_queue.name for queue in self._queues()]
+        files: dict[str, dict[str, int]] = {}  # a channel that is made from here on has none
+        await self._in_job(lambda: files.update(files_of_queues(self._node.disk, names)))
         changes: list[Change] = []
         with_rows: set[MovedChannel] = set()
         while True:
@@ -274,9 +277,9 @@ class TopicMove:
         if self._log.end != end:
             raise MoveFailed("a channel that has messages was made meanwhile")
         self._log.is_paused = topic.core.paused
-        queues = [queue.disk_queue.name for queue in self._queues()]
         self.is_committing = True
-        note = self._logs.moved_queues.add(self.number, queues)
+        queues = [queue.disk_queue.name for queue in self._queues()]
+        note = self._logs.moved_queues.add(self.number, {one: files.get(one, {}) for one in queues})
         committed = serve_log(self._node, self._log, [*changes, note])
         while (error := await wait_for_round(committed)) is not None:
             # Nobody knows what a start finds: the queues stay frozen, for both must be right.
