@@ -174,7 +174,7 @@ def test_each_crash_leaves_the_old_segments_or_the_new_one(fails: str | None) ->
         assert len(flow.log.segments) == 3
         assert flow.log.segments[0].header.is_remainder
         if fails is not None:
-            flow.disk.fail(errno.EIO, only=[fails], name=None if fails == "sync_folder" else "t.*")
+            flow.disk.fail(errno.EIO, only=[fails], name="*" if fails == "sync_folder" else "t.*")
         flow.disk.crash_at(at)
         try:
             flow.work(3)

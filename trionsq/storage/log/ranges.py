@@ -18,8 +18,10 @@ __all__ = [
     "SequenceSet",
     "held_from_bytes",
     "held_to_bytes",
+    "join_ranges",
     "pack_held",
     "pack_open",
+    "pack_ranges",
     "ranges_of",
     "segment_ranges",
     "unpack_held",
@@ -76,19 +78,38 @@ def segment_ranges(segment: Segment) -> list[MessageRange]:
     return ranges_of(sequences[segment.first : segment.last], segment.attempts)
 
 
+def join_ranges(ranges: Iterable[MessageRange]) -> Iterator[MessageRange]:
+    """Yield ranges that are in order; neighbours with equal attempts are one."""
+    first = end = tried = -1
+    for sequence, count, attempts in ranges:
+        if sequence == end and attempts == tried:
+            end += count
+            continue
+        if first >= 0:
+            yield MessageRange(first, end - first, tried)
+        first, end, tried = sequence, sequence + count, attempts
+    if first >= 0:
+        yield MessageRange(first, end - first, tried)
+
+
 def pack_open(ranges: Iterable[MessageRange], skipped: int = 0, replay_end: int = 0) -> bytes:
     """Return ranges as bytes, 14 for each, behind the number of messages to be skipped.
 
     ``replay_end``, if it is not 0, stands between the two.
     """
+    head = _SKIPPED.pack(skipped)
+    if replay_end:
+        head += _REPLAY.pack(replay_end)
+    return head + pack_ranges(ranges)
+
+
+def pack_ranges(ranges: Iterable[MessageRange]) -> bytes:
+    """Return ranges as `pack_open` does, for behind what it returns."""
     packed = [
         _OPEN.pack(sequence, count, attempts if attempts < _MAX_ATTEMPTS else _MAX_ATTEMPTS)
         for sequence, count, attempts in ranges
     ]
-    head = _SKIPPED.pack(skipped)
-    if replay_end:
-        head += _REPLAY.pack(replay_end)
-    return b"".join([head, *packed])
+    return b"".join(packed)
 
 
 def unpack_open(data: bytes) -> tuple[list[MessageRange], int]:

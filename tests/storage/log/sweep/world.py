@@ -521,7 +521,8 @@ class World:
         saved: list[Callable[[], None]] = []
         for topic in self.topics.values():
             for channel in topic.channels.values():
-                self.snapshots.add_channel(channel.core, topic.log.number)
+                for _ in self.snapshots.add_channel(channel.core, topic.log.number):
+                    pass
                 saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
             saved.append(topic.account.refusals_saved())
