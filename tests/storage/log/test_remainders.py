@@ -242,6 +242,26 @@ def test_a_topic_that_is_deleted_meanwhile_leaves_nothing(jobs: int) -> None:
     assert not flow.node.holds
 
 
+def test_a_read_of_a_topic_that_is_deleted_meanwhile_ends() -> None:
+    """It finds no file, and does not ask for a new one again and again."""
+    flow = Flow()
+    flow.bring(25, late_every=9)
+    flow.tick()
+    flow.remainders.tick(flow.snapshots)
+    flow.jobs.run_one()  # it has chosen
+    flow.remainders.tick(flow.snapshots)
+    flow.jobs.start_one()
+    found: list[RangesRead] = []
+    flow.log.delete()
+    flow.log.read_ranges([MessageRange(0, 1, 0), MessageRange(9, 1, 0)], found.append)
+    for _ in range(20):
+        if flow.jobs:
+            flow.jobs.run_one()
+    assert found
+    assert not flow.jobs
+    assert not flow.files
+
+
 @pytest.mark.parametrize("steps", range(3))
 def test_a_stop_meanwhile_leaves_what_was_there(steps: int) -> None:
     """A remainder that is not complete is given up."""

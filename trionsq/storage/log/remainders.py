@@ -169,13 +169,15 @@ class Remainders:
         log_, new = task.log, task.new
         if new is None and task.whole_before is not None:
             log_.whole_from = task.whole_before
-        if new is None or log_.is_deleted:
+        if new is None:
+            return
+        if replace_segments(log_.segments, task.old, new):
+            log_.figures.forget_sizes()
+        if log_.is_deleted:
             return
         # The next segment before those that were looked at may be worth it as well.
         self._looked.pop(log_, None)
         self._to_look.append(log_)
-        if replace_segments(log_.segments, task.old, new):
-            log_.figures.forget_sizes()
         old_bytes = sum(segment.end for segment in task.old)
         log.info(
             "LOG(%s): %s keeps %d messages: %d bytes of %d",
