@@ -122,6 +122,9 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
         for row in content.topics
     ]
+    if found:
+        # A kill may have come between the naming of a segment and the fsync of that.
+        disk.sync_folder()
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
     if content.tombstones:
