@@ -134,6 +134,13 @@ class SimulatedDisk:
         with self._lock:
             self._folder.change_durably(((name, FileContent(data)),))
 
+    def uncertain_files(self) -> set[str]:
+        """Return the names of files that may lose content, or that name, for a sync failed."""
+        with self._lock:
+            folder = self._folder
+            found = {name for name, file in folder.names.items() if file.history.uncertain()}
+            return found.union(name for one in folder.history.uncertain() for name, _ in one)
+
     @property
     def open_files(self) -> int:
         """Number of open files."""

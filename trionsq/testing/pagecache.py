@@ -35,6 +35,10 @@ class _History(Generic[_Change]):
         """Yield each change, and whether it is durable."""
         return ((change, state is _ChangeState.DURABLE) for change, state in self._changes)
 
+    def uncertain(self) -> list[_Change]:
+        """Return the changes whose sync failed: they may get lost."""
+        return [change for change, state in self._changes if state is _ChangeState.UNCERTAIN]
+
     def add(self, change: _Change, state: _ChangeState = _ChangeState.DIRTY) -> None:
         self._changes.append((change, state))
 

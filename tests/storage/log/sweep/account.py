@@ -43,7 +43,8 @@ class Message:
         body: no other has it.
         told: what its publisher knows.
         durable: whether it has to outlive a power cut.
-        is_unsure: a kill came before an fsync that may have failed: no later one is a proof.
+        is_unsure: an fsync failed, and a kill came before it was written again: no later fsync is
+            a proof that it is durable.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
         sequence: in the log.

@@ -66,6 +66,8 @@ class History:
         self._topics = _MANY_TOPICS if seed % 3 == 2 else _TOPICS
         self._world.has_faults = self._has_faults
         self._flows = seed % 4 < 2
+        if seed % 4 == 0:
+            self._world.retain_bytes = 0  # for remainders
         self._fails_commits = seed % 5 == 2 and not self._has_faults
         self._story(f"seed {seed} {self._world.durability}")
 
@@ -107,6 +109,7 @@ class History:
             self._story("power cut" if has_lost_power else "kill -9")
             disk = world.disk
             world.disk = disk.after_power_loss() if has_lost_power else disk.after_kill()
+            world.note_uncertain()
             world.stop(is_crash=True, has_lost_power=has_lost_power)
             if self._flips and random.random() < 0.5:
                 self._flip()
@@ -132,9 +135,7 @@ class History:
                 raise Broken(f"it does not start: {error}") from error
             world.disk.heal()
             world.disk.faults.clear()
-            if world.durability == "interval":
-                # What a failed fsync left undone no later one makes good.
-                world.forgive_all()
+            world.note_uncertain()
             world.open()
 
     def _stop(self) -> None:
@@ -307,6 +308,10 @@ class History:
         if random.random() < 0.5:
             self._story("tick")
             world.tick()
+            if random.random() < 0.2:
+                self._story("and then a crash")
+                world.disk.crash_at(random.randint(2, 15))
+                world.settle()
 
     def _consume(self, topic: LiveTopic, channel: LiveChannel) -> None:
         random, world = self._random, self._world

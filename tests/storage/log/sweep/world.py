@@ -145,7 +145,7 @@ class World:
         self._open_state = open_state
         self._segment_bytes = segment_bytes
         self._journal_bytes = journal_bytes
-        self._retain_bytes = random.choice((0, 0, 600, 3_000))
+        self.retain_bytes = random.choice((0, 0, 600, 3_000))
         self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
@@ -166,7 +166,7 @@ class World:
             journal_bytes=self._journal_bytes,
             next_number=content.next_number,
         )
-        self.snapshots = Snapshots(Retentions(Retention(nbytes=self._retain_bytes)))
+        self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
         self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
         seen: set[int] = set()
         for found in open_logs(self.node, content):
@@ -279,17 +279,23 @@ class World:
         self.now_ns += 3_000_000_000
         self.may_lose |= has_lost_power and self.durability == "interval"
         for account in self.accounts.values():
-            for message in account.messages.values():
-                message.is_unsure |= is_crash and self.has_faults and not message.durable
             account.stop(
                 is_crash=is_crash, has_lost_power=has_lost_power, has_faults=self.has_faults
             )
 
-    def forgive_all(self) -> None:
-        """Nothing that was acknowledged so far need come."""
-        self.may_lose = True
-        for account in self.accounts.values():
-            account.doubt(list(account.messages.values()))
+    def note_uncertain(self) -> None:
+        """An fsync has failed, and nobody is there any more who has the messages in memory."""
+        newest: dict[int, tuple[int, str]] = {}
+        for name in self.disk.files():
+            if (parsed := parse_segment_name(name)) is not None:
+                _, number, first = parsed
+                newest[number] = max(newest.get(number, (-1, "")), (first, name))
+        uncertain = self.disk.uncertain_files()
+        for number, (_, name) in newest.items():
+            # What stood in others was written again.
+            if name in uncertain and number in self.accounts:
+                for message in self.accounts[number].messages.values():
+                    message.is_unsure |= not message.durable
 
     def forgive(self, name: str) -> None:
         """A file was damaged: what was in it, or may have been, need not come."""
