@@ -136,10 +136,7 @@ class SimulatedDisk:
 
     def uncertain_files(self) -> set[str]:
         """Return the names of files that may lose content, or that name, for a sync failed."""
-        with self._lock:
-            folder = self._folder
-            found = {name for name, file in folder.names.items() if file.history.uncertain()}
-            return found.union(name for one in folder.history.uncertain() for name, _ in one)
+        return self._folder.uncertain()
 
     @property
     def open_files(self) -> int:
@@ -244,10 +241,8 @@ class SimulatedDisk:
         self._perform("unlink", (name,), unlink)
 
     def names(self) -> list[str]:
-        def names() -> list[str]:
-            return self._random.sample(sorted(self._folder.names), len(self._folder.names))
-
-        return self._perform("names", ("",), names)
+        known = self._folder.names
+        return self._perform("names", ("",), lambda: self._random.sample(sorted(known), len(known)))
 
     def sync_folder(self) -> None:
         folder = self._folder

@@ -117,6 +117,11 @@ class FolderNames:
     def mark_uncertain(self) -> None:
         self._mark(_ChangeState.UNCERTAIN)
 
+    def uncertain(self) -> set[str]:
+        """Return the names whose content or meaning may get lost, for a sync failed."""
+        found = {name for name, file in self.names.items() if file.history.uncertain()}
+        return found.union(name for change in self.history.uncertain() for name, _ in change)
+
     def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):
             _rename(self.durable, change)

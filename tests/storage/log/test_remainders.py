@@ -12,6 +12,7 @@ from tests.storage.log.test_retention import Served
 from trionsq.core.channel import ChannelState
 from trionsq.core.subscription import Subscription
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log import held, replacement
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
@@ -149,6 +150,31 @@ def test_a_channel_that_is_behind_keeps_all() -> None:
     before = flow.files
     flow.work(5)
     assert flow.files == before
+
+
+def test_very_many_messages_far_apart_are_looked_at_in_several_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No job takes long for them, or looks on when they are too many; what is needed stays."""
+    monkeypatch.setattr(replacement, "_LOOKED_AT_PER_STEP", 2)
+    monkeypatch.setattr(held, "_CHUNK_RANGES", 2)
+    flow = Flow()
+    flow.bring(40, late_every=9)
+    before = flow.files
+    monkeypatch.setattr(replacement, "_MAX_RANGES", 1)
+    flow.work(5)
+    assert flow.files == before
+    monkeypatch.setattr(replacement, "_MAX_RANGES", 100)
+    flow.tick()
+    flow.remainders.tick(flow.snapshots)
+    jobs = 0
+    while flow.jobs:
+        jobs += 1
+        flow.jobs.run_one()
+    assert jobs >= len(flow.late) // 2
+    flow.work(5)
+    assert len(flow.files) < len(before)
+    assert late_after(flow.disk.after_power_loss()) == flow.late
 
 
 def test_a_channel_in_memory_keeps_nothing() -> None:

@@ -6,6 +6,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -27,6 +28,7 @@ __all__ = [
     "unpack_held",
     "unpack_open",
     "unpack_replay",
+    "walk_open",
 ]
 
 _SKIPPED: Final = Struct(">Q")
@@ -116,9 +118,13 @@ def unpack_open(data: bytes) -> tuple[list[MessageRange], int]:
     """Return what `pack_open` packed; nothing of an empty text."""
     if not data:
         return [], 0
+    return list(walk_open(data)), _SKIPPED.unpack_from(data)[0]
+
+
+def walk_open(data: bytes) -> Iterator[MessageRange]:
+    """Yield the ranges that `pack_open` packed."""
     begin = _SKIPPED.size + (_REPLAY.size if _has_replay(data) else 0)
-    ranges = [MessageRange(*fields) for fields in _OPEN.iter_unpack(data[begin:])]
-    return ranges, _SKIPPED.unpack_from(data)[0]
+    return starmap(MessageRange, _OPEN.iter_unpack(memoryview(data)[begin:]))
 
 
 def unpack_replay(data: bytes) -> int:

@@ -140,7 +140,8 @@ class Remainders:
         self._is_working = False
         if error is None and not task.is_over:
             is_new = not task.has_begun
-            task.is_over = is_new and not self._keep_out(task)
+            if is_new and task.old:
+                task.is_over = not self._keep_out(task)
             if is_new or self._is_closed:
                 self._go_on(task)
             return

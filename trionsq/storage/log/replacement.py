@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.names import draft_name
-from trionsq.storage.log.ranges import MessageRange, unpack_held, unpack_open
+from trionsq.storage.log.ranges import MessageRange, unpack_held, walk_open
 from trionsq.storage.log.reading import read_ranges, sequence_at
 from trionsq.storage.log.segments import SparseIndex
 from trionsq.storage.log.segmentwriter import SegmentFile
@@ -30,8 +31,10 @@ _READ_RANGES: Final = 32
 _READ_BYTES: Final = 256 * 1024
 # Messages of a range that are in memory at once.
 _RANGE_MESSAGES: Final = 1000
-# With more ranges the log holds no little rest, and to look at them takes too long.
-_MAX_RANGES: Final = 100_000
+# A job looks at about so many ranges to find out what is needed; with more the log holds no
+# little rest.
+_LOOKED_AT_PER_STEP: Final = 4_096
+_MAX_RANGES: Final = 20_000
 # What a record costs beside its messages.
 _RECORD_BYTES: Final = 100
 
@@ -84,7 +87,8 @@ class Replacement:
         self.generations = {one.number: one.generation for one in needed}
         self._disk = disk
         self._segments = segments
-        self._needed = needed
+        self._needed = _needed_ranges(needed, segments[-1].first)
+        self._found: list[_Range] = []
         self._limits = limits
         self._to_copy: deque[_Range] = deque()
         self._count = 0
@@ -131,13 +135,18 @@ class Replacement:
                 self._disk.unlink(draft_name(self._draft.name))
 
     def _choose(self) -> None:
-        """Take the first segment that is worth it, with a small remainder before it."""
+        """Find out what is needed; then take the first segment that is worth it, with a small
+        remainder before it."""
+        looked_at = 0
+        for count, found in self._needed:
+            self._found += found
+            looked_at += count
+            if looked_at >= _LOOKED_AT_PER_STEP:
+                self.is_over = len(self._found) > _MAX_RANGES
+                return
         self.is_over = True
-        ranges = _needed_ranges(self._needed, self._segments[-1].first)
-        if ranges is None:
-            return
         limits = self._limits
-        parts = _by_segment(ranges, self._segments)
+        parts = _by_segment(_joined(self._found, self._segments[-1].first), self._segments)
         for at, part in enumerate(parts):
             segment = self._segments[at]
             count = _count(part)
@@ -245,22 +254,31 @@ class Replacement:
         self.is_durable = True
 
 
-def _needed_ranges(needed: Iterable[NeededMessages], limit: int) -> list[_Range] | None:
-    """Return the sequences before ``limit`` that somebody needs; None if they are in pieces."""
-    found: list[_Range] = []
+def _needed_ranges(
+    needed: Iterable[NeededMessages], limit: int
+) -> Iterator[tuple[int, list[_Range]]]:
+    """Yield the sequences before ``limit`` that somebody needs, in pieces, with what they cost."""
     for one in needed:
-        opened, _ = unpack_open(one.open)
-        found += [(it.sequence, it.sequence + it.count) for it in opened if it.sequence < limit]
-        found += [(it.sequence, it.sequence + it.count) for it in one.recent if it.sequence < limit]
+        opened = takewhile(lambda it: it.sequence < limit, walk_open(one.open))
+        while piece := list(islice(opened, _LOOKED_AT_PER_STEP)):
+            yield len(piece), [(it.sequence, it.sequence + it.count) for it in piece]
+        found = [(it.sequence, it.sequence + it.count) for it in one.recent if it.sequence < limit]
+        yield len(one.recent), found
         for packed in one.chunks:
+            if min(packed[1::3]) >= limit:
+                continue  # that is quick
+            found = []
             for at in range(len(packed) // 3):
                 if packed[3 * at + 1] < limit and packed[3 * at] > one.fired_ns:
                     held = unpack_held(packed, at)
                     found.append((held.sequence, held.sequence + held.count))
-            if len(found) > _MAX_RANGES:
-                return None
+            yield len(packed) // 3, found
+
+
+def _joined(ranges: Iterable[_Range], limit: int) -> list[_Range]:
+    """Return ranges in order, those that touch each other as one, as far as ``limit``."""
     joined: list[_Range] = []
-    for first, end in sorted(found):
+    for first, end in sorted(ranges):
         if joined and first <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:

@@ -279,6 +279,10 @@ class World:
         self.now_ns += 3_000_000_000
         self.may_lose |= has_lost_power and self.durability == "interval"
         for account in self.accounts.values():
+            if not is_crash:  # the power may be cut behind it
+                unsure = [one for one in account.messages.values() if one.is_unsure]
+                self.may_lose |= bool(unsure)
+                account.doubt(unsure)
             account.stop(
                 is_crash=is_crash, has_lost_power=has_lost_power, has_faults=self.has_faults
             )
