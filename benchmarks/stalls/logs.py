@@ -87,6 +87,26 @@ def log_deferred(stage: Stage) -> None:
             swallow(clients, lambda: channel_figure(nsqd, "deferred_count") == 0)
 
 
+def log_fragments(stage: Stage) -> None:
+    """The first log of a node; and very many messages in flight, every second one finished."""
+    wanted = stage.some(IN_FLIGHT)
+    with stage.nsqd("--durability=always", "--msg-timeout=60s") as nsqd, ExitStack() as stack:
+        with stage.watch(nsqd, "the first log is made"):
+            post(nsqd, f"/topic/create?topic={TOPIC}&storage=log")
+        stage.load(nsqd, "channels", channel=CHANNEL, channels=1)
+        stage.load(nsqd, "publish", publishers=2, batch=200, window=10, messages=wanted)
+        each = min(wanted, IN_FLIGHT_EACH)
+        clients = subscribed(nsqd, stack, wanted // each, TOPIC, CONSUMED, each)
+        taken = [client.ids(each) for client in clients]
+        with stage.watch(nsqd, f"of {wanted:,} in flight every second one is finished"):
+            for client, ids in zip(clients, taken, strict=True):
+                client.send(command("RDY 0"), *(command(f"FIN {id_.decode()}") for id_ in ids[::2]))
+            await_true(
+                lambda: channel_figure(nsqd, "in_flight_count") <= wanted // 2 + 1, "half is left"
+            )
+            time.sleep(4)  # the state is saved each second
+
+
 def log_topics(stage: Stage) -> None:
     """2,000 topics with a log: they are made by a PUB to each, and published to; then deleted."""
     count = stage.some(TOPICS, 10)

@@ -82,7 +82,7 @@ async def test_the_size_follows_the_segments() -> None:
         app = create_app(broker)
         broker.topic("t")
         assert broker.logs.node is not None
-        broker.logs.node._segment_bytes = 300
+        broker.logs.node.segment_bytes = 300
         topic = broker.topic("s")
         topic.channel("c")
         for count in (20, 1):

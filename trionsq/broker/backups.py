@@ -6,7 +6,7 @@ import trio
 
 from trionsq.broker.logs import LogTopics
 from trionsq.storage.folder import DataFolder, error_text
-from trionsq.storage.log.backup import BackupError, write_backup
+from trionsq.storage.log.backup import BackupError, backup_path, write_backup
 from trionsq.storage.log.rows import StateError
 
 __all__ = ["make_backup"]
@@ -18,7 +18,7 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     All that was acknowledged before is in it, and what operators did and consumers finished.
 
     Raises:
-        FileExistsError: there is a backup of that name.
+        FileExistsError: there is a backup of that name, or one is being made.
         BackupError: it failed; the text says why.
         StateError: there is no state, and it cannot be made.
     """
@@ -43,10 +43,14 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
 
     def done(defect: Exception | None) -> None:
         # Also if nobody waits any more.
+        logs.backups.discard(name)
         node.release_files()
         failures.extend([] if defect is None else [defect])
         ended.set()
 
+    if name in logs.backups:
+        raise FileExistsError(backup_path(folder.disk, name))
+    logs.backups.add(name)
     node.hold_files()
     folder.background.submit(job, done)
     await ended.wait()

@@ -216,7 +216,7 @@ def _chained(topic: str, incarnation: int, segments: list[LogSegment]) -> TopicS
             end = None
             continue
         assert segment.header is not None
-        segment.end = end
+        segment.end = None if segment.header.is_remainder else end
         chain.append(segment)
         wanted, end = segment.header.previous_first, segment.header.previous_end
     others = list(readable.values())
@@ -258,7 +258,11 @@ def _read_header(segment: LogSegment, file: DiskFile) -> None:
     except FormatError as error:
         segment.fault = f"unreadable: {error}"
         return
-    if (header.incarnation, header.first_sequence) != (segment.incarnation, segment.first):
+    # A remainder has the name of the last segment that it was made of, and begins as the first.
+    is_named = header.first_sequence == segment.first or (
+        header.is_remainder and header.first_sequence < segment.first
+    )
+    if header.incarnation != segment.incarnation or not is_named:
         segment.fault = (
             f"unreadable: the header is that of incarnation {header.incarnation},"
             f" first sequence {header.first_sequence}"

@@ -53,15 +53,18 @@ def _verify_topic(log: LogFolder, topic: TopicSegments, sums: _Found) -> None:
         faults = list(_missing(segment, firsts, wanted))
         if faults or segment.header is None:
             expected = None
+        is_remainder = segment.header is not None and segment.header.is_remainder
         if segment.fault:
             faults.append(segment.fault)
         for scan, _, head in log.records(segment, check_bodies=True):
             if head is None:
                 faults += _faults_of(segment, scan)
-                expected = scan.next_sequence
+                expected = None if is_remainder else scan.next_sequence
                 continue
             is_behind_damage = scan.damage and scan.damage[-1].end == head.offset
-            if expected is not None and head.sequence > expected and not is_behind_damage:
+            if is_remainder:
+                pass  # it leaves out what nobody needs
+            elif expected is not None and head.sequence > expected and not is_behind_damage:
                 _print_gap(segment, expected, head, known)
             if expected is not None and head.sequence < expected:
                 faults.append(f"its first sequence {head.sequence} is below {expected}")

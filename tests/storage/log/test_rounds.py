@@ -424,6 +424,30 @@ def test_damage_that_is_read_is_named_and_costs_what_it_hit(
     assert fault.endswith(f" are damaged: messages {lost[0]} to {lost[1]} are lost")
 
 
+def test_what_a_start_hands_out_outlives_a_power_failure() -> None:
+    """After a kill at any operation while messages are written again, also at that of its name."""
+    at, has_ended = 0, False
+    while not has_ended:
+        at += 1
+        node = Node("interval")
+        publish(node, b"a")
+        node.jobs.run_all()
+        node.disk.fail(errno.EIO, only=["write"], name="t.*")
+        node.disk.crash_at(at)
+        try:
+            publish(node, b"b")
+            node.jobs.run_all()
+            has_ended = True
+        except Crashed:
+            pass
+        killed = node.disk.after_kill()
+        bodies = read_all(*start(killed))
+        assert bodies[:1] == [b"a"]
+        for _ in range(6):
+            assert read_all(*start(killed.after_power_loss())) == bodies
+    assert at > 6
+
+
 def start(disk: SimulatedDisk) -> tuple[LogNode, TopicLog]:
     """The node of a disk, and its topic's log."""
     state = MemoryState(disk)

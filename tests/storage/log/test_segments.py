@@ -356,7 +356,7 @@ def test_a_scan_from_the_middle_does_not_guess_sequences() -> None:
 
 def foreign_record(**changes: int) -> bytes:
     """Return a record that would follow in a segment with another salt or incarnation."""
-    header = dataclasses.replace(HEADER, **changes)
+    header = dataclasses.replace(HEADER, **changes)  # type: ignore[arg-type]
     return b"".join(encode_record(simple_batch([b"old"]), SEQUENCES[-1] + 50, header))
 
 

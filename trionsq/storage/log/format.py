@@ -39,6 +39,7 @@ _NONE: Final = 2**64 - 1
 # end, time of creation, 0; the CRC of all this follows.
 _SEGMENT: Final = Struct(">8sHHIQQQQqI")
 _COPY_BYTES: Final = _SEGMENT.size + 4
+_REMAINDER: Final = 1
 
 SEGMENT_HEADER_BYTES: Final = 2 * _COPY_BYTES
 """Bytes of a segment before its first record: the header stands there twice."""
@@ -102,6 +103,7 @@ class SegmentHeader:
         created_ns: when the file was made, in nanoseconds since the epoch.
         previous_first: first sequence of the segment before this one; None if there is none.
         previous_end: size up to which that segment counts; None if it was not known.
+        is_remainder: the segment has what is still needed of older ones, and their place.
     """
 
     incarnation: int
@@ -110,6 +112,7 @@ class SegmentHeader:
     created_ns: int
     previous_first: int | None = None
     previous_end: int | None = None
+    is_remainder: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the SEGMENT_HEADER_BYTES with which the file begins."""
@@ -123,7 +126,7 @@ class SegmentHeader:
             self.first_sequence,
             *previous,
             self.created_ns,
-            0,
+            _REMAINDER if self.is_remainder else 0,
         )
         return 2 * (fields + _CRC.pack(crc32(fields)))
 
@@ -136,13 +139,14 @@ class SegmentHeader:
             FormatError: the file is no segment, or its header is damaged.
         """
         for at in cls.good_copies(data):
-            _, version, _, salt, number, first, *previous, created_ns, _ = _SEGMENT.unpack_from(
+            _, version, _, salt, number, first, *previous, created_ns, flags = _SEGMENT.unpack_from(
                 data, at
             )
             if version != _VERSION:
                 raise UnsupportedError(f"the segment has version {version}, not {_VERSION}")
             before, end = (None if it == _NONE else it for it in previous)
-            return cls(number, first, salt, created_ns, before, end)
+            is_remainder = bool(flags & _REMAINDER)
+            return cls(number, first, salt, created_ns, before, end, is_remainder)
         raise FormatError("the file does not begin with the header of a segment")
 
     @staticmethod

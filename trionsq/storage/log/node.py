@@ -54,6 +54,7 @@ class LogNode:
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
         figures: counts, for operators.
+        holds: how many copy or replace files; nothing is removed meanwhile.
     """
 
     def __init__(
@@ -73,11 +74,10 @@ class LogNode:
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
         self.durability = durability
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._jobs = NodeJobs(folder.background, state, self._journals, self._end_job)
-        # Who copies files, and what is to be removed behind that.
-        self._holds = 0
+        self.holds = 0
         self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
         self._reads_to_retry: list[tuple[Job, JobDone]] = []
         self._caches = CacheBudget()
@@ -113,7 +113,7 @@ class LogNode:
     def new_writer(self, name: str, number: int, last: SegmentFile | None) -> SegmentWriter:
         """Return what writes the log of a topic."""
         fsync_s = self.figures.fsync_s
-        return SegmentWriter(self.disk, name, number, self._segment_bytes, fsync_s, last)
+        return SegmentWriter(self.disk, name, number, self.segment_bytes, fsync_s, last)
 
     def new_cursor(self, log_: TopicLog, name: str, begin_at: int | None = None) -> Cursor:
         """Make the cursor of a new channel; see `begin_cursor`."""
@@ -167,7 +167,7 @@ class LogNode:
     def _remove_files(
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
-        if self._holds:
+        if self.holds:
             self._held.append((names, removed))
             return
 
@@ -187,12 +187,12 @@ class LogNode:
 
     def hold_files(self) -> None:
         """Remove no files until `release_files`: somebody copies them."""
-        self._holds += 1
+        self.holds += 1
 
     def release_files(self) -> None:
         """Remove what was to be removed meanwhile, if nobody else holds it."""
-        self._holds -= 1
-        if not self._holds:
+        self.holds -= 1
+        if not self.holds:
             held, self._held = self._held, []
             for names, removed in held:
                 self._remove_files(names, removed)

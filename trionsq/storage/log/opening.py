@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlace
 from trionsq.storage.log.format import (
@@ -22,7 +22,7 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
-from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
+from trionsq.storage.log.names import draft_name, is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import (
     Gaps,
@@ -122,6 +122,9 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
         for row in content.topics
     ]
+    if found:
+        # A kill may have come between the naming of a segment and the fsync of that.
+        disk.sync_folder()
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
     if content.tombstones:
@@ -262,8 +265,24 @@ def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> lis
     unneeded = [name for name, _, _ in headers.values()]
     while len(segments) > 1 and segments[1].first <= row.first:
         unneeded.append(segments.pop(0).name)
+    _name_again(node.disk, segments, headers)
     _remove(node.disk, unneeded)
     return segments
+
+
+def _name_again(disk: Disk, segments: list[SegmentFile], unneeded: Iterable[int]) -> None:
+    """Make sure that remainders keep their names before what they were made of goes.
+
+    An fsync of the folder may have failed before a kill, and then no later one proves anything.
+    """
+    for segment in segments:
+        if any(segment.first <= first < segment.named_first for first in unneeded):
+            file = disk.open(segment.name)
+            try:
+                pieces = read_pieces(file)
+                replace_file(disk, segment.name, pieces, draft=draft_name(segment.name))
+            finally:
+                close_quietly(file)
 
 
 def _read_headers(

@@ -112,7 +112,7 @@ def rfc3339(time_ns: int) -> str:
 
 def first_kept(log: TopicLog) -> int:
     """Return the lowest sequence at which a channel may begin: from there on the log is whole."""
-    return log.first
+    return max(log.first, log.whole_from)
 
 
 def begin_cursor(

@@ -21,7 +21,7 @@ from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_batches
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
-from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.names import draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.segments import SparseIndex
 
 __all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
@@ -45,16 +45,27 @@ class SegmentFile:
         header: of the file.
         end: size in bytes up to which it counts and may be read.
         index: where records begin; None if that is not known yet.
+        kept: of a remainder, how many messages it was made with; None if that is not known.
+        is_replaced: its file may be gone, and another have its name.
     """
 
     name: str
     header: SegmentHeader
     end: int
     index: SparseIndex | None
+    kept: int | None = None
+    is_replaced: bool = False
 
     @property
     def first(self) -> int:
         return self.header.first_sequence
+
+    @property
+    def named_first(self) -> int:
+        """The first sequence in its name; that of a remainder is higher than `first`."""
+        place = parse_segment_name(self.name)
+        assert place is not None
+        return place[2]
 
 
 def sequences_of(batch: MessageBatch) -> Sequence[int]:
@@ -329,7 +340,7 @@ class SegmentWriter:
             first,
             secrets.randbits(32),
             time.time_ns(),
-            None if previous is None else previous.first,
+            None if previous is None else previous.named_first,
             None if previous is None else end,
         )
         name = segment_name(self._topic, self._number, first)

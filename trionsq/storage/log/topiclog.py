@@ -27,7 +27,7 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
-from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
+from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topicreader import TopicReader
@@ -52,6 +52,7 @@ class TopicLog:
         safe_end: messages before it are safe.
         frontier: the sequence up to which messages were handed to the channels.
         first: messages before it are gone.
+        whole_from: of messages before it there are only those that a channel still needs.
         depth: safe messages behind the frontier.
         gaps: sequences that have no message, or one that was emptied.
         cache: the newest messages.
@@ -81,6 +82,7 @@ class TopicLog:
         self.segments = list(segments)
         self.end = self.safe_end = self.frontier = end
         self.first = segments[0].first if segments else end
+        self.whole_from = whole_from(segments, end)
         self.depth = 0
         self.gaps = Gaps()
         self.cache = TailCache()

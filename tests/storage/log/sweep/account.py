@@ -43,6 +43,8 @@ class Message:
         body: no other has it.
         told: what its publisher knows.
         durable: whether it has to outlive a power cut.
+        is_unsure: an fsync failed, and a kill came before it was written again: no later fsync is
+            a proof that it is durable.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
         sequence: in the log.
@@ -51,6 +53,7 @@ class Message:
     body: bytes
     told: Told = Told.NOTHING
     durable: bool = False
+    is_unsure: bool = False
     due_ns: int = 0
     id: bytes | None = None
     sequence: int = 0
@@ -210,6 +213,9 @@ class TopicAccount:
         rounds: when each began, in nanoseconds since the epoch.
         owners: messages by id, as far as they came.
         channels: those that exist, or may.
+        refused, saved_refused: messages that were refused, and of how many the state knows that.
+        is_torn: a crash found messages on their way, or before the state knew that some were
+            refused: what is missing of them may be taken for damage.
     """
 
     name: str
@@ -225,6 +231,9 @@ class TopicAccount:
     rounds: dict[Round, int] = field(default_factory=dict)
     owners: dict[bytes, Message] = field(default_factory=dict)
     channels: dict[int, ChannelAccount] = field(default_factory=dict)
+    refused: int = 0
+    saved_refused: int = 0
+    is_torn: bool = False
 
     def live_channels(self) -> list[ChannelAccount]:
         return [channel for channel in self.channels.values() if not channel.is_deleted]
@@ -257,7 +266,22 @@ class TopicAccount:
         for channel in self.channels.values():
             channel.doubt(messages)
 
-    def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
+    def refusals_saved(self) -> Callable[[], None]:
+        """Return what is to be called when the snapshot that is taken now is committed."""
+        refused = self.refused
+
+        def saved() -> None:
+            self.saved_refused = max(self.saved_refused, refused)
+
+        return saved
+
+    def stop(self, *, is_crash: bool, has_lost_power: bool, has_faults: bool = False) -> None:
+        unanswered = sum(one.told is Told.NOTHING for one in self.messages.values())
+        self.is_torn |= is_crash and (
+            self.refused > self.saved_refused
+            or (has_lost_power and unanswered > 1)
+            or (has_faults and unanswered > 0)
+        )
         for message in self.messages.values():
             # A refused one may be in the file all the same.
             if message.told in (Told.NOTHING, Told.REFUSED):

@@ -27,6 +27,7 @@ from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
@@ -146,7 +147,7 @@ class World:
         self._open_state = open_state
         self._segment_bytes = segment_bytes
         self._journal_bytes = journal_bytes
-        self._retain_bytes = random.choice((0, 0, 600, 3_000))
+        self.retain_bytes = random.choice((0, 0, 600, 3_000))
         self.jobs = HeldBackground()
         # Of what threads do; it leaves the story of a seed as it is.
         self._threads = Random(random.getstate()[1][0])
@@ -171,7 +172,8 @@ class World:
             journal_bytes=self._journal_bytes,
             next_number=content.next_number,
         )
-        self.snapshots = Snapshots(Retentions(Retention(nbytes=self._retain_bytes)))
+        self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
+        self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
         seen: set[int] = set()
         try:
             opened = open_logs(self.node, content)
@@ -251,6 +253,10 @@ class World:
         found = topic.core.check()
         for channel in topic.channels.values():
             found = found or channel.core.check()
+            lost = channel.core.dropped["damaged"]
+            may_fail = self.has_faults and self.durability == "interval"
+            if lost and not (self.may_lose or may_fail or topic.account.is_torn):
+                raise Broken(f"{channel!r} counts damaged: {lost}")
         if found:
             raise Broken(f"{topic.account.name}: {found}")
         if self.jobs.defects.count:
@@ -266,6 +272,7 @@ class World:
             for channel in topic.channels.values():
                 channel.core.save()
             topic.log.sync()
+        self.remainders.close()
         self.answer(lambda: None)
         self.jobs.run_all()
         for topic in self.topics.values():
@@ -283,13 +290,27 @@ class World:
         self.now_ns += 3_000_000_000
         self.may_lose |= has_lost_power and self.durability == "interval"
         for account in self.accounts.values():
-            account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
+            if not is_crash:  # the power may be cut behind it
+                unsure = [one for one in account.messages.values() if one.is_unsure]
+                self.may_lose |= bool(unsure)
+                account.doubt(unsure)
+            account.stop(
+                is_crash=is_crash, has_lost_power=has_lost_power, has_faults=self.has_faults
+            )
 
-    def forgive_all(self) -> None:
-        """Nothing that was acknowledged so far need come."""
-        self.may_lose = True
-        for account in self.accounts.values():
-            account.doubt(list(account.messages.values()))
+    def note_uncertain(self) -> None:
+        """An fsync has failed, and nobody is there any more who has the messages in memory."""
+        newest: dict[int, tuple[int, str]] = {}
+        for name in self.disk.files():
+            if (parsed := parse_segment_name(name)) is not None:
+                _, number, first = parsed
+                newest[number] = max(newest.get(number, (-1, "")), (first, name))
+        uncertain = self.disk.uncertain_files()
+        for number, (_, name) in newest.items():
+            # What stood in others was written again.
+            if name in uncertain and number in self.accounts:
+                for message in self.accounts[number].messages.values():
+                    message.is_unsure |= not message.durable
 
     def forgive(self, name: str) -> None:
         """A file was damaged: what was in it, or may have been, need not come."""
@@ -307,7 +328,7 @@ class World:
         core = TopicState(name, 0, log, IdSource(1, self._ids_after_ns))
         log.refused = core.forget_published
         self.topics[name] = LiveTopic(core, account)
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def make_channel(self, topic: LiveTopic, name: str, begin_at: int | None = None) -> None:
         is_sure, log = topic.is_even, topic.log
@@ -320,7 +341,7 @@ class World:
             topic.account.doubt([one for one in topic.account.waiting if one.sequence < begin_at])
             account.seek(messages, begin_at, log.frontier, is_sure=is_sure, is_new=True)
         topic.account.fan_out()
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def _serve_channel(
         self, topic: LiveTopic, account: ChannelAccount, cursor: Cursor
@@ -343,7 +364,7 @@ class World:
         for entry in account.entries.values():
             if entry.place is not Place.GONE:
                 entry.place = Place.POSSIBLE
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)
@@ -360,7 +381,7 @@ class World:
             channel.account.deleted = Told.UNKNOWN
         account.deleted = Told.UNKNOWN
         account.doubt(list(account.messages.values()))
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def pause_topic(self, topic: LiveTopic, *, paused: bool) -> None:
         topic.core.paused = paused
@@ -405,7 +426,7 @@ class World:
             message.told = Told.UNKNOWN
         if not is_sure:
             account.doubt(list(account.messages.values()))
-        self.answer(answered)
+        self.confirm(answered)
 
     def empty_channel(self, channel: LiveChannel) -> None:
         is_sure = channel.topic.is_even
@@ -416,7 +437,7 @@ class World:
             for entry in dropped:
                 entry.place = Place.GONE
 
-        self.answer(answered)
+        self.confirm(answered)
 
     def seek_channel(self, channel: LiveChannel, sequence: int) -> None:
         cursor, messages = channel.cursor, channel.topic.account.messages.values()
@@ -454,6 +475,7 @@ class World:
             if account.is_deleted:
                 return
             if pending.error is not None:
+                account.refused += len(messages)
                 for message in messages:
                     message.told = Told.REFUSED
                 return
@@ -513,22 +535,33 @@ class World:
         """What happens every --state-interval."""
         self.node.retry()
         self.answer(lambda: None)
+        self.remainders.tick(self.snapshots)
 
     def answer(self, answered: Callable[[], None]) -> None:
         """Commit all that has changed; then an operator hears OK, unless it failed."""
         saved: list[Callable[[], None]] = []
         for topic in self.topics.values():
             for channel in topic.channels.values():
-                self.snapshots.add_channel(channel.core, topic.log.number)
+                for _ in self.snapshots.add_channel(channel.core, topic.log.number):
+                    pass
                 saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
+            saved.append(topic.account.refusals_saved())
         self.snapshots.commit(self.node)
+
+        def is_saved() -> None:
+            for note in saved:
+                note()
+            answered()
+
+        self.confirm(is_saved)
+
+    def confirm(self, answered: Callable[[], None]) -> None:
+        """An operator hears OK when all that was asked for is committed, unless that failed."""
         committed = self.node.committed() or _done()
 
         def ended() -> None:
             if committed.error is None:
-                for note in saved:
-                    note()
                 answered()
 
         committed.when_done(ended)
@@ -543,7 +576,7 @@ class World:
         for topic in self.topics.values():
             if not topic.log.has_unsynced:
                 for message in topic.account.messages.values():
-                    message.durable |= message.told is Told.OK
+                    message.durable |= message.told is Told.OK and not message.is_unsure
 
     # Turns
 
