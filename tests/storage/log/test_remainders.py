@@ -109,7 +109,8 @@ def test_few_deferred_messages_under_a_steady_flow_take_little_of_the_disk(late_
         assert flow.nbytes < 3 * _SEGMENT_BYTES + held * 500
         assert len(flow.files) < 5 + held // 4
         assert flow.channel.deferred_count == held
-        assert flow.log.figures.disk_nbytes(flow.log.segments) == flow.nbytes
+        counted = flow.log.figures.disk_nbytes(flow.log.segments)
+        assert counted <= flow.nbytes < counted + _SEGMENT_BYTES  # the newest one has room
     assert late_after(flow.disk.after_power_loss()) == flow.late
     flow.turn(_LATE_MS / 1000)
     assert flow.channel.in_flight.count == held

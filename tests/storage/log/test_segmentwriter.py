@@ -9,10 +9,11 @@ import pytest
 from trionsq.core.batch import MessageBatch
 from trionsq.core.ids import IdSource
 from trionsq.histogram import Histogram
+from trionsq.storage.log.batches import MAX_JOINED_BYTES
 from trionsq.storage.log.names import is_draft_name
 from trionsq.storage.log.reading import read_block
 from trionsq.storage.log.segments import scan_segment
-from trionsq.storage.log.segmentwriter import MAX_JOINED_BYTES, SegmentWriter
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.wire.bodies import ListBodies
 

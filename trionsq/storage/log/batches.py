@@ -11,7 +11,7 @@ import sys
 from array import array
 from binascii import Error as HexError
 from binascii import hexlify, unhexlify
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 from zlib import crc32
@@ -31,7 +31,10 @@ from trionsq.storage.log.format import (
 )
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, slice_fields
 
-__all__ = ["encode_record", "join_batches", "parse_batch"]
+__all__ = ["MAX_JOINED_BYTES", "encode_record", "join_batches", "join_entries", "parse_batch"]
+
+MAX_JOINED_BYTES: Final = 1 << 20
+"""Single publishes of one round become one record up to this size. A larger batch is one record."""
 
 _ID: Final = 16
 _STAMP: Final = 8
@@ -159,6 +162,28 @@ def join_batches(batches: Sequence[MessageBatch], sequence: int | None = None) -
         stamps = _join_stamps(batches)
     sequences = None if sequence is None else range(sequence, sequence + bodies.count)
     return MessageBatch(bodies, ids, first.timestamp_ns, first.defer_ms, stamps, sequences)
+
+
+def join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
+    """Return the records of a round: single publishes with one delay become one."""
+    records: list[MessageBatch] = []
+    together: list[MessageBatch] = []
+    first = nbytes = 0
+
+    for batch, sequence in entries:
+        size = batch.bodies.nbytes
+        if together and (
+            nbytes + size > MAX_JOINED_BYTES or batch.defer_ms != together[0].defer_ms
+        ):
+            records.append(join_batches(together, first))
+            together, nbytes = [], 0
+        if not together:
+            first = sequence
+        together.append(batch)
+        nbytes += size
+    if together:
+        records.append(join_batches(together, first))
+    return records
 
 
 def _join_bodies(parts: Sequence[Bodies]) -> Bodies:

@@ -18,16 +18,13 @@ from typing import Final
 from trionsq.core.batch import MessageBatch
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
-from trionsq.storage.log.batches import encode_record, join_batches
+from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.segments import SparseIndex
 
-__all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
-
-MAX_JOINED_BYTES: Final = 1 << 20
-"""Single publishes of one round become one record up to this size. A larger batch is one record."""
+__all__ = ["SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
 # A round that is synced writes zeros behind itself, as many bytes as the segment has up to a limit:
 # an fsync that changes no size costs a third. With a large round that would be no gain.
@@ -176,7 +173,7 @@ class SegmentWriter:
         Raises:
             OSError: none of them counts. What counted before still does.
         """
-        records = _join_entries(entries)
+        records = join_entries(entries)
         unsynced, count = self._unsynced, len(self._unsynced)
         try:
             if self._is_behind:
@@ -307,7 +304,7 @@ class SegmentWriter:
         """Write data up to ``end``, and zeros behind it."""
         assert self._file is not None
         size = end + min(end, _MAX_ROOM_BYTES)
-        size += -size % _BLOCK_BYTES
+        size = min(size + -size % _BLOCK_BYTES, max(end, self._max_bytes))
         try:
             self._file.write(data + bytes(size - end), self._offset)
             self._size = size
@@ -385,25 +382,3 @@ class SegmentWriter:
         else:
             self._offset = self._synced
             self._ends.append((segment, self._offset))
-
-
-def _join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
-    """Return the records of a round: single publishes with one delay become one."""
-    records: list[MessageBatch] = []
-    together: list[MessageBatch] = []
-    first = nbytes = 0
-
-    for batch, sequence in entries:
-        size = batch.bodies.nbytes
-        if together and (
-            nbytes + size > MAX_JOINED_BYTES or batch.defer_ms != together[0].defer_ms
-        ):
-            records.append(join_batches(together, first))
-            together, nbytes = [], 0
-        if not together:
-            first = sequence
-        together.append(batch)
-        nbytes += size
-    if together:
-        records.append(join_batches(together, first))
-    return records
