@@ -330,7 +330,12 @@ def test_tail(cluster: RealCluster) -> None:
 def test_tail_is_nsq_tail(cluster: RealCluster, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its flags name the nsqlookupds, or the TCP addresses of the nsqds."""
     calls: list[list[str]] = []
-    monkeypatch.setattr("trionsq.tools.nsq_tail.main", lambda words: calls.append(words) or 0)
+
+    def tail(words: list[str]) -> int:
+        calls.append(words)
+        return 0
+
+    monkeypatch.setattr("trionsq.tools.nsq_tail.main", tail)
     assert run("topic", "tail", "t", cluster.flag).code == 0
     flags = [f"--nsqd-http-address={nsqd.http_address}" for nsqd in cluster.nsqds]
     assert run("topic", "tail", "t", "--channel=c", *flags).code == 0

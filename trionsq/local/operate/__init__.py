@@ -6,5 +6,6 @@
 - `flags`: flags of commands, from tables of options
 - `session`: the nodes of a cluster, all asked at once; `changes`, `reports`: what changes them, and
   what shows them
+- `manual`: manual pages
 - `output`: tables, JSON, and the question before something is destroyed
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -21,7 +21,7 @@ from trionsq.hostport import format_address
 from trionsq.local.operate.output import Report, counted
 from trionsq.local.operate.session import CommandError, Session
 
-__all__ = ["Target", "change", "create", "destroy", "post"]
+__all__ = ["Subject", "change", "create", "destroy", "post"]
 
 _DONE: Final = {
     "create": "created",
@@ -36,7 +36,7 @@ _DONE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Subject:
     """A topic, or a channel of it."""
 
     topic: str
@@ -58,7 +58,7 @@ class Target:
         return {"topic": self.topic} | ({"channel": self.channel} if self.channel else {})
 
 
-async def change(session: Session, target: Target, verb: Literal["pause", "unpause"]) -> Report:
+async def change(session: Session, target: Subject, verb: Literal["pause", "unpause"]) -> Report:
     """Pause or unpause.
 
     Raises:
@@ -69,7 +69,7 @@ async def change(session: Session, target: Target, verb: Literal["pause", "unpau
     return await _report(session, target, verb, steps)
 
 
-async def post(session: Session, target: Target, action: str, **query: str) -> Report:
+async def post(session: Session, target: Subject, action: str, **query: str) -> Report:
     """Send another POST to each node that has the target. Raises as `change`."""
     nodes = list(await _existing(session, target))
     _refuse_sequence(query.get("to", ""), nodes, target.kind)
@@ -78,7 +78,7 @@ async def post(session: Session, target: Target, action: str, **query: str) -> R
 
 
 async def destroy(
-    session: Session, target: Target, verb: Literal["empty", "delete"], *, yes: bool
+    session: Session, target: Subject, verb: Literal["empty", "delete"], *, yes: bool
 ) -> Report:
     """Empty or delete, after a question.
 
@@ -108,15 +108,15 @@ async def destroy(
 
 
 async def create(
-    session: Session, target: Target, *, register_only: bool = False, **query: str
+    session: Session, target: Subject, query: Mapping[str, str], *, register_only: bool = False
 ) -> Report:
     """Create a topic on all nodes, or a channel on those that have its topic.
 
     Args:
         session: reaches the nodes.
         target: what to create.
-        register_only: tell nsqlookupds only: an nsqd creates the channels of a topic with it.
         query: further parameters for nsqds.
+        register_only: tell nsqlookupds only: an nsqd creates the channels of a topic with it.
 
     Raises:
         CommandError: nobody can be told.
@@ -127,11 +127,11 @@ async def create(
         if target.channel:
             nodes = list(await session.topic_stats(target.topic))
             if not nodes and (query or not steps):
-                raise _not_found(session, Target(target.topic))
+                raise _not_found(session, Subject(target.topic))
         else:
             nodes = await session.nodes()
         _refuse_sequence(query.get("from", ""), nodes, "topic")
-        steps.append(Step(nodes, f"/{target.kind}/create", target.names | query))
+        steps.append(Step(nodes, f"/{target.kind}/create", target.names | dict(query)))
     return await _report(session, target, "create", steps)
 
 
@@ -145,7 +145,7 @@ def _refuse_sequence(place: str, nodes: Sequence[str], kind: str) -> None:
         )
 
 
-async def _report(session: Session, target: Target, verb: str, steps: Sequence[Step]) -> Report:
+async def _report(session: Session, target: Subject, verb: str, steps: Sequence[Step]) -> Report:
     """Take the steps, and say which nodes did all that concerns them."""
     nodes = list(dict.fromkeys(each for step in steps for each in step.addresses))
     for step in steps:
@@ -162,14 +162,14 @@ async def _report(session: Session, target: Target, verb: str, steps: Sequence[S
     return Report({**document, "nodes": nsqds, "lookupds": lookupds}, [text])
 
 
-async def _existing(session: Session, target: Target) -> dict[str, TopicStats | ChannelStats]:
+async def _existing(session: Session, target: Subject) -> dict[str, TopicStats | ChannelStats]:
     existing = await _find(session, target)
     if not existing:
         raise _not_found(session, target)
     return existing
 
 
-async def _find(session: Session, target: Target) -> dict[str, TopicStats | ChannelStats]:
+async def _find(session: Session, target: Subject) -> dict[str, TopicStats | ChannelStats]:
     """The statistics of the target on each node that has it."""
     topics = await session.topic_stats(target.topic)
     if not target.channel:
@@ -182,7 +182,7 @@ async def _find(session: Session, target: Target) -> dict[str, TopicStats | Chan
     }
 
 
-def _not_found(session: Session, target: Target) -> CommandError:
+def _not_found(session: Session, target: Subject) -> CommandError:
     where = "no node that answered" if session.failures else "no node"
     return CommandError(f"{target}: {where} has it")
 
@@ -200,7 +200,7 @@ async def _removal(session: Session, nodes: Sequence[str], topic: str) -> list[S
 
 
 def _question(
-    session: Session, target: Target, verb: str, existing: dict[str, TopicStats | ChannelStats]
+    session: Session, target: Subject, verb: str, existing: dict[str, TopicStats | ChannelStats]
 ) -> str:
     channels: list[ChannelStats] = []
     messages = 0

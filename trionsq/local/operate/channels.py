@@ -61,12 +61,12 @@ def create(topic: str, channel: str, begin: str | None, **flags: Any) -> int:
 
     Over nsqlookupd it is registered there as well.
     """
-    from trionsq.local.operate.changes import Target
+    from trionsq.local.operate.changes import Subject
     from trionsq.local.operate.changes import create as work
     from trionsq.local.operate.session import run
 
     query = {"from": begin} if begin else {}
-    return run(call_of(flags), lambda each: work(each, Target(topic, channel), **query))
+    return run(call_of(flags), lambda each: work(each, Subject(topic, channel), query))
 
 
 @channel_group.command("pause", epilog=example(f"trionsq channel pause orders billing {_LOOKUPD}"))
@@ -90,10 +90,10 @@ def unpause(topic: str, channel: str, **flags: Any) -> int:
 
 
 def _change(call: Call, topic: str, channel: str, verb: Literal["pause", "unpause"]) -> int:
-    from trionsq.local.operate.changes import Target, change
+    from trionsq.local.operate.changes import Subject, change
     from trionsq.local.operate.session import run
 
-    return run(call, lambda each: change(each, Target(topic, channel), verb))
+    return run(call, lambda each: change(each, Subject(topic, channel), verb))
 
 
 @channel_group.command(
@@ -130,10 +130,10 @@ def delete(topic: str, channel: str, yes: bool, **flags: Any) -> int:
 def _destroy(
     call: Call, topic: str, channel: str, verb: Literal["empty", "delete"], yes: bool
 ) -> int:
-    from trionsq.local.operate.changes import Target, destroy
+    from trionsq.local.operate.changes import Subject, destroy
     from trionsq.local.operate.session import run
 
-    return run(call, lambda each: destroy(each, Target(topic, channel), verb, yes=yes))
+    return run(call, lambda each: destroy(each, Subject(topic, channel), verb, yes=yes))
 
 
 @channel_group.command(
@@ -154,10 +154,10 @@ def _destroy(
 @for_nodes
 def seek(topic: str, channel: str, to: str, **flags: Any) -> int:
     """Move a channel to a place in the log of its topic."""
-    from trionsq.local.operate.changes import Target, post
+    from trionsq.local.operate.changes import Subject, post
     from trionsq.local.operate.session import run
 
-    return run(call_of(flags), lambda each: post(each, Target(topic, channel), "seek", to=to))
+    return run(call_of(flags), lambda each: post(each, Subject(topic, channel), "seek", to=to))
 
 
 @channel_group.command("peek", epilog=example(f"trionsq channel peek orders billing {_LOOKUPD}"))
@@ -177,9 +177,9 @@ def peek(topic: str, channel: str, state: str, **flags: Any) -> int:
 
     The bodies are cut to the width of the table; --json prints them whole.
     """
-    from trionsq.local.operate.changes import Target
+    from trionsq.local.operate.changes import Subject
     from trionsq.local.operate.reports import peek as show
     from trionsq.local.operate.session import run
 
     query = peek_query(flags) | {"state": state}
-    return run(call_of(flags), lambda each: show(each, Target(topic, channel), **query))
+    return run(call_of(flags), lambda each: show(each, Subject(topic, channel), **query))

@@ -12,7 +12,7 @@ from admin.cluster.queries import url_of
 from admin.cluster.shapes import ChannelStats, TopicStats
 from admin.upstream import UpstreamError
 from trionsq.durations import SECOND_NS
-from trionsq.local.operate.changes import Target
+from trionsq.local.operate.changes import Subject
 from trionsq.local.operate.output import Report, table_lines
 from trionsq.local.operate.session import CommandError, Session
 
@@ -81,7 +81,7 @@ def _paused(places: Iterable[TopicStats | ChannelStats]) -> str:
     return "partly" if len(states) > 1 else "yes" if True in states else "no"
 
 
-async def peek(session: Session, target: Target, **query: str) -> Report:
+async def peek(session: Session, target: Subject, **query: str) -> Report:
     """The next messages of each node that has the target. Raises as `channels`."""
     found = await _topic(session, target.topic)
     pages = await session.get(found, f"/{target.kind}/peek", **target.names, **query)

@@ -59,7 +59,7 @@ def create(topic: str, storage: str | None, register_only: bool, **flags: Any) -
 
     Over nsqlookupd it is registered there as well.
     """
-    from trionsq.local.operate.changes import Target
+    from trionsq.local.operate.changes import Subject
     from trionsq.local.operate.changes import create as work
     from trionsq.local.operate.session import run
 
@@ -67,7 +67,8 @@ def create(topic: str, storage: str | None, register_only: bool, **flags: Any) -
     if register_only and (storage or not call.options.lookupd_http_address):
         raise click.UsageError("--register-only is for --lookupd-http-address, without --storage")
     query = {"storage": storage} if storage else {}
-    return run(call, lambda each: work(each, Target(topic), register_only=register_only, **query))
+    subject = Subject(topic)
+    return run(call, lambda each: work(each, subject, query, register_only=register_only))
 
 
 @topic_group.command("pause", epilog=example(f"trionsq topic pause orders {_LOOKUPD}"))
@@ -87,10 +88,10 @@ def unpause(topic: str, **flags: Any) -> int:
 
 
 def _change(call: Call, topic: str, verb: Literal["pause", "unpause"]) -> int:
-    from trionsq.local.operate.changes import Target, change
+    from trionsq.local.operate.changes import Subject, change
     from trionsq.local.operate.session import run
 
-    return run(call, lambda each: change(each, Target(topic), verb))
+    return run(call, lambda each: change(each, Subject(topic), verb))
 
 
 @topic_group.command("empty", epilog=example(f"trionsq topic empty orders --yes {_LOOKUPD}"))
@@ -121,10 +122,10 @@ def delete(topic: str, yes: bool, **flags: Any) -> int:
 
 
 def _destroy(call: Call, topic: str, verb: Literal["empty", "delete"], yes: bool) -> int:
-    from trionsq.local.operate.changes import Target, destroy
+    from trionsq.local.operate.changes import Subject, destroy
     from trionsq.local.operate.session import run
 
-    return run(call, lambda each: destroy(each, Target(topic), verb, yes=yes))
+    return run(call, lambda each: destroy(each, Subject(topic), verb, yes=yes))
 
 
 @topic_group.command("move", epilog=example(f"trionsq topic move orders {_LOOKUPD}"))
@@ -132,10 +133,10 @@ def _destroy(call: Call, topic: str, verb: Literal["empty", "delete"], yes: bool
 @for_nodes
 def move(topic: str, **flags: Any) -> int:
     """Give a topic a log, while clients use it."""
-    from trionsq.local.operate.changes import Target, post
+    from trionsq.local.operate.changes import Subject, post
     from trionsq.local.operate.session import run
 
-    return run(call_of(flags), lambda each: post(each, Target(topic), "move", storage="log"))
+    return run(call_of(flags), lambda each: post(each, Subject(topic), "move", storage="log"))
 
 
 @topic_group.command(
@@ -157,7 +158,7 @@ def settings(topic: str | None, durability: str | None, **flags: Any) -> int:
 
     A topic needs a log for --durability.
     """
-    from trionsq.local.operate.changes import Target, post
+    from trionsq.local.operate.changes import Subject, post
     from trionsq.local.operate.reports import settings as show
     from trionsq.local.operate.session import run
 
@@ -166,7 +167,7 @@ def settings(topic: str | None, durability: str | None, **flags: Any) -> int:
         return run(call, lambda each: show(each, topic or ""))
     if topic is None:
         raise click.UsageError("--durability needs the name of a topic")
-    return run(call, lambda each: post(each, Target(topic), "settings", durability=durability))
+    return run(call, lambda each: post(each, Subject(topic), "settings", durability=durability))
 
 
 @topic_group.command("peek", epilog=example(f"trionsq topic peek orders --limit=3 {_LOOKUPD}"))
@@ -178,12 +179,12 @@ def peek(topic: str, **flags: Any) -> int:
 
     The bodies are cut to the width of the table; --json prints them whole.
     """
-    from trionsq.local.operate.changes import Target
+    from trionsq.local.operate.changes import Subject
     from trionsq.local.operate.reports import peek as show
     from trionsq.local.operate.session import run
 
     query = peek_query(flags)
-    return run(call_of(flags), lambda each: show(each, Target(topic), **query))
+    return run(call_of(flags), lambda each: show(each, Subject(topic), **query))
 
 
 @topic_group.command("tail", epilog=example(f"trionsq topic tail orders -n 10 {_LOOKUPD}"))

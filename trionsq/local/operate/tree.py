@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -60,6 +61,20 @@ def completion(shell: str, **_: Any) -> int:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(cli, {}, "trionsq", "_TRIONSQ_COMPLETE").source())
+    return 0
+
+
+@cli.command("manual", epilog=example("trionsq manual ~/.local/share/man/man1"))
+@click.argument("folder", type=click.Path(file_okay=False))
+def manual(folder: str, **_: Any) -> int:
+    """Write a manual page for each command of trionsq to a folder."""
+    from trionsq.local.operate.manual import write_pages
+
+    try:
+        pages = write_pages(cli, Path(folder))
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+    click.echo(f"{len(pages)} pages in {folder}")
     return 0
 
 
