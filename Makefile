@@ -1,7 +1,7 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
 # | drill | drill-kill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
-# | format | man | lock | clean
+# | format | lock | clean | man
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -16,7 +16,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons check-install lint man format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
+.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -72,6 +72,7 @@ check-install: $(INSTALLED)
 	@$(PY) -m tests.install $(ARGS)
 
 # The manual pages of the command trionsq.
+.PHONY: man
 man: $(INSTALLED)
 	@$(PY) -m trionsq.local.main manual build/man
 

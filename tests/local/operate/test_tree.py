@@ -13,6 +13,7 @@ import click
 import pytest
 
 from tests.local.operate.stage import LIMIT_S, run_command
+from trionsq.local.operate.manual import write_pages
 from trionsq.local.operate.tree import cli
 
 
@@ -130,3 +131,13 @@ def test_man_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert done.stderr == ""
     assert "trionsq channel seek orders billing" in done.stdout
+
+
+def test_text_is_no_macro_on_a_man_page(tmp_path: Path) -> None:
+    """A backslash, and a dot or a quote at the beginning of a line, are shown as they are."""
+    help_text = "A \\n in a path.\n\n.config is read.\n\n'quoted' as well."
+    (path,) = write_pages(click.Command("c", help=help_text), tmp_path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert r"c \- A \en in a path." in lines
+    assert r"\&.config is read." in lines
+    assert r"\&'quoted' as well." in lines
