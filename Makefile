@@ -6,9 +6,9 @@
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it. Three for
+# Processes among which the tests are divided; 0 runs them in one, as a debugger needs it. Four for
 # two cores: about half of the time a test waits for daemons that it started.
-WORKERS ?= 3
+WORKERS ?= 4
 CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 
 # The tests start hundreds of Python processes. Without bytecode on the disk each of them compiles
@@ -16,7 +16,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
+.PHONY: run test bytecode soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -33,7 +33,7 @@ run: $(INSTALLED)
 
 # What the machine lacks is installed meanwhile, one package after the other: apt takes turns.
 test: $(INSTALLED)
-	$(MAKE) --no-print-directory --jobs=2 lint machine
+	$(MAKE) --no-print-directory --jobs=3 lint machine bytecode
 	$(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
 	$(if $(ARGS),,$(ON_LOG) $(LOG_TEST))
 
@@ -55,6 +55,11 @@ soak: $(INSTALLED) machine
 # found; an environment for each is kept in build/.
 test-pythons: $(INSTALLED)
 	@scripts/test_pythons.sh $(ARGS)
+
+# Else each worker compiles all tests anew; mypy leaves a core free meanwhile. An error of the
+# collection is told by the tests themselves.
+bytecode: $(INSTALLED)
+	@test -d tests/__pycache__ || $(PY) -m pytest --collect-only -q >/dev/null 2>&1 || true
 
 machine:
 	@scripts/setup.sh compiler

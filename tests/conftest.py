@@ -3,15 +3,17 @@ which tests belong to this run."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from jinja2 import Environment
+from werkzeug.routing.rules import Rule
 
 from tests import time_limit
 from tests.engines import use_engine
@@ -69,6 +71,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: rank(item.nodeid))
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are no garbage: each full collection would pass over them, and
+    some sweeps ask for one at each step."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     """See tests/parallel.py; whatever --dist says."""
@@ -115,6 +124,27 @@ def templates_compiled_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Environment, "compile", compile_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def urls_built_when_asked_for() -> Iterator[None]:
+    """For each route of an app werkzeug compiles two functions that build its URL: for the apps of
+    all tests a good part of their time, and few ever build one."""
+    plain = Rule._compile_builder
+
+    def compile_when_called(self: Rule, append_unknown: bool = True) -> Callable[..., Any]:
+        made: list[Callable[..., Any]] = []
+
+        def build(rule: Rule, *args: Any, **values: Any) -> Any:
+            if not made:
+                made.append(plain(self, append_unknown))
+            return made[0](rule, *args, **values)
+
+        return build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", compile_when_called)
         yield
 
 

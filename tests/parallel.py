@@ -28,18 +28,29 @@ SPARK_FILES: Final = (
 BROWSER: Final = "tests/browser/"
 """What uses the browser and the cluster of tests/browser/conftest.py."""
 BY_TEST: Final = (
+    "tests/admin/test_cancellation.py",
     "tests/drill/test_drill.py",
     "tests/foreign/test_clients.py",
     "tests/fuzz/test_fuzz.py",
     "tests/hostile/test_hostile.py",
+    "tests/http/test_cancellation.py",
+    "tests/http/test_cancellation_endpoints.py",
+    "tests/local/test_cancellation.py",
+    "tests/local/test_up.py",
+    "tests/storage/log/sweep/test_sweep.py",
 )
 BY_CUTTING: Final = ("tests/golden/test_process.py", "tests/golden/test_lookupd.py")
 """Their ids end with the cutting of the conversation."""
 LONG: Final = (
     SPARK,
     BROWSER,
+    "tests/simulation/test_swarm.py",
     "tests/golden/test_process.py",
+    "tests/golden/test_own_server.py",
     "tests/golden/test_http_ways.py",
+    "tests/golden/test_lookup_client.py",
+    "tests/pipelines/jobs/test_process.py",
+    "tests/deploy/test_drill.py",
     "tests/local/",
     "tests/deploy/",
     "tests/foreign/",

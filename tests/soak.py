@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import pytest
@@ -60,8 +60,10 @@ def by_level(*, test: T, short: T, full: T) -> T:
 
 def swept(count: int, one_in: int = 5) -> range:
     """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: one in so
-    many in `make test`, about forty in the short soak, every one in the full one."""
-    return range(1, count + 1, by_level(test=one_in, short=max(1, count // 40), full=1))
+    many in `make test`, but no more than about 25; 20 at most in the short soak, others if there
+    are many; every one in the full one."""
+    step = by_level(test=max(one_in, count // 25), short=max(1, -(-count // 20)), full=1)
+    return range(by_level(test=1, short=(step + 1) // 2, full=1), count + 1, step)
 
 
 def belongs(item: pytest.Item) -> bool:
@@ -76,10 +78,16 @@ def belongs(item: pytest.Item) -> bool:
     return levels.index(mark.kwargs["lowest"]) <= levels.index(LEVEL)
 
 
-def smoke(named: Mapping[str, T], *chosen: str) -> list[Any]:
-    """Parameters by name: those ``chosen`` belong to `make test`, the others to both soaks."""
-    assert set(chosen) <= named.keys(), chosen
-    return [
-        pytest.param(value, id=name, marks=() if name in chosen else in_short_soak)
-        for name, value in named.items()
-    ]
+def smoke(
+    named: Mapping[str, T], *chosen: str, in_short: Collection[str] | None = None
+) -> list[Any]:
+    """Parameters by name: those ``chosen`` belong to `make test`, the others to both soaks, or, if
+    some are named for the short one, all else to the full one alone."""
+    assert {*chosen, *(in_short or ())} <= named.keys(), (chosen, in_short)
+
+    def marks(name: str) -> Collection[pytest.MarkDecorator]:
+        if name in chosen:
+            return ()
+        return (in_short_soak if in_short is None or name in in_short else in_soak,)
+
+    return [pytest.param(value, id=name, marks=marks(name)) for name, value in named.items()]

@@ -6,6 +6,7 @@ in common: it knows no broker.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,13 @@ MUST_NOT_USE = {
 OTHERS_MAY_USE = {"wire", "client", "web", "debug", "daemon", "testing"}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the full name of each module (or name in a module) that the file imports."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return the full name of each module (or name in a module) that the file imports."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

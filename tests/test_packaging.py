@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from tests.install.__main__ import build_wheel
 from tests.install.programs import try_programs
+from tests.soak import in_short_soak
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +41,7 @@ def test_the_pins_name_no_registry() -> None:
     assert "--index" not in pins
 
 
+@in_short_soak
 def test_the_programs_run_from_the_wheel(tmp_path: Path) -> None:
     """All that they need is in the wheel, and its commands start them.
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import parallel
 from tests.parallel import SPARK, group_of, rank
 from tests.processes import PORTS, free_address, split_address
-from tests.soak import swept
+from tests.soak import smoke, swept
 
 ROOT = Path(__file__).parents[1]
 HEAVY = "tests/hostile/test_hostile.py::test_others_flow_on_and_memory_stays_bounded"
@@ -85,9 +86,40 @@ def test_another_level_is_refused() -> None:
     )
 
 
-def test_a_sweep_is_short_in_make_test() -> None:
-    """It tries each fifth place, the first among them; a soak tries every one."""
+def test_a_sweep_is_short_in_make_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tries each fifth place, the first among them, but of many fewer; the full soak tries
+    every one."""
+    monkeypatch.setattr("tests.soak.LEVEL", "test")
     assert [*swept(11)] == [1, 6, 11]
+    assert len(swept(1_000)) == 25
+    monkeypatch.setattr("tests.soak.LEVEL", "full")
+    assert [*swept(11)] == [*range(1, 12)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 60, 100, 1_000])
+def test_a_sweep_of_the_short_soak_is_no_longer(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries 20 places at most, over the whole sweep, and of many others than `make test`."""
+    monkeypatch.setattr("tests.soak.LEVEL", "test")
+    before = {*swept(count)}
+    monkeypatch.setattr("tests.soak.LEVEL", "short")
+    places = [*swept(count)]
+    assert 1 <= len(places) <= 20
+    assert 1 <= places[0] <= places[-1] <= count
+    assert count - places[-1] <= count // 20
+    assert count < 100 or before.isdisjoint(places)
+
+
+def test_what_is_not_named_for_the_short_soak_is_of_the_full_one() -> None:
+    """Without such names all that `make test` leaves out is of both soaks."""
+    named = {"a": 1, "b": 2, "c": 3}
+
+    def lowest(params: list[Any]) -> list[str]:
+        return [each.marks[0].kwargs["lowest"] if each.marks else "" for each in params]
+
+    assert lowest(smoke(named, "a")) == ["", "short", "short"]
+    assert lowest(smoke(named, "a", in_short=("c",))) == ["", "full", "short"]
 
 
 @pytest.fixture

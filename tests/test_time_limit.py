@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import smoke
+
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 0.5
 GRACE_S = 0.5
@@ -65,18 +67,23 @@ def run(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("body", "shown"),
-    [
-        (WAITS, "the one that waits"),
-        (SHIELDED, "in test_it"),
-        (SPINS_IN_TRIO, "in test_it"),
-        (SPINS, "in test_it"),
-        (IN_A_FIXTURE, "in slow"),
-    ],
-    ids=["waits", "shielded", "spins in trio", "spins", "in a fixture"],
+    "hang",
+    smoke(
+        {
+            "waits": (WAITS, "the one that waits"),
+            "shielded": (SHIELDED, "in test_it"),
+            "spins in trio": (SPINS_IN_TRIO, "in test_it"),
+            "spins": (SPINS, "in test_it"),
+            "in a fixture": (IN_A_FIXTURE, "in slow"),
+        },
+        "waits",
+        "spins in trio",
+        "in a fixture",
+    ),
 )
-def test_a_test_that_hangs_fails_by_name(body: str, shown: str, tmp_path: Path) -> None:
+def test_a_test_that_hangs_fails_by_name(hang: tuple[str, str], tmp_path: Path) -> None:
     """Its failure shows where it was, and the next test runs and passes."""
+    body, shown = hang
     done = run(tmp_path, body)
     assert f"test_hang.py::test_it exceeded its limit of {LIMIT_S:g} s" in done.stdout
     assert shown in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
@@ -219,6 +221,31 @@ ACTIONS: list[tuple[bytes, str, dict[str, str], list[str]]] = [
 ]
 
 
+async def submit(here: Place, talk: HttpTalk) -> None:
+    """Every form of the pages, in two pieces; what it did is told before the answer, too."""
+    token = TOKEN.search(await talk.ask(get("/lookup")))
+    assert token is not None
+    for path, fields, names in FORMS:
+        before = len(here.actions)
+        body = urlencode({"csrf_token": token[1], "topic": "t", **fields}).encode()
+        request = post(path, body, more=b"Content-Type: application/x-www-form-urlencoded\r\n")
+        await talk.ask(request[: -len(body)], body, expected=303)
+        assert [each.action for each in here.actions[before:]] == names
+
+
+TOKEN = re.compile(rb'name="csrf_token" value="([0-9a-f]+)"')
+FORMS: list[tuple[str, dict[str, str], list[str]]] = [
+    ("/do/create", {"channel": "c"}, ["create_topic", "create_channel"]),
+    ("/do/publish", {"node": "nsqd-1:4151", "body": "x"}, []),
+    ("/do/pause", {}, ["pause_topic"]),
+    ("/do/unpause", {}, ["unpause_topic"]),
+    ("/do/empty", {"channel": "c", "typed": "c"}, ["empty_channel"]),
+    ("/do/tombstone", {"node": "nsqd-1:4151", "typed": "t"}, ["tombstone_topic_producer"]),
+    ("/do/delete", {"channel": "c", "typed": "c"}, ["delete_channel"]),
+    ("/do/delete", {"typed": "t"}, ["delete_topic"]),
+]
+
+
 async def end_amid_requests(cancel_at: CancelAt, *, session: Session, how: str) -> None:
     """Requests of a connection that ends at one await of it; all of them succeed on another one."""
     with nothing_left_behind(), threads_in_mock_time():
@@ -307,6 +334,7 @@ async def watch(here: Place, talk: HttpTalk) -> None:
     ("session", "how", "when"),
     [
         *cut_offs(act, in_test="cancelled"),
+        *cut_offs(submit),
         *cut_offs(look),
         *cut_offs(watch, in_test="closed"),
     ],

@@ -35,7 +35,9 @@ def lab(programs: Programs, tmp_path: Path) -> Lab:
     return Lab(Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True))
 
 
-@pytest.mark.parametrize("name", smoke(dict(zip(TRIED, TRIED, strict=True)), "disk"))
+@pytest.mark.parametrize(
+    "name", smoke(dict(zip(TRIED, TRIED, strict=True)), in_short=("disk", "connections"))
+)
 def test_a_table_is_made(lab: Lab, name: str) -> None:
     """Against real daemons; it has the name by which it is asked for, and rows."""
     table = command.SECTIONS[name](lab)

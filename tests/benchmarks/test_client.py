@@ -32,7 +32,7 @@ def test_every_client_has_a_row() -> None:
     assert CLIENTS.keys() == ours | {f"client-{name}" for name in FOREIGN}
 
 
-@pytest.mark.parametrize("row", smoke(CLIENTS, "client-batches"))
+@pytest.mark.parametrize("row", smoke(CLIENTS, "client-batches", in_short=("client-pynsq",)))
 def test_a_client_takes_and_finishes_all(bench: Bench, row: Row) -> None:
     """It gets each message, the broker has each FIN, and each of the row's figures is there."""
     run = run_row(bench, row, OURS, MESSAGES)

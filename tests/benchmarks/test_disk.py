@@ -53,7 +53,7 @@ def _pretender(folder: Path, exit_code: int) -> Kinds:
     return Kinds({OURS: (str(program),)}, folder / "data")
 
 
-@pytest.mark.parametrize("row", smoke(DISK_ROWS, "disk-read"))
+@pytest.mark.parametrize("row", smoke(DISK_ROWS, "disk-read", in_short=("disk-through",)))
 def test_each_disk_row_measures_an_nsqd(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every disk row runs against a real nsqd, adds up, yields its figures, keeps the backlog."""
     servers = Kinds({OURS: nsqd_command()}, tmp_path)
@@ -228,7 +228,9 @@ def test_a_server_without_stats_is_a_failed_row(tmp_path: Path) -> None:
         server.topic_stats(TOPIC)
 
 
-@pytest.mark.parametrize("name", smoke({name: name for name in DISK_ROWS}, "disk-read"))
+@pytest.mark.parametrize(
+    "name", smoke({name: name for name in DISK_ROWS}, "disk-read", in_short=())
+)
 def test_a_row_that_a_server_can_not_do_is_a_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("build"))
 
 
-@pytest.mark.parametrize("row", smoke(HTTP_ROWS))
+@pytest.mark.parametrize("row", smoke(HTTP_ROWS, in_short=("http-mpub",)))
 def test_an_http_row_measures_it(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Each request is answered OK, and the broker has as many messages as were sent."""
     bench = Bench(programs.load, kinds(programs.floor, None, tmp_path), quick=True)

@@ -14,6 +14,7 @@ from benchmarks.stalls import __main__ as command
 from benchmarks.stalls.rows import Row, longest, longest_pause_ms, table, where
 from benchmarks.stalls.shapes import SHAPES
 from benchmarks.stalls.stage import Stage
+from tests.soak import in_short_soak
 
 GUIDE = Path(__file__).parents[2] / "docs" / "capacity.md"
 
@@ -77,6 +78,7 @@ def test_two_trees_stand_beside_each_other() -> None:
     ]
 
 
+@in_short_soak
 def test_a_load_is_put_on_real_daemons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A small one, against this checkout: rows with pings, steps and turns; JSON has all of it."""
     figures = tmp_path / "figures.json"

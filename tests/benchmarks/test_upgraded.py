@@ -26,7 +26,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     )
 
 
-@pytest.mark.parametrize("row", smoke(UPGRADED))
+@pytest.mark.parametrize("row", smoke(UPGRADED, in_short=("tls-mpub", "snappy-consume")))
 def test_all_is_published_and_finished(bench: Bench, row: Row) -> None:
     """Over each layer, both ways."""
     run = run_row(bench, row, OURS, MESSAGES)

@@ -50,7 +50,9 @@ async def ask(broker: Broker, *said: bytes) -> Conversation:
     return talk
 
 
-async def test_auth_answers_with_the_identity_and_stats_show_it() -> None:
+async def test_auth_answers_with_the_identity_and_stats_show_it(
+    autojump_clock: MockClock,
+) -> None:
     """The keys are there for who is authorized, and only what is not empty."""
     async with nsqd_in_memory(**ONE) as broker:
         stub = AuthStub(
@@ -370,7 +372,9 @@ async def test_a_command_before_auth_is_refused(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("entry", [PUBLISHER, SUBSCRIBER, PUBLISHER | {"topic": "^other"}])
-async def test_a_command_needs_its_permission(entry: dict[str, Any], command: str) -> None:
+async def test_a_command_needs_its_permission(
+    entry: dict[str, Any], command: str, autojump_clock: MockClock
+) -> None:
     """publish for the three that publish, subscribe for SUB; a refusal names both names."""
     permission = "subscribe" if command == "SUB" else "publish"
     allowed = permission in entry["permissions"] and entry["topic"] == "^mine"
@@ -387,6 +391,22 @@ async def test_a_command_needs_its_permission(entry: dict[str, Any], command: st
         assert await talk.error() == refusal
         assert await talk.end() == []
         assert not broker.topics
+
+
+@pytest.mark.parametrize("command", ["PUB", "DPUB", "MPUB"])
+async def test_who_has_published_to_a_topic_may_not_subscribe_to_it(
+    command: str, autojump_clock: MockClock
+) -> None:
+    """The verdict on a topic that a publisher repeats is none on its channels."""
+    async with nsqd_in_memory(**ONE) as broker:
+        AuthStub(broker, granting(PUBLISHER))
+        talk = await authorized(broker)
+        for _ in range(2):
+            await talk.say(COMMANDS[command])
+            await talk.response()
+        await talk.say(COMMANDS["SUB"])
+        assert await talk.error() == 'E_UNAUTHORIZED AUTH failed for SUB on "mine" "c"'
+        assert not broker.topics["mine"].channels
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,26 @@ async def test_what_is_deferred_comes_after_a_restart(
         assert core.check() is None
 
 
+async def test_a_due_message_comes_as_soon_as_it_is_read(autojump_clock: MockClock) -> None:
+    """It does not wait for the next scan of all channels."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        publish(broker, "t", b"late", defer_ms=1_000)
+        consumer = Conversation.begin(broker)
+        await consumer.subscribe("t", "c", ready=1)
+        await wait_all_tasks_blocked()
+        topic_log = logs.log_of(broker.topics["t"])
+        assert topic_log is not None
+        topic_log.cache.clear()
+        background.shut()
+        await trio.sleep(1.14)
+        await consumer.silence(0)
+        background.open()
+        opened_s = trio.current_time()
+        assert (await consumer.message()).body == b"late"
+        assert trio.current_time() == opened_s
+
+
 async def test_what_was_finished_does_not_come_again_after_a_kill(
     autojump_clock: MockClock,
 ) -> None:

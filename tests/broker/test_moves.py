@@ -88,6 +88,7 @@ async def test_publishers_wait_and_consumers_finish_meanwhile(autojump_clock: Mo
         consumer = Conversation.begin(broker, capacity_bytes=2**20)
         await consumer.subscribe("t", "c", ready=4)
         got = await consumer.messages(4)
+        await broker.logs.ensure_node()
         background.shut()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(broker.registry.moves.move, topic)
@@ -302,6 +303,7 @@ async def test_a_disk_queue_that_a_log_topic_does_not_read_is_named(
     """The original may have had the data path: what it took is not passed over in silence."""
     disk = SimulatedDisk()
     async with nsqd_in_memory(disk=disk, **DEFAULT) as broker:
+        await broker.logs.ensure_node()
         broker.topic("t", "log")
         broker.topic("d")
     for name, data in (("meta.dat", b"1\n0,0\n0,40\n"), ("000000.dat", bytes(40))):

@@ -168,7 +168,7 @@ def test_nothing_acknowledged_is_lost(width: int, is_unclean: bool) -> None:
     refused for a while or nsqd does not start, then it is healthy by itself, and every acknowledged
     message comes; no file is set aside."""
     outcomes: Counter[str] = Counter()
-    for at in itertools.count(2, by_level(test=11, short=2, full=1)):
+    for at in itertools.count(2, by_level(test=11, short=4, full=1)):
         descriptors = Descriptors(at, width)
 
         async def live(descriptors: Descriptors = descriptors) -> None:

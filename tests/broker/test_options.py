@@ -99,6 +99,8 @@ OUR_OWN = [
     ("storage", "storage"),
     ("durability", "durability"),
     ("state-interval", "state_interval"),
+    ("retain", "retain"),
+    ("retain-bytes", "retain_bytes"),
     ("debug-from", "debug_from"),
 ]
 
@@ -182,6 +184,8 @@ def test_the_defaults_start() -> None:
         ({"output_buffer_timeout_ns": 0}, "--output-buffer-timeout must be > 0"),
         ({"sync_timeout_ns": 0}, "--sync-timeout must be > 0"),
         ({"state_interval_ns": 0}, "--state-interval must be > 0"),
+        ({"retain_ns": -1}, "--retain must be >= 0"),
+        ({"retain_bytes": -1}, "--retain-bytes must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

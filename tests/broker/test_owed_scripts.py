@@ -148,7 +148,7 @@ scripts = st.builds(lambda begin, more: [begin, *more], begins, st.lists(parts, 
 
 
 @more_in_soak
-@settings(max_examples=by_level(test=40, short=1_000, full=10_000), deadline=None)
+@settings(max_examples=by_level(test=40, short=400, full=10_000), deadline=None)
 @given(scripts, st.integers(0, 2**32), st.booleans())
 def test_the_same_bytes_as_if_all_were_safe_at_once(
     chunks: list[bytes], seed: int, is_half_closed: bool

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from admin.access.passwords import hash_password
 from tests.browser.chromium import LOST, PHONE, Theme, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
-from tests.soak import in_short_soak, smoke
+from tests.soak import in_short_soak, in_soak, smoke
 
 PASSWORD: Final = "correct horse"
 MAY: Final = {
@@ -42,7 +42,7 @@ def sign_in(page: Page, name: str, password: str = PASSWORD) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-@pytest.mark.parametrize("theme", smoke({"light": "light", "dark": "dark"}, "light"))
+@pytest.mark.parametrize("theme", smoke({"light": "light", "dark": "dark"}, "light", in_short=()))
 def test_the_sign_in_page_is_accessible(theme: Theme, base: str, browser: Browser) -> None:
     """It is what a stranger gets of any page, in both themes; also after a wrong password."""
     with tab(browser, base, theme=theme) as at:
@@ -67,7 +67,7 @@ def test_a_wrong_password_is_told_of_and_the_right_one_leads_on(
         expect(page.get_by_role("banner")).to_contain_text("viewer-ann · viewer")
 
 
-@in_short_soak
+@in_soak
 def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
     """A mistyped address leads back to the overview; programs get JSON all the same."""
     with tab(browser, base, allowed="status of 404") as at:
@@ -87,7 +87,9 @@ def test_a_page_that_is_not_there_says_so(base: str, browser: Browser) -> None:
         expect(page).to_have_url(f"{base}/")
 
 
-@pytest.mark.parametrize("role", smoke({role: role for role in MAY}, "operator"))
+@pytest.mark.parametrize(
+    "role", smoke({role: role for role in MAY}, "operator", in_short=("admin",))
+)
 def test_each_role_sees_what_it_may_do(role: str, base: str, browser: Browser) -> None:
     """Nobody is offered what would be refused; the audit is for admins; signing out ends it."""
     with tab(browser, base, allowed="status of 403") as at:
@@ -133,7 +135,7 @@ def test_an_operator_pauses_by_name_in_the_audit(
         expect(row).to_contain_text("named")
 
 
-@in_short_soak
+@in_soak
 def test_a_page_whose_session_has_ended_asks_to_sign_in(base: str, browser: Browser) -> None:
     """A live page of somebody who signed out elsewhere shows nothing more."""
     with tab(browser, base, allowed=LOST) as at:

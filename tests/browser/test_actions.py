@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.chromium import Tab, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster, Consumer
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def depth(cluster: Cluster, topic: str, channel: str) -> int:
     return sum(each["depth"] for each in found if each is not None)
 
 
+@in_short_soak
 def test_a_topic_and_a_channel_are_created(at: Tab, cluster: Cluster) -> None:
     """Lookup's form registers both with nsqlookupd; a name that is none is refused."""
     page = at.go("/lookup")
@@ -87,6 +88,7 @@ def test_a_topic_and_a_channel_are_created(at: Tab, cluster: Cluster) -> None:
     told(page, "Not a valid topic name.")
 
 
+@in_short_soak
 def test_a_topic_is_paused_and_unpaused(at: Tab, cluster: Cluster) -> None:
     """On every node, and the page says so."""
     cluster.create("to-pause", "c")
@@ -100,7 +102,7 @@ def test_a_topic_is_paused_and_unpaused(at: Tab, cluster: Cluster) -> None:
     assert [(cluster.topic(n, "to-pause") or {})["paused"] for n in (0, 1)] == [False, False]
 
 
-@in_short_soak
+@in_soak
 def test_a_channel_is_paused_and_unpaused(at: Tab, cluster: Cluster) -> None:
     """As a topic is; the topic itself goes on."""
     cluster.create("half", "c", "d")
@@ -180,7 +182,7 @@ def test_a_channel_is_emptied_after_its_name_is_typed(at: Tab, cluster: Cluster)
     assert depths == [0, 0, 4, 1]
 
 
-@in_short_soak
+@in_soak
 def test_a_topic_is_emptied(at: Tab, cluster: Cluster) -> None:
     """What waits at the topic is gone; a dialog that is left does nothing."""
     cluster.create("waiting")
@@ -198,7 +200,7 @@ def test_a_topic_is_emptied(at: Tab, cluster: Cluster) -> None:
     assert (cluster.topic(0, "waiting") or {})["depth"] == 0
 
 
-@in_short_soak
+@in_soak
 def test_a_channel_is_deleted(at: Tab, cluster: Cluster) -> None:
     """From every node and nsqlookupd; the topic's page follows."""
     cluster.create("prune", "keep", "drop")
@@ -269,7 +271,7 @@ def test_everything_is_done_without_script(plain: Tab, cluster: Cluster) -> None
     assert [cluster.topic(n, "plain") for n in (0, 1)] == [None, None]
 
 
-@in_short_soak
+@in_soak
 def test_actions_are_in_the_audit(at: Tab, cluster: Cluster) -> None:
     """The newest is first: what, on what, and with which result."""
     cluster.create("noted", "c")

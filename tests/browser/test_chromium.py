@@ -9,6 +9,7 @@ from playwright.sync_api import Browser
 
 from tests.browser.chromium import check_accessible, tab
 from tests.browser.cluster import Cluster
+from tests.soak import in_short_soak
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,7 @@ def base(cluster: Cluster) -> Iterator[str]:
     admin.close()
 
 
+@in_short_soak
 def test_a_field_without_a_label_is_found(base: str, browser: Browser) -> None:
     """A page of ours that is spoiled fails the check of accessibility."""
     with tab(browser, base) as at:

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.chromium import LOST, Tab, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_figures_and_charts_follow_without_a_reload(at: Tab, cluster: Cluster) -
     screenshot(page, "live-topic")
 
 
-@in_short_soak
+@in_soak
 def test_the_overview_tells_of_a_new_backlog(at: Tab, cluster: Cluster) -> None:
     """A channel where nobody consumes appears among what is wrong."""
     page = at.go("/")
@@ -73,6 +73,7 @@ def test_the_overview_tells_of_a_new_backlog(at: Tab, cluster: Cluster) -> None:
     expect(page).to_have_url(at.base + "/topics/stuck/nobody")
 
 
+@in_short_soak
 def test_updates_are_paused_and_resumed_by_a_key(at: Tab, cluster: Cluster) -> None:
     """While paused nothing moves; what was missed is there at once afterwards."""
     cluster.create("calm", "c")
@@ -105,6 +106,7 @@ def test_what_is_typed_survives_updates(at: Tab, cluster: Cluster) -> None:
     expect(field).to_be_focused()
 
 
+@in_short_soak
 def test_keys_lead_to_pages_and_search(at: Tab, cluster: Cluster) -> None:
     """g n, g t and /; ? lists them; the skip link is the first stop of the tab key."""
     page = at.go("/")
@@ -126,7 +128,7 @@ def test_keys_lead_to_pages_and_search(at: Tab, cluster: Cluster) -> None:
     expect(page.locator("main table")).to_contain_text("findme")
 
 
-@in_short_soak
+@in_soak
 def test_the_theme_is_chosen_and_kept(at: Tab) -> None:
     """The button turns the page dark, and the next page is dark from the start."""
     page = at.go("/")

@@ -14,7 +14,7 @@ from tests.browser.cluster import Cluster
 from tests.soak import by_level, in_short_soak, more_in_soak
 
 PASSWORD: Final = "correct horse"
-TIMES: Final = by_level(test=1, short=10, full=50)
+TIMES: Final = by_level(test=1, short=3, full=50)
 LATE_MS: Final = 1_500
 ENDS_AT_ONCE: Final = "retry: 50\n\n"
 """A stream that the browser is to connect to again soon."""
@@ -62,6 +62,7 @@ def test_a_stream_that_ends_while_the_page_is_left(base: str, browser: Browser) 
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+@in_short_soak
 def test_a_stream_that_ends_is_connected_again(base: str, browser: Browser) -> None:
     """A proxy or nsqadmin may end a stream at any time. The page connects again without a
     complaint and without a reload, and is live afterwards."""
@@ -114,6 +115,7 @@ def test_a_stream_that_is_refused_is_tried_again(base: str, browser: Browser) ->
         assert refused == refusals
 
 
+@in_short_soak
 def test_a_page_that_was_not_left_connects_again(base: str, browser: Browser) -> None:
     """A link to a download ends the stream but not the page, which is live again soon."""
     with tab(browser, base) as at:

@@ -15,11 +15,12 @@ from tests.soak import by_level, more_in_soak
 from trionsq.client import ClientError, Config, Consumer, Producer
 
 TOPIC, CHANNEL = "orders", "billing"
-MESSAGES = by_level(test=40_000, short=200_000, full=1_000_000)
+MESSAGES = by_level(test=20_000, short=200_000, full=1_000_000)
 BATCH = 100
 LIMIT_S = by_level(test=120.0, short=120.0, full=600.0)
 # Fast enough that a test sees several polls, and a requeue that soon comes again.
 CONFIG = Config(
+    dial_timeout_s=LIMIT_S,
     max_in_flight=2000,
     lookupd_poll_interval_s=0.3,
     lookupd_poll_jitter=0.1,
@@ -167,7 +168,7 @@ async def test_members_go_and_come_back(tmp_path: Path) -> None:
                 await until(lambda: len(account.confirmed) >= MESSAGES * 5 // 8)
                 await cluster.nsqd("back", *place)
                 newcomer = await cluster.nsqd("third")
-                async with Producer(newcomer.tcp_address) as producer:
+                async with Producer(newcomer.tcp_address, config=CONFIG) as producer:
                     extra = [b"new-%d" % index for index in range(BATCH)]
                     await producer.publish_many(TOPIC, extra)
                     account.confirmed.update(extra)

@@ -305,8 +305,8 @@ def test_any_sequence_of_events_keeps_the_balance(
         monkeypatch.setattr("trionsq.core.containers._MAX_FREE_COUNT", 1)
     SEEN.clear()
     if budget is None:
-        counts = by_level(test=(80, 250), short=(400,), full=(4_000,))
+        counts = by_level(test=(60, 250), short=(200,), full=(4_000,))
         run_until_seen(ChannelMachine, SEEN, EVENTS, counts, steps=60)
     else:
-        counts = by_level(test=(40, 100), short=(150,), full=(1_500,))
+        counts = by_level(test=(30, 100), short=(150,), full=(1_500,))
         run_until_seen(ChannelMachine, SEEN, EVENTS_IN_TURNS, counts, steps=60)

@@ -17,6 +17,7 @@ import trio
 
 from tests.deploy import netns
 from tests.deploy.cluster import PASSWORD, USER, Cluster, add_user, cluster
+from tests.soak import in_short_soak
 
 WHY_NOT = netns.why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -32,6 +33,7 @@ def made(tmp_path: Path) -> Iterator[Cluster]:
         yield ours
 
 
+@in_short_soak
 async def test_all_of_it_starts_and_the_dashboard_shows_the_nodes(made: Cluster) -> None:
     """All services start by the file's command lines and become healthy."""
     await add_user(made)

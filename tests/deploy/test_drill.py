@@ -16,11 +16,12 @@ WHY_NOT = netns.why_not()
 needs_namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 SHORT_DRILLS = {drill.name: drill for drill in DRILLS if not drill.is_long}
+IN_SHORT = ("killed-on-disk", "cut-off", "full-disk", "rolling-restart")
 SHORT = Setting(rate=1000, hold_s=0.5)
 
 
 @needs_namespaces
-@pytest.mark.parametrize("drill", smoke(SHORT_DRILLS, next(iter(SHORT_DRILLS))))
+@pytest.mark.parametrize("drill", smoke(SHORT_DRILLS, next(iter(SHORT_DRILLS)), in_short=IN_SHORT))
 async def test_what_was_acknowledged_outlives(drill: Drill, tmp_path: Path) -> None:
     """Only the memory of a killed node is lost; another node accepts refused messages."""
     outcome = await run_drill(drill, tmp_path, SHORT)

@@ -15,12 +15,12 @@ from tests.foreign.matrix import CANNOT, CLIENTS, FEATURES, table
 from tests.foreign.programs import ROOT, channel_stats, complete, run_program
 from tests.processes import running_nsqd
 from tests.secured import SECRET, Papers, auth_server, make_papers
-from tests.soak import by_level, in_short_soak, more_in_soak
+from tests.soak import by_level, in_soak, more_in_soak
 
 MESSAGES = by_level(test=10_000, short=30_000, full=100_000)
 MESSAGES_SECURED = by_level(test=500, short=1_000, full=5_000)
 IN_SHORT = ("deflate", "TLS + snappy", "TLS + AUTH")
-"""Each part of every feature, in one of them; the others are for soaks."""
+"""Each part of every feature, in one of them; the others are for the full soak."""
 ROOM_FOR_ALL = f"--mem-queue-size={MESSAGES}"
 """A publisher may be far ahead of its reader: no message is to wait for, or need, a disk."""
 NOTHING = dict.fromkeys(
@@ -50,10 +50,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @pytest.mark.parametrize(
     "feature",
-    [
-        pytest.param(name, marks=more_in_soak if name in IN_SHORT else in_short_soak)
-        for name in FEATURES
-    ],
+    [pytest.param(name, marks=more_in_soak if name in IN_SHORT else in_soak) for name in FEATURES],
 )
 async def test_each_feature(feature: str, papers: Papers, tmp_path: Path) -> None:
     """It is in force when the messages pass, each exactly once. A client that can't do it says so

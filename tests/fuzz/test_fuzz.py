@@ -18,7 +18,7 @@ from trionsq.broker.client import Client
 from trionsq.broker.commands import Commands
 from trionsq.wire import events
 
-PART = by_level(test=100, short=10, full=1)
+PART = by_level(test=100, short=20, full=1)
 SEED = 4
 # What has no broker has nobody beside it.
 _WITHOUT_PAIR = ("TCP commands, parser", "nsqlookupd TCP, sessions")

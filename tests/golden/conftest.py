@@ -19,7 +19,7 @@ from tests.golden.jobs import (
 )
 from tests.golden.sockets import SocketPlace
 from tests.processes import other_binary
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 
 SELECTION = pytest.StashKey[Selection]()
 
@@ -54,7 +54,9 @@ def marks_on_process(job: Job) -> Sequence[pytest.MarkDecorator]:
     need a server each have it in this process (broker_places.py)."""
     server = job.case.server
     is_elsewhere = server.fresh and not (other_binary() or server.tls or server.fixed_ports)
-    return (in_short_soak,) if job.cutting != "whole" or is_elsewhere else ()
+    if job.cutting == "random" or is_elsewhere:
+        return (in_soak,)
+    return (in_short_soak,) if job.cutting != "whole" else ()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The golden TCP transcripts that need sockets and a server each, with brokers in this process.
 
-An auth server is asked, or a disk fails. `make soak` replays them with a process for each.
+An auth server is asked, or a disk fails. The full soak replays them with a process for each.
 """
 
 from __future__ import annotations

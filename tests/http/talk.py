@@ -70,8 +70,8 @@ class HttpTalk:
         body, self._unread = self._unread[:size], self._unread[size:]
         return int(head.split()[1]), body
 
-    async def ask(self, *pieces: bytes) -> bytes:
-        """Send a request, and return the body of its answer, which has to be a success.
+    async def ask(self, *pieces: bytes, expected: int = 200) -> bytes:
+        """Send a request, and return the body of its answer, which has to have that status.
 
         Raises:
             CutOff: see the class.
@@ -80,7 +80,7 @@ class HttpTalk:
         status, body = await self.answer()
         if status == 503 and b"EXITING" in body:
             raise CutOff("nsqd stops")
-        assert status == 200, (pieces, status, body)
+        assert status == expected, (pieces, status, body)
         return body
 
     async def _read_more(self) -> None:

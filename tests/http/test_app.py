@@ -211,6 +211,7 @@ async def test_a_topic_is_moved_to_a_log(
 ) -> None:
     """By a route of ours, which says why it does not."""
     broker.topic("t", "default")
+    await broker.logs.ensure_node()
     broker.topic("l", "log")
     broker.topic("e#ephemeral")
     assert await ask(app, "POST", f"/topic/move?{arguments}") == answer

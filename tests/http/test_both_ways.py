@@ -13,7 +13,7 @@ from tests.soak import by_level, more_in_soak
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 
-EXAMPLES = settings(max_examples=by_level(test=20, short=100, full=1_000))
+EXAMPLES = settings(max_examples=by_level(test=20, short=60, full=1_000))
 
 
 def post(target: str, body: bytes, more: bytes = b"", version: bytes = b"1.1") -> bytes:

@@ -321,6 +321,7 @@ async def test_the_documentation_names_each_figure(broker: Broker) -> None:
     told = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(nsqd_\w+)` \|([^|]*)\|", told, re.MULTILINE)
     broker.topic("t").channel("c")
+    await broker.logs.ensure_node()
     broker.topic("l", "log")
     found = {}
     for figures in await metrics._gather(broker, Gate()):

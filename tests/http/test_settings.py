@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 from quart_trio import QuartTrio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import Gate, consume, finish, publish
 from trionsq.broker.broker import Broker
 from trionsq.broker.logs import LogTopics, log_of
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import Clock
+from trionsq.disk import Disk
 from trionsq.http import settings
 from trionsq.http.app import create_app
 from trionsq.storage.folder import DataPathError
+from trionsq.storage.log.rows import State, StateError
+from trionsq.storage.log.seeking import rfc3339
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.logstate import open_state
 from trionsq.testing.memory import nsqd_in_memory
@@ -166,6 +172,85 @@ async def test_a_first_log_on_a_full_disk_is_refused_with_the_reason() -> None:
         assert logs.open() == []
 
 
+def keeping(opened: list[State]) -> Callable[[Disk], State]:
+    """What opens a state, and puts it into the list."""
+
+    def open_one(disk: Disk) -> State:
+        opened.append(open_state(disk))
+        return opened[-1]
+
+    return open_one
+
+
+FIRST_LOGS = ["/topic/create?topic=t&storage=log", "/topic/move?topic=u&storage=log"]
+
+
+@pytest.mark.parametrize("target", FIRST_LOGS)
+async def test_the_first_log_of_a_node_holds_up_nobody(target: str) -> None:
+    """Its state is made in a job, once, also if a request is given up meanwhile."""
+    background, opened = Gate(), list[State]()
+    async with nsqd_in_memory(background=background, storage="default") as broker:
+        app = create_app(broker)
+        broker.topic("u", "default")
+        await wait_all_tasks_blocked()
+        broker.logs._open_state = keeping(opened)
+        background.shut()
+        with trio.move_on_after(0.01):
+            await ask(app, "POST", target)
+        async with trio.open_nursery() as nursery:
+            statuses: list[tuple[int, Any]] = []
+
+            async def request() -> None:
+                statuses.append(await ask(app, "POST", target))
+
+            nursery.start_soon(request)
+            await wait_all_tasks_blocked()
+            assert not opened
+            assert broker.logs.node is None
+            background.open()
+        assert [status for status, _ in statuses] == [200]
+        assert len(opened) == 1
+
+
+@pytest.mark.parametrize("target", FIRST_LOGS)
+async def test_a_first_log_that_fails_says_why_and_may_be_tried_again(target: str) -> None:
+    """The error of the disk is in the answer; when the disk is well, the same request succeeds."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="default") as broker:
+        app = create_app(broker)
+        broker.topic("u", "default")
+        disk.fail(errno.EACCES, forever=True, only=("create", "write"))
+        status, code = await ask(app, "POST", target)
+        assert status == 500
+        assert "Permission denied" in code
+        assert "defect" not in code
+        disk.heal()
+        assert (await ask(app, "POST", target))[0] == 200
+
+
+async def test_a_stop_waits_for_the_first_log(autojump_clock: MockClock) -> None:
+    """The state that is being made is closed, and not by the end of the process."""
+    background, states = Gate(), list[State]()
+    async with (
+        trio.open_nursery() as nursery,
+        nsqd_in_memory(background=background, storage="default") as broker,
+    ):
+        await wait_all_tasks_blocked()
+        broker.logs._open_state = keeping(states)
+        background.shut()
+        with trio.move_on_after(0.01):
+            await broker.logs.ensure_node()
+
+        async def open_later() -> None:
+            await trio.sleep(1)
+            background.open()
+
+        nursery.start_soon(open_later)
+    [state] = states
+    with pytest.raises(StateError, match="closed"):
+        state.load()
+
+
 async def test_a_start_with_logs_on_a_full_disk() -> None:
     """Publishes are refused, and /ping says why; what is there can be consumed."""
     disk = SimulatedDisk()
@@ -262,3 +347,95 @@ async def test_a_missing_segment_is_damage_until_the_rest_is_finished() -> None:
         await broker.logs.take_snapshots()
         await wait_all_tasks_blocked()
         assert broker.health == "OK"
+
+
+async def test_retention_is_set_and_shown(autojump_clock: MockClock) -> None:
+    """Of one topic, or by nsqd's flags; it outlives a restart, and says what the log has."""
+    disk, clock = SimulatedDisk(), Clock.from_trio(1_700_000_000_000_000_000)
+    flags: dict[str, Any] = {"storage": "log", "retain_ns": 3_600_000_000_000, "retain_bytes": 7}
+    async with nsqd_in_memory(disk=disk, clock=clock, **flags) as broker:
+        app = create_app(broker)
+        broker.topic("t").channel("c")
+        status, document = await ask(app, "GET", "/topic/settings?topic=t")
+        assert status == 200
+        assert document == {
+            "topic": "t",
+            "storage": "log",
+            "durability": "interval",
+            "retain": "1h0m0s",
+            "retain_bytes": 7,
+            "first": None,
+            "last": None,
+            "segments": 0,
+            "bytes": 0,
+            "oldest_segment": {"held_by": "none", "channel": ""},
+        }
+        # Threads let the time of tests jump, but for these seconds there are none.
+        began_ns = clock.now_ns()
+        for _ in range(3):
+            publish(broker, "t", b"x", b"y")
+            await trio.sleep(1)
+        topic_log = log_of(broker.topics["t"])
+        assert topic_log is not None
+        topic_log.gaps.add(5, 6)
+        for target, retain, nbytes in (
+            ("retain=90s", "1m30s", 7),
+            ("retain_bytes=0", "1m30s", 0),
+            ("retain=default&durability=always", "1h0m0s", 0),
+            ("retain=2h&retain_bytes=123", "2h0m0s", 123),
+        ):
+            status, document = await ask(app, "POST", f"/topic/settings?topic=t&{target}")
+            assert status == 200
+            assert (document["retain"], document["retain_bytes"]) == (retain, nbytes)
+        assert document["durability"] == "always"
+        assert document["first"] == {"sequence": 0, "time": rfc3339(began_ns)}
+        assert document["last"] == {"sequence": 4, "time": rfc3339(began_ns + 2 * 10**9)}
+        sizes = [len(data) for name, data in disk.files().items() if ".log." in name]
+        assert document["bytes"] == sum(sizes)
+        for bad in ("retain=", "retain=1", "retain=-1s", "retain_bytes=-1", "retain_bytes=1k",
+                    "retain_bytes=9999999999999999999"):  # fmt: skip
+            code = f"INVALID_{bad.partition('=')[0].upper()}"
+            assert await ask(app, "POST", f"/topic/settings?topic=t&{bad}") == (400, code)
+        broker.topic("d", "default")
+        answer = await ask(app, "POST", "/topic/settings?topic=d&retain=1h")
+        assert answer == (409, "TOPIC_HAS_NO_LOG")
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, clock=clock, **flags) as broker:
+        app = create_app(broker)
+        broker.topic("u")
+        _, document = await ask(app, "GET", "/topic/settings?topic=t")
+        assert (document["retain"], document["retain_bytes"]) == ("2h0m0s", 123)
+        _, document = await ask(app, "GET", "/topic/settings?topic=u")
+        assert (document["retain"], document["retain_bytes"]) == ("1h0m0s", 7)
+
+
+async def test_what_is_finished_goes_when_retention_lets_it(autojump_clock: MockClock) -> None:
+    """Not before; less retention takes effect at the next snapshot; /metrics says why it stays."""
+    disk = SimulatedDisk()
+
+    def files() -> int:
+        return len([name for name in disk.files() if ".log." in name])
+
+    async with nsqd_in_memory(disk=disk, storage="log", retain_ns=10**18) as broker:
+        app = create_app(broker)
+        assert broker.logs.node is not None
+        broker.logs.node._segment_bytes = 300
+        broker.topic("t").channel("c")
+        for number in range(10):
+            publish(broker, "t", b"%0300d" % number)
+        consumer, messages = await consume(broker, "t", "c", 10)
+        await finish(consumer, *messages[:4])
+        await trio.sleep(3)
+        _, document = await ask(app, "GET", "/topic/settings?topic=t")
+        assert document["oldest_segment"] == {"held_by": "retention", "channel": ""}
+        assert files() == document["segments"] == 10
+        await ask(app, "POST", "/topic/settings?topic=t&retain=0&retain_bytes=0")
+        await trio.sleep(3)
+        _, document = await ask(app, "GET", "/topic/settings?topic=t")
+        assert document["oldest_segment"] == {"held_by": "channel", "channel": "c"}
+        assert files() == 6
+        page = await (await app.test_client().get("/metrics")).get_data(as_text=True)
+        line = 'nsqd_log_oldest_segment{channel="c",held_by="channel",topic="t"} 1.0'
+        assert line in page.splitlines()
+        for name, value in (("first_sequence", 4), ("next_sequence", 10), ("retain_seconds", 0)):
+            assert f'nsqd_log_{name}{{topic="t"}} {value:.1f}' in page.splitlines()

@@ -26,6 +26,7 @@ from trionsq.client import Consumer, Producer
 from trionsq.local import demo
 from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.local.up.cluster import Cluster, Member, run_cluster
+from trionsq.local.up.daemons import host_inside
 from trionsq.local.up.options import Ports, UpOptions, plan
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
@@ -59,33 +60,47 @@ class Life:
         self.ended.set()
 
 
-async def publish_all(broker: Broker, bodies: list[bytes]) -> list[bytes]:
-    """Publish by HTTP until cut off; what was answered with success."""
-    answered: list[bytes] = []
+async def publish_all(port: int, bodies: list[bytes], answered: list[bytes], *targets: str) -> None:
+    """Publish by HTTP, then get the targets, until cut off; note what was answered."""
     try:
-        stream = await trio.open_tcp_stream("127.0.0.1", broker.ports.http)
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
     except OSError:
-        return answered
+        return
     async with stream:
         with until_cut_off():
             talk = HttpTalk(stream)
             for body in bodies:
                 await talk.ask(post("/pub?topic=t", body))
                 answered.append(body)
-            await talk.ask(get("/stats"))
-            await talk.ask(get("/admin/ping"))
-    return answered
+            for target in targets:
+                await talk.ask(get(target))
+
+
+async def stored_messages(folder: str) -> list[bytes]:
+    """What the next nsqd delivers."""
+    found, life = list[bytes](), Life(folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(life.run)
+        assert life.broker is not None
+        consumer = Conversation.begin(life.broker)
+        await consumer.subscribe("t", "c", ready=10)
+        with trio.move_on_after(1):
+            while True:
+                found.append((await consumer.message()).body)
+        consumer.close()
+        life.stop.set()
+    return found
 
 
 async def end_an_nsqd(cancel_at: CancelAt, *, how: str) -> None:
     """An nsqd with a dashboard that is stopped, or cancelled, at one await; then the next one."""
-    bodies, answered, found = numbered(5), list[bytes](), list[bytes]()
+    bodies, answered = numbered(5), list[bytes]()
     with (
         nothing_left_behind(only_sockets=how == "cancelled"),
         threads_in_mock_time(),
         TemporaryDirectory() as folder,
     ):
-        first, second = Life(folder), Life(folder)
+        first = Life(folder)
         with trio.fail_after(600):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(first.run)
@@ -94,22 +109,14 @@ async def end_an_nsqd(cancel_at: CancelAt, *, how: str) -> None:
                 await wait_all_tasks_blocked()
                 await trio.sleep(1)
                 if first.broker is not None:
-                    answered = await publish_all(first.broker, bodies)
+                    port = first.broker.ports.http
+                    await publish_all(port, bodies, answered, "/stats", "/admin/ping")
                 first.stop.set()
                 await first.ended.wait()
                 cancel_at.root = None
             assert answered == bodies or cancel_at.has_fired
             assert first.broker is not None or how == "cancelled"
-            async with trio.open_nursery() as nursery:
-                await nursery.start(second.run)
-                assert second.broker is not None
-                consumer = Conversation.begin(second.broker)
-                await consumer.subscribe("t", "c", ready=10)
-                with trio.move_on_after(1):
-                    while True:
-                        found.append((await consumer.message()).body)
-                consumer.close()
-                second.stop.set()
+            found = await stored_messages(folder)
     assert set(found) <= set(bodies)
     if how == "stopped":
         assert first.broker is not None
@@ -169,6 +176,41 @@ def test_a_cluster_stopped_at_any_await(when: When) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         sweep_awaits(end_a_cluster, when)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def end_a_cluster_of_daemons(cancel_at: CancelAt) -> None:
+    """An nsqlookupd and an nsqd as tasks of this process, with a signal at one await."""
+    bodies, answered = numbered(3), list[bytes]()
+
+    async def publish(cluster: Cluster) -> None:
+        await publish_all(cluster.members[-1].ports.http, bodies, answered)
+
+    with (
+        nothing_left_behind(),
+        threads_in_mock_time(),
+        TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("trionsq.local.up.cluster.start_collecting", lambda: None)
+        parts = plan(UpOptions(port=0, lookupd_port=0, no_admin=True, data_path=folder))
+        cancel_at.root = trio.lowlevel.current_task()
+        cancel_at.cancel = lambda: signal.raise_signal(signal.SIGTERM)
+        assert await run_cluster(parts, host_inside, publish) == 0
+        cancel_at.root = None
+        found = await stored_messages(parts[-1].data_path) if answered else []
+    assert answered == bodies or cancel_at.has_fired
+    assert set(answered) <= set(found) <= set(bodies)
+
+
+@in_short_soak
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_a_cluster_of_daemons_stopped_at_any_await(when: When) -> None:
+    """No socket, file or task is left, and what was answered is stored."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        sweep_awaits(end_a_cluster_of_daemons, when, least=50)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -25,12 +25,17 @@ from trionsq.storage.folder import lock_data_path
 
 LIMIT_S = 180.0
 CONFIG = Config(
-    max_in_flight=100, lookupd_poll_interval_s=0.2, default_requeue_delay_s=0, max_attempts=0
+    dial_timeout_s=LIMIT_S,
+    max_in_flight=100,
+    lookupd_poll_interval_s=0.2,
+    default_requeue_delay_s=0,
+    max_attempts=0,
 )
 FLAGS: dict[str, list[str]] = {"one process": [], "processes": ["--processes"]}
 MODES = pytest.mark.parametrize("mode", smoke(FLAGS, *FLAGS))
 ONE_MODE = pytest.mark.parametrize("mode", smoke(FLAGS, "one process"))
 """The other one is for the soaks."""
+IN_SOAK = pytest.mark.parametrize("mode", smoke(FLAGS))
 
 
 @dataclass
@@ -192,7 +197,7 @@ async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path)
         assert await second.end(signal.SIGTERM) == 0
 
 
-@ONE_MODE
+@IN_SOAK
 async def test_debug_pages_name_every_task(mode: list[str], tmp_path: Path) -> None:
     """No task that nsqd shows is named by a function of ours."""
     async with up(tmp_path, *mode) as running:

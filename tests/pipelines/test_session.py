@@ -15,6 +15,7 @@ import pytest
 from pipelines import session
 from pipelines.errors import SetupError
 from pipelines.session import check_workers, prepare
+from tests.soak import in_short_soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +119,7 @@ def test_workers_without_that_python_are_told(
     assert explained(spark) == f"workers have no {nowhere}: set PYSPARK_PYTHON to theirs"
 
 
+@in_short_soak
 def test_workers_whose_python_has_no_packages_are_told(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ Node = ClientNode | NsqdNode | LookupdNode | AdminNode
 STOP_S: Final = 45.0
 """Within this time after SIGTERM a process has ended, or does not keep its promise."""
 
+# A kill within so long may make nsqd forget what an operator has changed.
+_UNPAUSED_S: Final = 5.0
 _MAX_JOB_OPERATIONS: Final = 9
 
 # A kind of error of the disk: its number, and the operations that have it.
@@ -301,6 +303,12 @@ class Saboteur:
             process.call(topic.unpause)
             for channel in topic.channels.values():
                 process.call(channel.unpause)
+        self._world.after(_UNPAUSED_S, self._unpause_again, node, process)
+
+    def _unpause_again(self, node: NsqdNode, process: object) -> None:
+        """If a kill came before the metadata was saved."""
+        if node.machine.process is not process:
+            self._unpause(node)
 
     # Links
 

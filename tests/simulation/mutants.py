@@ -13,6 +13,7 @@ import argparse
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,8 +34,11 @@ __all__ = ["ROOT", "BadDay", "Mutant", "find", "is_good_here", "mutants"]
 
 ROOT: Final = Path(__file__).parents[2]
 _SOURCES: Final = ("trionsq", "lookupd", "admin", "tests/simulation", "tests/promises")
-# A process that is silent for so long is in a loop without an end: that, too, is a bad day.
-_SILENT_S: Final = 60.0
+# A day that takes so much processor time is in a loop without an end: that, too, is a bad day. On a
+# busy machine it may take a hundred times as long.
+_DAY_CPU_S: Final = 20.0
+# So long a process is silent only if it waits for something that does not come.
+_SILENT_S: Final = 1800.0
 
 
 class Mutant(msgspec.Struct, forbid_unknown_fields=True):
@@ -160,6 +164,7 @@ def _live(first: int, end: int) -> None:
 
     for seed in range(first, end):
         tell(_Progress(seed))
+        signal.setitimer(signal.ITIMER_PROF, _DAY_CPU_S)  # its signal ends the process
         if violations := live(draw_plan(seed)).violations:
             tell(_Progress(seed, BadDay(seed, violations[0])))
             return

@@ -230,7 +230,11 @@ def draw_plan(seed: int) -> Plan:
         fault.lasts_s, fault.value = more.choice((0.05, 0.5, 2.0)), more.random()
         plan.faults.append(fault)
     if more.random() < 0.06:
-        _draw_night(more, nsqds[0], load_s, plan.faults)
+        _draw_night(more, plan)
+    elif more.random() < 0.05:
+        _draw_pause(more, plan)
+    elif not plan.faults and more.random() < 0.4:
+        _set_touches(plan)
     plan.faults.sort(key=lambda fault: fault.at_s)
     _set_no_clock_back_over_a_restart(plan)
     for nsqd in nsqds:
@@ -249,17 +253,62 @@ def _set_no_clock_back_over_a_restart(plan: Plan) -> None:
             jump.value = abs(jump.value)
 
 
-def _draw_night(random: Random, nsqd: NsqdPlan, load_s: float, faults: list[FaultPlan]) -> None:
+def _draw_night(random: Random, plan: Plan) -> None:
     """A backlog on the disk, nothing that asks for a sync but time, and then no power."""
+    nsqd = plan.nsqds[0]
     nsqd.options |= {
         "mem_queue_size": 0, "max_bytes_per_file": 100_000, "sync_every": 2500,
         "sync_timeout_ns": 200_000_000,
     }  # fmt: skip
-    faults.append(FaultPlan(0.2, "pause channel", nsqd.name, "", load_s))
     if random.random() < 0.4:
-        at_s = load_s * random.uniform(0.1, 0.3)
-        faults.append(FaultPlan(at_s, "disk sync error", nsqd.name, "", 0.5))
-    faults.append(FaultPlan(load_s * random.uniform(0.7, 0.95), "power loss", nsqd.name))
+        _let_a_sync_fail(random, plan)
+    load_s, name = plan.load_s, nsqd.name
+    plan.faults += [
+        FaultPlan(0.2, "pause channel", name, "", load_s),
+        FaultPlan(load_s * random.uniform(0.7, 0.95), "power loss", name),
+    ]
+
+
+def _let_a_sync_fail(random: Random, plan: Plan) -> None:
+    """While much is published, and long before the power fails.
+
+    Consumers hold little, because as many old messages may be lost.
+    """
+    nsqd = plan.nsqds[0]
+    plan.load_s = max(plan.load_s, 8.0)
+    at_s = plan.load_s * random.uniform(0.1, 0.2)
+    plan.faults.append(FaultPlan(at_s, "disk sync error", nsqd.name, "", 1.0))
+    nsqd.options["sync_timeout_ns"] = 600_000_000
+    _publish_steadily(plan, 0.3)
+    for producer in plan.producers:
+        producer.kinds = ["PUB", "MPUB", "HTTP"]
+    for consumer in plan.consumers:
+        consumer.max_in_flight, consumer.habits = 1, {}
+
+
+def _draw_pause(random: Random, plan: Plan) -> None:
+    """Messages come to a topic while it is paused."""
+    at_s = plan.load_s * random.uniform(0.1, 0.4)
+    plan.faults.append(FaultPlan(at_s, "pause topic", plan.nsqds[0].name, "", 2.0))
+    _publish_steadily(plan, 0.8)
+
+
+def _publish_steadily(plan: Plan, share: float) -> None:
+    """In the first ``share`` of the day, to the first nsqd as long as it runs."""
+    first = plan.nsqds[0].name
+    for producer in plan.producers:
+        producer.count, producer.gap_s = 80, 2 * share * plan.load_s / 80
+        producer.nsqds = [first, *(name for name in producer.nsqds if name != first)]
+
+
+def _set_touches(plan: Plan) -> None:
+    """Messages are worked on for longer than their time-out, one after the other."""
+    plan.load_s = 12.0
+    for nsqd in plan.nsqds:
+        nsqd.options["msg_timeout_ns"] = 3 * 10**9
+    for consumer in plan.consumers:
+        consumer.kind = "messages" if consumer.kind == "raw" else consumer.kind
+        consumer.max_in_flight, consumer.habits = 1, {"touch": 0.2}
 
 
 def _draw_nsqd(random: Random, number: int) -> NsqdPlan:

@@ -40,9 +40,11 @@ def broken_stories(day: Day) -> Iterator[str]:
     yield from _slow(day)
 
 
-def _is_disturbed(day: Day, *names: str) -> bool:
+def _is_disturbed(day: Day, until_s: float, *names: str) -> bool:
     return any(
-        fault.kind not in _UNHEARD and {fault.target, fault.other} & set(names)
+        fault.kind not in _UNHEARD
+        and fault.at_s < until_s
+        and {fault.target, fault.other} & set(names)
         for fault in day.plan.faults
     )
 
@@ -55,7 +57,6 @@ def _again(day: Day) -> Iterator[str]:
     timeouts_s = {
         nsqd.name: int(nsqd.options["msg_timeout_ns"]) / SECOND_NS for nsqd in day.plan.nsqds
     }
-    # Another one may have had the message in its buffer when it came again elsewhere.
     prompt = {
         consumer.plan.name
         for consumer in day.consumers
@@ -73,10 +74,13 @@ def _again(day: Day) -> Iterator[str]:
         for body, deliveries in bodies.items():
             for last, again in pairwise(deliveries):
                 nsqd = last.nsqd
+                # Else it may have had the message in its buffer before the other one.
+                is_later = again.consumer in prompt or again.attempts > last.attempts
                 if (
-                    not {last.consumer, again.consumer} <= prompt
+                    last.consumer not in prompt
+                    or not is_later
                     or (nsqd, last.message_id) != (again.nsqd, again.message_id)
-                    or _is_disturbed(day, nsqd, last.consumer, again.consumer)
+                    or _is_disturbed(day, again.at_s, nsqd, last.consumer, again.consumer)
                 ):
                     continue
                 due_s = max(last.at_s, last.touched_s) + timeouts_s[nsqd]

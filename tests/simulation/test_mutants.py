@@ -17,19 +17,31 @@ def test_each_bad_change_applies() -> None:
     assert len(_MUTANTS) == len(mutants()) >= 40
 
 
-_AT_ONCE = {"requeue-drops", "stop-without-save", "max-in-flight-ignored"}
+_AT_ONCE = {"requeue-drops"}
+_IN_SHORT = {"stop-without-save", "max-in-flight-ignored"}
+
+
+def _marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if name in _AT_ONCE else (in_short_soak if name in _IN_SHORT else in_soak,)
 
 
 @pytest.mark.parametrize(
     "mutant",
-    [
-        pytest.param(mutant, id=name, marks=() if name in _AT_ONCE else in_soak)
-        for name, mutant in _MUTANTS.items()
-    ],
+    [pytest.param(mutant, id=name, marks=_marks(name)) for name, mutant in _MUTANTS.items()],
 )
 def test_a_bad_change_is_found(mutant: Mutant) -> None:
     """One of its first days becomes bad."""
     assert find(mutant, is_good_here) is not None
+
+
+@in_soak
+def test_a_day_without_an_end_is_bad() -> None:
+    """A change that makes a loop of a day is found by the time that it takes."""
+    old = "        count = start = 0\n"
+    mutant = Mutant("endless", "trionsq/storage/writer.py", old, "        while True: pass\n", 3)
+    bad = find(mutant, lambda seed: True)
+    assert bad is not None
+    assert bad.violation == "the day did not end"
 
 
 @in_short_soak

@@ -6,10 +6,12 @@ from tests.engines import ON_LOG
 from tests.simulation.swarm import Swarm, live_seeds
 from tests.soak import by_level, more_in_soak
 
-DAYS = by_level(test=60, short=300, full=10_000)
+DAYS = by_level(test=40, short=150, full=10_000)
 if ON_LOG:
-    DAYS = by_level(test=10, short=100, full=10_000)
-SEEDS = range(DAYS)
+    DAYS = by_level(test=10, short=60, full=10_000)
+FIRST = by_level(test=0, short=1_000, full=0)
+"""The short soak has days of its own."""
+SEEDS = range(FIRST, FIRST + DAYS)
 
 
 @more_in_soak

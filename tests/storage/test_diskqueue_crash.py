@@ -14,7 +14,7 @@ from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
-SEEDS = range(by_level(test=1, short=4, full=16))
+SEEDS = range(by_level(test=1, short=2, full=16))
 DRAWS = 4
 
 each_way = pytest.mark.parametrize("held", [False, True], ids=["at once", "held"])

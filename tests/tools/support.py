@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from trionsq.client import Config, Consumer
 from trionsq.testing import OpenBroker
 
 LIMIT_S = 60.0
+PATIENT = Config(dial_timeout_s=LIMIT_S)
+"""For clients of the tests: on a busy machine a connection may take more than a second."""
 SIGNALS = smoke({"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}, "SIGTERM")
 """Those that end a tool in order."""
 
@@ -119,7 +121,7 @@ async def channel_stats(nsqd: OpenBroker, topic: str, channel: str) -> dict[str,
 async def bodies(nsqd: OpenBroker, topic: str, channel: str, count: int) -> list[bytes]:
     """Receive this many messages, in their order of arrival."""
     found: list[bytes] = []
-    config = Config(max_in_flight=2500)
+    config = replace(PATIENT, max_in_flight=2500)
     with trio.fail_after(LIMIT_S):
         async with Consumer(
             topic, channel, nsqd_tcp_addresses=[nsqd.tcp_address], config=config

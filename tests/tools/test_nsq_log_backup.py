@@ -66,7 +66,7 @@ async def test_a_backup_under_load_has_all_that_was_acknowledged_before(tmp_path
     before: list[bytes] = []
     restored = tmp_path / "restored"
     async with running_nsqd(options(tmp_path)) as broker:
-        node = broker.logs.ensure_node()
+        node = await broker.logs.ensure_node()
         node._segment_bytes = 2_000
         for name in ("a", "b"):
             broker.topic("t").channel(name)
@@ -112,7 +112,7 @@ def segments_in(folder: Path) -> int:
 async def test_segments_are_held_only_while_a_backup_is_made(tmp_path: Path) -> None:
     """Those that nobody needs any more go from the data path, also after a backup that failed."""
     async with running_nsqd(options(tmp_path)) as broker:
-        broker.logs.ensure_node()._segment_bytes = 2_000
+        (await broker.logs.ensure_node())._segment_bytes = 2_000
         channel = broker.topic("t").channel("c")
         for number in range(0, 90, 30):
             await publish(broker, *numbered(90, 40)[number : number + 30])

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.processes import running_nsqlookupd
-from tests.tools.support import LIMIT_S, bodies, run, run_here, running, until_true
+from tests.tools.support import LIMIT_S, PATIENT, bodies, run, run_here, running, until_true
 from trionsq import httpget
 from trionsq.client import Producer
 from trionsq.testing import OpenBroker, open_broker
@@ -39,7 +39,7 @@ def test_a_row() -> None:
 
 async def _fill(nsqd: OpenBroker, count: int) -> None:
     """Create channel c of topic t with this many messages."""
-    async with Producer(nsqd.tcp_address) as producer:
+    async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
         await producer.publish("t", b"first")
         await bodies(nsqd, "t", "c", 1)
         await producer.publish_many("t", [b"x"] * count)

@@ -16,6 +16,7 @@ import trio
 from tests.processes import running_nsqlookupd
 from tests.tools.support import (
     LIMIT_S,
+    PATIENT,
     SIGNALS,
     bodies,
     channel_stats,
@@ -33,7 +34,7 @@ from trionsq.testing import OpenBroker, open_broker
 
 
 async def _publish(nsqd: OpenBroker, topic: str, messages: list[bytes]) -> None:
-    async with Producer(nsqd.tcp_address) as producer:
+    async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
         await producer.publish_many(topic, messages)
 
 
@@ -156,7 +157,7 @@ async def test_a_message_is_not_given_up() -> None:
     async with open_broker() as nsqd:
         await _publish(nsqd, "t", [b"one"])
         where = [nsqd.tcp_address]
-        async with Consumer("t", "c", nsqd_tcp_addresses=where) as consumer:
+        async with Consumer("t", "c", nsqd_tcp_addresses=where, config=PATIENT) as consumer:
             with trio.fail_after(LIMIT_S):
                 async for message in consumer:
                     message.requeue(0, backoff=False)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import trio
 
 from tests.processes import running_nsqlookupd
 from tests.soak import smoke
-from tests.tools.support import SIGNALS, run_here
+from tests.tools.support import PATIENT, SIGNALS, run_here
 from trionsq.client import Config, Consumer, Producer
 from trionsq.testing import OpenBroker, open_broker
 from trionsq.tools.nsq_to_file import TopicTask
@@ -99,7 +100,7 @@ def names(folder: Path) -> list[str]:
 
 async def publish(nsqd: OpenBroker, bodies: Sequence[bytes], topic: str = "t") -> None:
     """Publish and wait for the confirmation."""
-    async with Producer(nsqd.tcp_address) as producer:
+    async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
         await producer.publish_many(topic, list(bodies))
 
 
@@ -306,7 +307,7 @@ async def test_no_message_is_finished_before_its_fsync(tmp_path: Path) -> None:
 
         async def feed() -> None:
             # Too few at once to be due for a sync; that is what the interval is for.
-            async with Producer(nsqd.tcp_address) as producer:
+            async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
                 for number in range(0, 5_000, 10):
                     await producer.publish_many(
                         "t", [b"%d" % n for n in range(number, number + 10)]
@@ -338,7 +339,7 @@ async def test_what_waits_for_a_sync_is_not_delivered_again(tmp_path: Path) -> N
     async with open_broker() as nsqd:
         where = [nsqd.tcp_address]
         flags = ["--consumer-opt=msg_timeout,3s", "--sync-interval=1h"]
-        config = Config(msg_timeout_s=3, max_attempts=0)
+        config = replace(PATIENT, msg_timeout_s=3, max_attempts=0)
         async with (
             running(nsqd, tmp_path, *flags) as process,
             Consumer("t", "silent", nsqd_tcp_addresses=where, config=config) as silent,

@@ -21,6 +21,7 @@ from tests.soak import smoke
 from tests.tools.http_receiver import Answer, Received, receiver
 from tests.tools.support import (
     LIMIT_S,
+    PATIENT,
     SIGNALS,
     bodies,
     channel_stats,
@@ -45,7 +46,7 @@ MESSAGES = [b"message %03d" % number for number in range(COUNT)]
 
 async def publish(nsqd: OpenBroker, messages: list[bytes]) -> None:
     """Publish to topic t."""
-    async with Producer(nsqd.tcp_address) as producer:
+    async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
         await producer.publish_many("t", messages)
 
 

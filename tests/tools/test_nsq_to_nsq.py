@@ -15,6 +15,7 @@ from tests.processes import free_address, running_nsqlookupd
 from tests.soak import smoke
 from tests.tools.support import (
     LIMIT_S,
+    PATIENT,
     SIGNALS,
     bodies,
     channel_stats,
@@ -38,7 +39,7 @@ MESSAGES = [b"message %05d" % number for number in range(COUNT)]
 
 async def publish(nsqd: OpenBroker, messages: Sequence[bytes], topic: str = "t") -> None:
     """Publish as one batch."""
-    async with Producer(nsqd.tcp_address) as producer:
+    async with Producer(nsqd.tcp_address, config=PATIENT) as producer:
         await producer.publish_many(topic, messages)
 
 

@@ -22,7 +22,7 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
         BackupError: it failed; the text says why.
         StateError: there is no state, and it cannot be made.
     """
-    node = logs.ensure_node()
+    node = await logs.ensure_node()
     await logs.take_snapshots()
     if (error := await logs.commit()) is not None:
         raise BackupError(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Final, Protocol
@@ -16,6 +16,7 @@ from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
+from trionsq.core.topic import TopicState
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
@@ -29,6 +30,7 @@ class ChannelOwner(Protocol):
     """The topic of a channel, as the channel sees it."""
 
     name: str
+    core: TopicState
     channels: dict[str, Channel]
 
     @property
@@ -137,6 +139,13 @@ class Channel:
         When the chore is done, which is mostly at once, no older message can be delivered.
         """
         return self._chores.start(self.core.empty())
+
+    def seek(self, move_backend: Callable[[], int]) -> Chore:
+        """Drop all messages as `empty`, and go on with those that the backend then has.
+
+        See `ChannelState.seek`.
+        """
+        return self._chores.start(self.core.seek(move_backend))
 
     def mark_exiting(self) -> None:
         """Refuse subscriptions from now on: the task has ended."""

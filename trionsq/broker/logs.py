@@ -7,7 +7,8 @@ there before the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -22,11 +23,12 @@ from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
-from trionsq.storage.folder import DataFolder, DataPathError
+from trionsq.storage.folder import DataFolder, DataPathError, error_text
 from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
+from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
@@ -68,6 +70,24 @@ def durability_of(topic: Topic) -> str:
     return "memory" if topic_log is None else topic_log.durability
 
 
+@dataclass(slots=True)
+class _Opened:
+    """What the data path has of logs."""
+
+    node: LogNode
+    mark: MetadataMark
+    moved_queues: MovedQueues
+    logs: Sequence[FoundLog]
+
+
+class _Opening:
+    """The first log of a running nsqd: its state is being made."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+
+
 class LogTopics:
     """The logs of a broker."""
 
@@ -85,11 +105,12 @@ class LogTopics:
         self._topics = topics
         self._open_state = open_state
         self._node: LogNode | None = None
-        self._state: State | None = None
+        self._opening: _Opening | None = None
         self._moved_queues: MovedQueues | None = None
         self._mark: MetadataMark | None = None
         self._found: dict[str, FoundLog] = {}
-        self._snapshots = Snapshots()
+        self.retentions = Retentions(Retention(options.retain_ns, options.retain_bytes))
+        self._snapshots = Snapshots(self.retentions)
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
 
@@ -106,15 +127,15 @@ class LogTopics:
         try:
             is_new = STATE_FILE not in self._folder.disk.names()
             if not is_new or self._options.storage == "log":
-                self._open_node()
+                self._serve(self._open_node())
         except (StateError, OSError) as error:
             hint = " (there is no log yet: --storage=default starts without it)" if is_new else ""
             raise DataPathError(f"failed to open the log: {error}{hint}") from error
         return list(self._found)
 
-    def _open_node(self) -> LogNode:
+    def _open_node(self) -> _Opened:
+        """Read what there is, or make the state. Blocks; in any thread."""
         state = self._open_state(self._folder.disk)
-        self._state = state
         content = state.load()
         node = LogNode(
             self._folder,
@@ -123,30 +144,63 @@ class LogTopics:
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
         )
-        self._mark = MetadataMark(state, content.meta)
-        self._moved_queues = MovedQueues(node, content.meta)
-        self._moved_queues.remove_files(content)
-        for found in open_logs(node, content):
+        moved_queues = MovedQueues(node, content.meta)
+        moved_queues.remove_files(content)
+        self.retentions.load(content.meta, {row.number for row in content.topics})
+        mark = MetadataMark(state, content.meta)
+        return _Opened(node, mark, moved_queues, open_logs(node, content))
+
+    def _serve(self, opened: _Opened) -> None:
+        for found in opened.logs:
             self._found[found.log.name] = found
             for cursor in found.channels:
                 cursor.held.follow_clock(self._clock.now_ns(), self._options.max_req_timeout_ns)
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
-        self._node = node
-        return node
+        self._mark, self._moved_queues = opened.mark, opened.moved_queues
+        self._node = opened.node
 
     @property
     def node(self) -> LogNode | None:
         """What all logs share; None if no topic ever had one."""
         return self._node
 
-    def ensure_node(self) -> LogNode:
-        """Return the node; make its state if there is none.
+    async def ensure_node(self) -> LogNode:
+        """Return the node; if there is none, make its state, in a thread.
 
         Raises:
             StateError: that failed.
         """
-        return self._node or self._open_node()
+        if self._node is None:
+            opening = self._opening or self._begin_opening()
+            await opening.ended.wait()
+            if isinstance(failure := opening.failure, StateError):
+                raise StateError(str(failure)) from failure
+            if failure is not None:
+                raise StateError(error_text(failure)) from failure
+        assert self._node is not None
+        return self._node
+
+    def _begin_opening(self) -> _Opening:
+        # It goes on if nobody waits any more: nobody else may open the state meanwhile.
+        opening = self._opening = _Opening()
+        opened: list[_Opened] = []
+
+        def job() -> None:
+            try:
+                opened.append(self._open_node())
+            except StateError as error:
+                opening.failure = error
+
+        def done(error: Exception | None) -> None:
+            self._opening = None
+            opening.failure = opening.failure or error
+            if opened:
+                self._serve(opened[0])
+            opening.ended.set()
+
+        self._folder.background.submit(job, done)
+        return opening
 
     @property
     def moved_queues(self) -> MovedQueues:
@@ -182,19 +236,20 @@ class LogTopics:
         Args:
             name: of the topic.
             is_loading: the metadata name it: it has a log only if there is one.
-            storage: ``log`` or ``default`` if somebody asked for it.
-
-        Raises:
-            StateError: the state cannot be made.
+            storage: ``log`` or ``default`` if somebody asked for it. For ``log`` there must be a
+                node, see `ensure_node`.
         """
         found = self._found.get(name)
         if found is not None and not found.log.is_deleted:
             return found.log
         if is_ephemeral(name) or is_loading or (storage or self._options.storage) != "log":
             return None
-        return self.ensure_node().new_topic(name)
+        assert self._node is not None, "there is no log yet"
+        return self._node.new_topic(name)
 
-    def channel_backend(self, topic_log: TopicLog, name: str) -> Backend | None:
+    def channel_backend(
+        self, topic_log: TopicLog, name: str, begin_at: int | None = None
+    ) -> Backend | None:
         """Return the cursor of a channel that is being made; None if the channel is ephemeral."""
         if is_ephemeral(name):
             return None
@@ -205,7 +260,7 @@ class LogTopics:
                     found.channels.remove(cursor)
                     return cursor
         assert self._node is not None
-        return self._node.new_cursor(topic_log, name)
+        return self._node.new_cursor(topic_log, name, begin_at)
 
     def found(self, name: str) -> FoundLog:
         """Return what the start found of a topic."""
@@ -277,6 +332,9 @@ class LogTopics:
 
     async def close(self) -> list[str]:
         """Make everything durable, and release the files; return what failed."""
+        if self._opening is not None:
+            with trio.move_on_after(_STOP_S):
+                await self._opening.ended.wait()
         node = self._node
         if node is None:
             return []

@@ -88,7 +88,7 @@ class TopicMove:
             MoveFailed: nothing has changed.
             StateError: the state of the logs cannot be made.
         """
-        self._node = self._logs.ensure_node()
+        self._node = await self._logs.ensure_node()
         self._log, begun = begin_log(self._node, self._topic.name)
         is_committed = False
         try:

@@ -10,6 +10,13 @@ import re
 import socket
 import zlib
 
+from trionsq.broker.log_options import (
+    durability_option,
+    retain_bytes_option,
+    retain_option,
+    state_interval_option,
+    storage_option,
+)
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
 from trionsq.options import (
@@ -35,7 +42,6 @@ TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", bool
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
 ADMIN_ACCESS = choice("way", "auto", "none", "password")
-DURABILITY = choice("when", "always", "interval")
 
 
 class OptionsError(Exception):
@@ -310,24 +316,11 @@ class NsqdOptions(DaemonOptions):
         STRING,
         "path of the users file, see nsqadmin --add-user (empty: user admin, password in the log)",
     )
-    storage: str = option(
-        "storage",
-        "default",
-        choice("engine", "default", "log"),
-        "where new topics keep their messages: default (the files of NSQ) or log",
-    )
-    durability: str = option(
-        "durability",
-        "interval",
-        DURABILITY,
-        "topics with a log answer: always (after the fsync) or interval (after the write)",
-    )
-    state_interval_ns: int = option(
-        "state-interval",
-        SECOND_NS,
-        DURATION,
-        "duration between saves of what the consumers of topics with a log have finished",
-    )
+    storage: str = storage_option()
+    durability: str = durability_option()
+    state_interval_ns: int = state_interval_option()
+    retain_ns: int = retain_option()
+    retain_bytes: int = retain_bytes_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -347,6 +340,8 @@ _NOT_NEGATIVE = frozenset(
         "max_connection_rate",
         "max_connection_burst",
         "max_http_connections",
+        "retain_ns",
+        "retain_bytes",
     }
 )
 

@@ -106,10 +106,8 @@ class TopicRegistry:
         """Get or make the topic of a valid name.
 
         A command that makes it has to wait for `Topic.claim_wait`. ``storage`` is where a new one
-        keeps its messages: ``default`` or ``log``; empty: --storage says.
-
-        Raises:
-            StateError: it is to have a log, and the state of the logs cannot be made.
+        keeps its messages: ``default`` or ``log``, after `LogTopics.ensure_node`; empty: --storage
+        says.
         """
         return self.topics.get(name) or self._new_topic(name, storage)
 
@@ -137,18 +135,20 @@ class TopicRegistry:
         self._tasks.start_soon(run, name=f"topic {name}")
         return topic
 
-    def _new_channel(self, topic: Topic, name: str) -> Channel:
+    def _new_channel(self, topic: Topic, name: str, begin_at: int | None) -> Channel:
         assert self._tasks is not None, "the broker does not run"
         self._delete_old_channel(topic.name, name)
         topic_log = topic.core.store.backend
         backend: Backend | None = None
         if isinstance(topic_log, TopicLog):
-            backend = self._logs.channel_backend(topic_log, name)
+            backend = self._logs.channel_backend(topic_log, name, begin_at)
         backend = backend or self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_req_timeout_ns)
         core.wake_at = partial(self.scan_queue.set_time, core)
+        if begin_at is not None:
+            core.replayed_count = core.depth
         if core.deferred_count:  # in a log, since before the start
             core.scan_at(0.0)
         if self._options.e2e_processing_latency_percentile:

@@ -25,7 +25,7 @@ __all__ = [
 
 _Looked = TypeVar("_Looked", bound="Looked")
 
-# The original's period, there not an option either.
+# The original's period, there not an option either; a read that has ended is not made to wait.
 _SCAN_INTERVAL_S: Final = 0.1
 # A channel whose scan failed is scanned again after this time.
 _SCAN_RETRY_S: Final = 1.0
@@ -43,17 +43,30 @@ class ScanQueue:
 
     def __init__(self) -> None:
         self._times: TimerQueue[ChannelState] = TimerQueue()
+        self._asked = trio.Event()
 
     def __len__(self) -> int:
         """Channels to be scanned; each is in the queue once."""
         return len(self._times)
 
     def set_time(self, channel: ChannelState, at_s: float) -> None:
-        """Scan ``channel`` at the monotonic time ``at_s``, and not before; `NEVER` is never."""
+        """Scan ``channel`` at the monotonic time ``at_s``, and not before.
+
+        `NEVER` is never. 0.0 is at once: something has come that messages waited for.
+        """
         if at_s == NEVER:
             self._times.discard(channel)
         else:
             self._times.set(channel, at_s)
+            if not at_s:
+                self._asked.set()
+
+    async def wait(self, longest_s: float) -> None:
+        """Wait so long, or until a channel is to be scanned at once."""
+        with trio.move_on_after(longest_s):
+            await self._asked.wait()
+        if self._asked.is_set():
+            self._asked = trio.Event()
 
     def hurry(self, now_s: float) -> None:
         """Scan all channels in the queue now: the time of deferred messages has jumped."""
@@ -75,7 +88,7 @@ async def run_queue_scan(
     """
     selection = max(1, options.queue_scan_selection_count)
     while True:
-        await trio.sleep(_SCAN_INTERVAL_S)
+        await queue.wait(_SCAN_INTERVAL_S)
         if clock.follow_wall() > _JUMP_NS:
             queue.hurry(clock.now_s())
         while True:

@@ -68,7 +68,7 @@ class Topic:
         core: TopicState,
         clock: Clock,
         chores: Chores,
-        new_channel: Callable[[Topic, str], Channel],
+        new_channel: Callable[[Topic, str, int | None], Channel],
         deleted: Callable[[Topic], Chore],
         channel_gone: Callable[[Topic, Channel], None],
     ) -> None:
@@ -243,11 +243,14 @@ class Topic:
         self.core.retry()
         self._wake_up.wake()
 
-    def channel(self, name: str) -> Channel:
-        """Return the channel of that name; create it if there is none. The name must be valid."""
+    def channel(self, name: str, begin_at: int | None = None) -> Channel:
+        """Return the channel of that name; create it if there is none. The name must be valid.
+
+        ``begin_at``: in a log, the sequence of the first message that a new one gets.
+        """
         channel = self.channels.get(name)
         if channel is None:
-            channel = self.channels[name] = self._new_channel(self, name)
+            channel = self.channels[name] = self._new_channel(self, name, begin_at)
             channel.core.made_room = self._made_room
             channel.core.store.backend.caught_up = partial(self._channel_caught_up, channel)
             self.core.add_channel(channel.core)

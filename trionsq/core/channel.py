@@ -2,7 +2,7 @@
 
 Synchronous; the caller, `trionsq.broker`, passes the time. One equation holds after every call:
 
-    message_count = finish_count + depth + in flight + deferred + dropped
+    message_count + replayed_count = finish_count + depth + in flight + deferred + dropped
 
 Messages that the backend held at the start are in no counter and are left out of it.
 `ChannelState.check` tests the equation.
@@ -70,6 +70,8 @@ class ChannelState(ChannelDispatch):
         failed: gets an exception that nobody expected from a delivery in the topic's turn. The
             messages are queued by then, so it is not the topic's concern.
         message_count, finish_count, requeue_count: since the start.
+        replayed_count: messages that the channel is to get once more, or that were published before
+            it was made, because somebody asked for them; since the start.
         latencies: of the messages finished of late; None if nobody wants to know them.
     """
 
@@ -79,6 +81,7 @@ class ChannelState(ChannelDispatch):
         super().__init__(ChannelStore(mem_queue_size, backend, random), random)
         self.name = name
         self.message_count = 0
+        self.replayed_count = 0
         self.finish_count = 0
         self.requeue_count = 0
         self.latencies: Latencies | None = None
@@ -297,8 +300,21 @@ class ChannelState(ChannelDispatch):
         Waiting messages are gone at once, and messages in flight do not return to the queue. The
         caller does the rest by exhausting the iterator, which yields where a turn ends.
         """
+        return self._forget_all(None)
+
+    def seek(self, move_backend: Callable[[], int]) -> Iterator[None]:
+        """Drop all messages as `empty`, and go on with those that the backend then has.
+
+        ``move_backend`` takes the place of `Backend.empty`: it returns how many messages it drops.
+        The caller does the rest by exhausting the iterator.
+        """
+        rest = self._forget_all(move_backend)
+        self.replayed_count += self.store.backend.depth
+        return rest
+
+    def _forget_all(self, empty_backend: Callable[[], int] | None) -> Iterator[None]:
         self.in_flight.epoch += 1
-        memory = self.store.empty()
+        memory = self.store.empty(empty_backend)
         deferred, self.deferred = self.deferred, self.store.backend.new_deferred(self.scan_at)
         self.store.drop("emptied", len(deferred))
         self.store.dropped_count += deferred.lost_count

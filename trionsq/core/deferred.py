@@ -44,7 +44,7 @@ class DeferredMessages(Protocol):
         """Add all messages of a segment, due at that time."""
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
-        """Add the one message of a segment that a backend returned with its delay."""
+        """Add what a backend returned with its delay: one message, of a log also more."""
 
     def pop_due(self, now_ns: int) -> Iterator[Segment]:
         """Pop and yield messages that are due.

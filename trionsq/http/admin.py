@@ -66,7 +66,8 @@ class Administration:
             raise HttpError(400, "MISSING_ARG_TOPIC")
         return self.topic_named(name.decode(errors="replace"))
 
-    def _topic_and_channel_name(self) -> tuple[Topic, str]:
+    def topic_and_channel_name(self) -> tuple[Topic, str]:
+        """Return what the query's parameters name; the channel need not exist; raises HttpError."""
         values = query()
         topic_name, channel_name = (
             valid_argument(values, b"topic"),
@@ -76,7 +77,7 @@ class Administration:
 
     def existing_channel(self) -> Channel:
         """Return the channel of the query's parameters; raises HttpError."""
-        topic, name = self._topic_and_channel_name()
+        topic, name = self.topic_and_channel_name()
         channel = topic.channels.get(name)
         if channel is None:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
@@ -88,15 +89,17 @@ class Administration:
         name, storage = valid_topic_name(values), _storage(values)
         if storage == "log" and is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_TOPIC_HAS_NO_LOG")
-        try:
-            topic = self._broker.topic(name, storage)
-        except StateError as error:  # no topic had a log before
-            raise HttpError(500, f"NOT_DURABLE: {error}") from error
+        if storage == "log" and name not in self._broker.topics:
+            try:
+                await self._broker.logs.ensure_node()
+            except StateError as error:  # no topic had a log before
+                raise HttpError(500, f"NOT_DURABLE: {error}") from error
+        topic = self._broker.topic(name, storage)
         if storage not in ("", topic.storage):
             raise HttpError(409, "TOPIC_HAS_OTHER_STORAGE")
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
-        return await self._durable()
+        return await self.durable()
 
     async def move_topic(self) -> Response:
         """POST /topic/move: give an existing topic a log, while clients use it."""
@@ -135,12 +138,12 @@ class Administration:
     async def delete_topic(self) -> Response:
         """POST /topic/delete: with its channels; their consumers are disconnected."""
         await self._broker.delete_topic(self._existing_topic().name).wait()
-        return await self._durable()
+        return await self.durable()
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: drop the messages of the topic, not those of its channels."""
         await self.topic_named(valid_topic_name(query())).empty().wait()
-        return await self._durable()
+        return await self.durable()
 
     async def pause_topic(self) -> Response:
         """POST /topic/pause."""
@@ -152,20 +155,20 @@ class Administration:
 
     async def create_channel(self) -> Response:
         """POST /channel/create: the topic must exist."""
-        topic, name = self._topic_and_channel_name()
+        topic, name = self.topic_and_channel_name()
         topic.channel(name)
-        return await self._durable()
+        return await self.durable()
 
     async def delete_channel(self) -> Response:
         """POST /channel/delete: its consumers are disconnected."""
         channel = self.existing_channel()
         await channel.topic.delete_channel(channel.name).wait()
-        return await self._durable()
+        return await self.durable()
 
     async def empty_channel(self) -> Response:
         """POST /channel/empty: drop its waiting, in-flight and deferred messages."""
         await self.existing_channel().empty().wait()
-        return await self._durable()
+        return await self.durable()
 
     async def pause_channel(self) -> Response:
         """POST /channel/pause."""
@@ -179,16 +182,16 @@ class Administration:
         topic = self._existing_topic()
         change(topic)
         await self._broker.save_metadata()
-        return await self._durable(topic.core)
+        return await self.durable(topic.core)
 
     async def _change_channel(self, change: Callable[[Channel], None]) -> Response:
         channel = self.existing_channel()
         change(channel)
         await self._broker.save_metadata()
         topic = self._broker.topics.get(channel.topic.name)
-        return await self._durable(None if topic is None else topic.core, channel.core)
+        return await self.durable(None if topic is None else topic.core, channel.core)
 
-    async def _durable(
+    async def durable(
         self, topic: TopicState | None = None, channel: ChannelState | None = None
     ) -> Response:
         """The response to a change: what is in the state of the logs waits for its commit."""

@@ -17,6 +17,7 @@ from trionsq.http.debug import Debugging
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
 from trionsq.http.publish import LineSplitter, PublishRules, in_turns
+from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
 from trionsq.http.stats import Statistics
 from trionsq.web import app
@@ -64,6 +65,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
+    seeking = Seeking(admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -87,7 +89,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/topic/note_damage", settings.note_damage),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
-        ("POST", "/channel/create", admin.create_channel),
+        ("POST", "/channel/create", seeking.create_channel),
+        ("POST", "/channel/seek", seeking.seek_channel),
         ("POST", "/channel/delete", admin.delete_channel),
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),

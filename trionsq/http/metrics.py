@@ -18,6 +18,7 @@ from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.topic import Topic
 from trionsq.core.latency import quantiles
 from trionsq.storage.log.figures import StateFigures
+from trionsq.storage.log.retention import Retention
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
@@ -65,6 +66,7 @@ _CHANNEL: Final = (
     counter(
         "nsqd_channel_timed_out_messages", "Messages whose timeout passed; they were requeued."
     ),
+    counter("nsqd_channel_replayed_messages", "Messages that an operator asked for once more."),
     gauge("nsqd_channel_clients", "Clients subscribed."),
     gauge("nsqd_channel_paused", "1 while the channel is paused: its consumers get no messages."),
 )
@@ -82,6 +84,15 @@ _LOG: Final = (
         "nsqd_log_damaged_places",
         "Damaged places of the log that are still there, and that no operator has noted.",
     ),
+    gauge("nsqd_log_first_sequence", "Sequence of the oldest message that the log may have."),
+    gauge("nsqd_log_next_sequence", "Sequence that the next message gets."),
+    gauge("nsqd_log_first_timestamp_seconds", "When the oldest file of the log was made."),
+    gauge("nsqd_log_last_timestamp_seconds", "When the newest message in memory was published."),
+    gauge("nsqd_log_retain_seconds", "How long finished messages stay; 0: as long as needed."),
+    gauge("nsqd_log_retain_bytes", "How many bytes of the log stay; 0: as many as needed."),
+)
+_HOLDER: Final = gauge(
+    "nsqd_log_oldest_segment", "1: what keeps the oldest file of the log; see docs/durability.md."
 )
 _STATE: Final = (
     counter("nsqd_log_state_commits", "Transactions of the logs' state."),
@@ -128,7 +139,8 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
-    storages, logs = Table([_STORAGE]), Table(_LOG)
+    storages, logs, holders = Table([_STORAGE]), Table(_LOG), Table([_HOLDER])
+    retentions = broker.logs.retentions
     damaged = _damaged(broker)
     reads = 0
     for topic in list(broker.topics.values()):
@@ -139,7 +151,10 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         storage = {"storage": topic.storage, "durability": durability_of(topic)}
         storages.rows.append(({**labels, **storage}, [1]))
         if topic_log is not None:
-            logs.rows.append((labels, _log(topic_log, damaged[topic.name])))
+            kept, holder = retentions.of(topic_log), retentions.holder(topic_log)
+            logs.rows.append((labels, _log(topic_log, damaged[topic.name], kept)))
+            held = {"held_by": holder.kind, "channel": holder.channel}
+            holders.rows.append(({**labels, **held}, [1]))
         _add_dropped(topics_dropped, labels, topic.core.dropped)
         reads += 1
         for channel in list(topic.channels.values()):
@@ -161,6 +176,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *_logs(broker),
         storages,
         logs,
+        holders,
         topics,
         topics_dropped,
         channels,
@@ -194,6 +210,7 @@ def _channel(channel: Channel, now_ns: int) -> list[float | None]:
         core.finish_count,
         core.requeue_count,
         core.timeout_count,
+        core.replayed_count,
         len(channel.clients),
         core.paused,
     ]
@@ -205,8 +222,10 @@ def _damaged(broker: Broker) -> Counter[str]:
     return Counter() if node is None else Counter(place.topic for place in node.damaged)
 
 
-def _log(topic_log: TopicLog, damaged_count: int) -> list[float | None]:
+def _log(topic_log: TopicLog, damaged_count: int, kept: Retention) -> list[float | None]:
     figures, segments = topic_log.figures, topic_log.segments
+    first_ns = segments[0].header.created_ns if segments else None
+    last_ns = topic_log.cache.time_of(topic_log.safe_end - 1)
     unsafe_count, unsafe_nbytes = topic_log.unsafe
     return [
         len(segments),
@@ -218,6 +237,12 @@ def _log(topic_log: TopicLog, damaged_count: int) -> list[float | None]:
         figures.failed_rounds,
         figures.refused_count,
         damaged_count,
+        topic_log.first,
+        topic_log.end,
+        None if first_ns is None else first_ns / 1e9,
+        None if last_ns is None else last_ns / 1e9,
+        kept.time_ns / 1e9,
+        kept.nbytes,
     ]
 
 

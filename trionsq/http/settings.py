@@ -1,4 +1,4 @@
-"""/topic/settings: where a topic keeps its messages, and how safe an OK is; /topic/note_damage.
+"""/topic/settings: where a topic keeps its messages, how safely and how long; /topic/note_damage.
 
 The original has no such endpoints, and its /stats has no place for what they say.
 """
@@ -6,17 +6,21 @@ The original has no such endpoints, and its /stats has no place for what they sa
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import islice
 from typing import Final, TypedDict
 
 import trio
 from quart import Response
 
+from trionsq import durations
 from trionsq.broker.broker import Broker
 from trionsq.broker.logs import durability_of, log_of
+from trionsq.broker.seeks import find_ends
 from trionsq.broker.topic import Topic
 from trionsq.http.admin import Administration
-from trionsq.web.protocol import HttpError, json_bytes, valid_topic_name
+from trionsq.storage.log.seeking import LogPosition, rfc3339
+from trionsq.web.protocol import HttpError, Query, json_bytes, valid_topic_name
 from trionsq.web.request import query
 from trionsq.web.responses import Pieces, empty, json_document, json_pieces
 
@@ -26,6 +30,7 @@ log = logging.getLogger("trionsq")
 
 _DURABILITIES: Final = ("interval", "always")
 _MAX_DAMAGED: Final = 100
+_MAX_DIGITS: Final = 18
 # Topics that are read before other tasks run.
 _TURN_TOPICS: Final = 500
 
@@ -49,7 +54,7 @@ class Settings:
         """GET /topic/settings: of one topic; without a name of all, with the logs' trouble."""
         values = query()
         if b"topic" in values:
-            return json_document(_row(self._admin.topic_named(valid_topic_name(values))))
+            return await self._one(self._admin.topic_named(valid_topic_name(values)))
         pieces = Pieces()
         begin, key, end = json_bytes(self._node_document()).partition(b'"topics":[')
         pieces.add(begin + key)
@@ -78,16 +83,30 @@ class Settings:
         }
 
     async def post(self) -> Response:
-        """POST /topic/settings: change the durability of a topic with a log."""
+        """POST /topic/settings: change durability and retention of a topic with a log."""
         values = query()
         topic = self._admin.topic_named(valid_topic_name(values))
+        has_retention = b"retain" in values or b"retain_bytes" in values
         durability = values.get(b"durability", b"").decode(errors="replace")
-        if durability not in _DURABILITIES:
+        if durability not in _DURABILITIES and (durability or not has_retention):
             raise HttpError(400, "INVALID_DURABILITY")
+        retain_ns = _retained(values, b"retain", durations.parse)
+        retain_bytes = _retained(values, b"retain_bytes", _bytes)
         topic_log = log_of(topic)
         if topic_log is None:
             raise HttpError(409, "TOPIC_HAS_NO_LOG")
-        if topic_log.durability != durability:
+        logs = self._broker.logs
+        if has_retention:
+            own_ns, own_bytes = logs.retentions.own(topic_log)
+            own_ns = retain_ns if b"retain" in values else own_ns
+            own_bytes = retain_bytes if b"retain_bytes" in values else own_bytes
+            assert logs.node is not None
+            numbers = logs.node.logs.keys()
+            logs.node.commit([logs.retentions.change(topic_log, (own_ns, own_bytes), numbers)])
+            kept = logs.retentions.of(topic_log)
+            text = durations.render(kept.time_ns)
+            log.info("TOPIC(%s): retention is now %s, %d bytes", topic.name, text, kept.nbytes)
+        if durability and topic_log.durability != durability:
             log.info("TOPIC(%s): durability is now %s", topic.name, durability)
             topic_log.durability = durability
             # What was answered before is made safe as well.
@@ -95,7 +114,25 @@ class Settings:
         error = await self._broker.logs.commit(topic.core)
         if error is not None:
             raise HttpError(500, f"NOT_DURABLE: {error}")
-        return json_document(_row(topic))
+        return await self._one(topic)
+
+    async def _one(self, topic: Topic) -> Response:
+        document: dict[str, object] = {**_row(topic)}
+        topic_log = log_of(topic)
+        if topic_log is not None:
+            retentions = self._broker.logs.retentions
+            kept, holder = retentions.of(topic_log), retentions.holder(topic_log)
+            first, last = await find_ends(topic_log)
+            document |= {
+                "retain": durations.render(kept.time_ns),
+                "retain_bytes": kept.nbytes,
+                "first": _position(first),
+                "last": _position(last),
+                "segments": len(topic_log.segments),
+                "bytes": topic_log.figures.disk_nbytes(topic_log.segments),
+                "oldest_segment": {"held_by": holder.kind, "channel": holder.channel},
+            }
+        return json_document(document)
 
     async def note_damage(self) -> Response:
         """POST /topic/note_damage: the damage of a topic's log is no fault any more."""
@@ -105,6 +142,30 @@ class Settings:
         if count:
             log.info("TOPIC(%s): %d damaged places are noted", topic.name, count)
         return empty()
+
+
+def _retained(values: Query, name: bytes, parse: Callable[[str], int]) -> int | None:
+    """Return a parameter of retention; None: the default of the node is to hold."""
+    text = values.get(name, b"default").decode(errors="replace")
+    if text == "default":
+        return None
+    try:
+        value = parse(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise HttpError(400, f"INVALID_{name.decode().upper()}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else -1
+
+
+def _position(position: LogPosition | None) -> dict[str, object] | None:
+    if position is None or position.time_ns is None:
+        return None
+    return {"sequence": position.sequence, "time": rfc3339(position.time_ns)}
 
 
 def _row(topic: Topic) -> TopicSettings:

@@ -338,9 +338,13 @@ async def test_without_lookupd_from_the_start_a_snapshot_says_so(
 
 
 async def test_a_node_lookupd_forgot_is_asked_on_for_a_while(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is how a dead node looks; later it is taken for one that was taken away."""
+    # A day has tens of thousands of polls, a quarter of an hour hundreds.
+    gone_s = 900.0
+    assert gone_s < GONE_S
+    monkeypatch.setattr("admin.watch.poller.GONE_S", gone_s)
     node = FakeNode("dead:4151", always(SAID))
     watched = make([node, good()])
     async with running(watched) as poller:
@@ -353,7 +357,7 @@ async def test_a_node_lookupd_forgot_is_asked_on_for_a_while(
             node.answer = refuses("dead:4151")
             found = await polls(poller, 10)
             assert found.problems[0].kind == "node-silent"
-            await trio.sleep(GONE_S)
+            await trio.sleep(gone_s)
             assert list((await polls(poller, 1)).nodes) == ["good1:4151"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.pipelines.cluster.standalone import standalone_cluster
 from tests.pipelines.drill.processes import Driver, batches_in, rows_in
 from tests.pipelines.source.publishing import publish
-from tests.soak import in_short_soak
+from tests.soak import in_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ MESSAGES = 20_000
 BATCH = 1000
 
 
-@in_short_soak
+@in_soak
 def test_a_worker_that_dies_with_its_executor_costs_no_row(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:

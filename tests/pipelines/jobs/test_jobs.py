@@ -15,7 +15,7 @@ from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK, archived, run_example
 from tests.pipelines.sink.rows import taken
 from tests.pipelines.source.publishing import channel_at_rest, publish
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_counts(spark: SparkSession, nsqd: OpenBroker, capsys: pytest.CaptureFix
     assert all(line[2] == "+86400s" and "max 6 B" in " ".join(line) for line in lines)
 
 
-@in_short_soak
+@in_soak
 def test_counts_into_a_topic(spark: SparkSession, nsqd: OpenBroker) -> None:
     """A complete window, past the watermark, is published as one JSON message."""
     state = "--checkpoint=run/counts"

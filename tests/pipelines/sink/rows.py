@@ -41,7 +41,10 @@ async def _take(address: str, count: int, topic: str) -> list[bytes]:
     found: list[bytes] = []
     with trio.fail_after(LIMIT_S):
         async with Consumer(
-            topic, "c", nsqd_tcp_addresses=[address], config=Config(max_in_flight=2000)
+            topic,
+            "c",
+            nsqd_tcp_addresses=[address],
+            config=Config(dial_timeout_s=LIMIT_S, max_in_flight=2000),
         ) as consumer:
             batches = consumer.batches()
             while len(found) < count:

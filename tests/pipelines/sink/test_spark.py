@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipelines.sink.rows import taken
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, smoke
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run_stream(rows: DataFrame, checkpoint: Path, **options: str) -> Any:
     return query
 
 
-@pytest.mark.parametrize("mode", ["direct", "staged"])
+@pytest.mark.parametrize("mode", smoke({"direct": "direct", "staged": "staged"}, "staged"))
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path, mode: str
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.log.log_samples import simple_batch
+from trionsq.core.batch import Segment
 from trionsq.disk import Disk
 from trionsq.histogram import Histogram
 from trionsq.storage.log import segments as segments_module
@@ -59,6 +60,10 @@ class Written:
             segment.index = None
 
 
+def bodies_of(segments: Sequence[Segment]) -> list[bytes]:
+    return [body for one in segments for body in one.batch.bodies.slice(one.first, one.last)]
+
+
 RECORDS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -93,16 +98,17 @@ def test_each_message_of_a_range_is_read(
     ranges = [
         MessageRange(first, data.draw(st.integers(1, log.end - first)), 1) for first in firsts
     ]
-    found, damage, lost = read_ranges(log.disk, log.segments, ranges, max_bytes)
+    read = read_ranges(log.disk, log.segments, ranges, max_bytes)
     wanted = [
         log.bodies[sequence]
         for first, count, _ in sorted(ranges)
         for sequence in range(first, first + count)
         if sequence in log.bodies
     ]
-    assert [body for one in found for body in one.batch.bodies.slice(one.first, one.last)] == wanted
-    assert damage == []
-    assert lost == sum(one.count for one in ranges) - len(wanted)
+    assert bodies_of(read.segments) == wanted
+    assert read.damage == []
+    assert read.unread == []
+    assert read.lost == sum(one.count for one in ranges) - len(wanted)
 
 
 @given(
@@ -131,3 +137,32 @@ def test_blocks_follow_each_other(
         sequence, place = block.end, block.next
     wanted = {at: body for at, body in log.bodies.items() if at >= first}
     assert {at: body for at, body in found.items() if at >= first} == wanted
+
+
+@given(
+    records=RECORDS,
+    segment_bytes=st.sampled_from([400, 2_000, 1 << 20]),
+    max_bytes=st.sampled_from([1, 200, 1_000]),
+    is_started=st.booleans(),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=40)
+def test_what_was_stepped_over_is_no_damage(
+    records: list[tuple[int, list[int]]],
+    segment_bytes: int,
+    max_bytes: int,
+    is_started: bool,
+    data: st.DataObject,
+) -> None:
+    """A reader that took the next messages from memory, or that knows that nobody gets them, goes
+    on reading behind them, and names nothing."""
+    log = Written(records, segment_bytes)
+    if is_started:
+        log.forget_indexes()
+    first = data.draw(st.integers(0, log.end - 1))
+    place = read_block(log.disk, log.segments, first, max_bytes, log.end).next
+    later = data.draw(st.sampled_from(sorted(log.bodies)))
+    block = read_block(log.disk, log.segments, max(first, later), max_bytes, log.end, place)
+    assert block.damage == []
+    if later >= first:
+        assert later in sequences_of(block.batches[0])

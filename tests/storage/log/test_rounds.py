@@ -21,6 +21,7 @@ from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
+from trionsq.storage.log.reading import RangesRead
 from trionsq.storage.log.rows import UpdateTopic
 from trionsq.storage.log.state import STATE_FILE
 from trionsq.storage.log.tailcache import TailCache
@@ -69,6 +70,25 @@ def test_a_commit_of_nothing_ends() -> None:
     node.jobs.run_all()
     assert committed.is_done
     assert committed.error is None
+
+
+def test_changes_that_failed_are_not_durable_while_a_round_takes_them_along() -> None:
+    """Who asks meanwhile whether all is durable hears so when it is."""
+    node = Node()
+    node.disk.fail(errno.EIO, name=f"{STATE_FILE}*")
+    node.log.is_paused = True
+    failed = node.node.commit([UpdateTopic(node.log.row())])
+    node.jobs.run_all()
+    assert failed.error
+    publish(node, b"a")
+    committed = node.node.committed()
+    assert committed is not None
+    was_done = committed.is_done
+    node.jobs.run_all()
+    assert not was_done
+    assert committed.is_done
+    assert committed.error is None
+    assert start(node.disk.after_power_loss())[1].is_paused
 
 
 def publish(node: Node, *bodies: bytes) -> Round:
@@ -182,15 +202,19 @@ def test_what_was_emptied_at_the_topic_comes_to_no_channel() -> None:
 class _OneMessage:
     """A log whose messages are all in memory."""
 
-    def cached_segment(self, one: MessageRange) -> Segment | None:
+    def cached_segment(self, one: MessageRange) -> Segment:
         ids = ListColumn([b"%016x" % one.sequence])
         batch = MessageBatch(ListBodies([b"a"]), ids, NOW_NS, sequences=[one.sequence])
         return Segment(batch, 0, 1, one.attempts)
 
-    def read_ranges(
-        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
-    ) -> None:
+    def cached_batch(self, sequence: int) -> MessageBatch:
+        return self.cached_segment(MessageRange(sequence, 1, 0)).batch
+
+    def read_ranges(self, ranges: list[MessageRange], done: Callable[[RangesRead], None]) -> None:
         raise AssertionError("all is in memory")
+
+    def release_block(self, nbytes: int) -> None:
+        assert not nbytes
 
 
 def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() -> None:

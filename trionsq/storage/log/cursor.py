@@ -15,7 +15,7 @@ from trionsq.storage.log.cursorlog import CursorLog
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.peek import HeldView, LogView
 from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
-from trionsq.storage.log.reading import Block, Place
+from trionsq.storage.log.reading import Block, Place, RangesRead, share_nbytes
 from trionsq.storage.log.rows import DropHeld, StoredChannel
 
 __all__ = ["Cursor"]
@@ -38,6 +38,8 @@ class Cursor:
         depth: messages before the frontier that are to be read, and returned ones beside memory.
         held: the deferred messages.
         is_paused: whether the channel is.
+        low: messages before it are finished, as the last snapshot, or a seek behind it, saw that.
+        replay_end: deferred messages before it are not in `held` before they are read.
     """
 
     behind: Final = False
@@ -52,6 +54,8 @@ class Cursor:
         self.next = next_
         self.frontier = frontier
         self.is_paused = False
+        self.low = 0
+        self.replay_end = 0
         self.depth = frontier - next_ - log.count_gaps(next_, frontier)
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
@@ -63,7 +67,7 @@ class Cursor:
         self._batches_nbytes = 0
         self._place: Place | None = None
         self._is_reading = False
-        # Counts up with each `empty`: what a job brings back later is void.
+        # Counts up with each `empty` or seek: what a job brings back later is void.
         self._generation = 0
         self._returned: deque[MessageRange] = deque()
         self._fetching: list[MessageRange] = []
@@ -77,7 +81,7 @@ class Cursor:
     def _new_held(self, first_chunk: int) -> HeldMessages:
         return HeldMessages(
             self._log,
-            self._note_entered,
+            self._advance,
             self._note_damaged,
             lambda at_s: self._scan_at(at_s),
             first_chunk,
@@ -105,9 +109,6 @@ class Cursor:
         self.depth += count
         if not self._advance(segment):
             self._returned.extend(segment_ranges(segment))
-
-    def _note_entered(self, segment: Segment) -> None:
-        self._advance(segment)
 
     def _advance(self, segment: Segment) -> bool:
         """Move the frontier behind a segment; False if it was behind before."""
@@ -137,7 +138,8 @@ class Cursor:
 
     def _read_published(self, max_count: int, max_bytes: int) -> Segment | None:
         while self.next < self.frontier:
-            if self._log.has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
+            has_gaps = self._log.has_gaps
+            if has_gaps and (gap_end := self._log.gap_end(self.next)) is not None:
                 self.next = min(gap_end, self.frontier)
                 continue
             batch = self._batch_at_next()
@@ -145,17 +147,22 @@ class Cursor:
                 return None
             assert batch.sequences is not None
             first = self.next - batch.sequences[0]
-            last = min(batch.count, self.frontier - batch.sequences[0])
-            if self._is_held(batch):
-                self.next = batch.sequences[0] + last
-                continue
+            end = min(self.frontier, self._log.gap_begin(self.next)) if has_gaps else self.frontier
+            last = min(batch.count, end - batch.sequences[0])
+            if last <= first:
+                continue  # what was damaged ends in a gap
+            if batch.defer_ms:
+                if self._is_held():
+                    self.next = batch.sequences[0] + last
+                    continue
+                if self.next < self.replay_end:
+                    last = min(last, self.replay_end - batch.sequences[0])
             last = min(last, first + max_count)
             last = first + count_fitting(batch.bodies, first, last - first, max_bytes)
             self.next = batch.sequences[0] + last
             self.depth -= last - first
             return Segment(batch, first, last)
-        if self.next >= self.frontier:
-            self._drop_surplus()
+        self._drop_surplus()
         return None
 
     def _drop_surplus(self) -> None:
@@ -165,9 +172,9 @@ class Cursor:
             self.depth -= surplus
             self._note_damaged(surplus)
 
-    def _is_held(self, batch: MessageBatch) -> bool:
-        # Each channel holds deferred messages from their publishing on.
-        return bool(batch.defer_ms)
+    def _is_held(self) -> bool:
+        # Each channel holds deferred messages from their publishing on, but for replayed ones.
+        return self.next >= self.replay_end
 
     def _batch_at_next(self) -> MessageBatch | None:
         """Return the batch that has the next message; None if it is being read."""
@@ -254,22 +261,28 @@ class Cursor:
             self._fetching.append(one)
             left -= one.count
         generation = self._generation
-        self._log.read_ranges(
-            self._fetching, lambda segments, lost: self._have_fetched(segments, lost, generation)
-        )
+        self._log.read_ranges(self._fetching, lambda read: self._have_fetched(read, generation))
 
-    def _have_fetched(self, segments: list[Segment], lost: int, generation: int) -> None:
+    def _have_fetched(self, read: RangesRead, generation: int) -> None:
+        nbytes = sum(map(share_nbytes, read.segments))
+        self._log.release_block(nbytes)  # they are few
         if generation != self._generation:
             return
         self._fetching = []
-        self._fetched.extend(segments)
-        if nbytes := sum(segment.batch.bodies.nbytes for segment in segments):
-            count = sum(segment.count for segment in segments)
+        self._returned.extendleft(reversed(read.unread))
+        self._fetched.extend(read.segments)
+        if nbytes:
+            count = sum(segment.count for segment in read.segments)
             self._fetch_messages = max(1, min(_FETCH_BYTES * count // nbytes, _MAX_FETCH_MESSAGES))
-        if lost:
-            self.depth -= lost
-            self._note_damaged(lost)
+        if read.lost:
+            self.depth -= read.lost
+            self._note_damaged(read.lost)
         self.caught_up()
+
+    def step_over_held(self) -> None:
+        """Go on behind deferred messages if nothing else is to be read: no reader comes by."""
+        if not self.depth:
+            self.next = self.frontier
 
     # What is known of it
 
@@ -302,8 +315,15 @@ class Cursor:
     # By the operator
 
     def empty(self) -> int:
+        return self.seek(self.frontier)
+
+    def seek(self, sequence: int) -> int:
+        """Drop all, and go on at a sequence up to the frontier; returns how many were dropped.
+
+        The state gets both in one change.
+        """
         dropped = self.depth
-        self._forget_all()
+        self._restart(sequence)
         chunks = self.held.chunk_numbers()
         self.held = self._new_held(self.held.next_chunk)
         self._log.note_emptied(self, [DropHeld(self.number, chunks)])
@@ -318,16 +338,17 @@ class Cursor:
         self._place = None
         self._is_reading = False
 
-    def _forget_all(self) -> None:
+    def _restart(self, sequence: int) -> None:
         self.release()
         self._returned.clear()
         self._fetching = []
         self._fetched.clear()
-        self.next = self.frontier
-        self.depth = 0
+        self.next = self.low = sequence
+        self.replay_end = self.frontier
+        self.depth = self.frontier - sequence - self._log.count_gaps(sequence, self.frontier)
 
     def delete(self) -> None:
-        self._forget_all()
+        self._restart(self.frontier)
         self._log.drop_cursor(self)
 
     def close(self) -> None:
@@ -340,6 +361,7 @@ class Cursor:
 
         ``topic`` is the number of its topic.
         """
+        replay_end = self.replay_end if self.next < self.replay_end else 0
         return StoredChannel(
             number=self.number,
             topic=topic,
@@ -347,7 +369,7 @@ class Cursor:
             paused=self.is_paused,
             next=self.next,
             frontier=self.frontier,
-            open=pack_open(open_, self.skipped),
+            open=pack_open(open_, self.skipped, replay_end),
             fired_ns=self.held.fired_ns,
         )
 

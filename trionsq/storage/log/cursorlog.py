@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from trionsq.core.batch import MessageBatch
-from trionsq.storage.log.held import MessageSource
+from trionsq.storage.log.duereader import MessageSource
 from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.reading import Block, Place
 from trionsq.storage.log.rows import Change
@@ -23,9 +22,6 @@ class CursorLog(MessageSource, Protocol[_AnyCursor]):
     def part(self) -> LogPart:
         """The log as it is now, for a thread to read."""
 
-    def cached_batch(self, sequence: int) -> MessageBatch | None:
-        """Return the batch that has a sequence if it is in memory."""
-
     def read_block(
         self, sequence: int, end: int, place: Place | None, done: Callable[[Block], None]
     ) -> None:
@@ -38,11 +34,11 @@ class CursorLog(MessageSource, Protocol[_AnyCursor]):
     def gap_end(self, sequence: int) -> int | None:
         """Return where the gap with a sequence ends; None if it is in none."""
 
+    def gap_begin(self, sequence: int) -> int:
+        """Return where the gap with a sequence begins, or else the next one."""
+
     def count_gaps(self, first: int, end: int) -> int:
         """Return how many of the sequences are in gaps."""
-
-    def release_block(self, nbytes: int) -> None:
-        """A block that was read is let go."""
 
     def count_on_disk(self, first: int, end: int) -> int:
         """Return how many of the messages are not in the cache."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol
+from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.peek import in_order
+from trionsq.storage.log.duereader import DueReader, MessageSource
 from trionsq.storage.log.ranges import (
     HeldRange,
     MessageRange,
@@ -27,24 +27,15 @@ from trionsq.storage.log.ranges import (
 )
 from trionsq.storage.log.rows import Change, DropHeld, PutHeld, StoredHeld
 
-__all__ = ["HeldMessages", "MessageSource"]
+__all__ = ["HeldMessages"]
 
 # Ranges in a chunk; one that is being filled is written again at each tick.
 _CHUNK_RANGES: Final = 4096
-# Ranges read in one job.
-_MAX_READ: Final = 512
-
-
-class MessageSource(Protocol):
-    """The log, as held messages see it."""
-
-    def cached_segment(self, one: MessageRange) -> Segment | None:
-        """Return the first messages of a range if they are in memory."""
-
-    def read_ranges(
-        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
-    ) -> None:
-        """Read messages in a job; ``done`` gets them, and how many are lost."""
+# Ranges that leave the chunks at once; what they have is then taken, or read.
+_MAX_DUE: Final = 512
+# How long before its time a message may be read.
+_AHEAD_NS: Final = 1_000_000_000
+_MS_NS: Final = 1_000_000
 
 
 class _Chunk:
@@ -83,7 +74,7 @@ class HeldMessages:
     def __init__(
         self,
         source: MessageSource,
-        entered: Callable[[Segment], None],
+        entered: Callable[[Segment], object],
         lost: Callable[[int], None],
         scan_at: Callable[[float], None],
         first_chunk: int = 0,
@@ -99,23 +90,19 @@ class HeldMessages:
         """
         self.has_changed = False
         self.lost_count = 0
-        self._source = source
         self._entered = entered
         self._lost = lost
-        self._scan_at = scan_at
         self._count = 0
         # The chunk that is being filled, as a heap, and whether the state lacks some of it.
         self._recent: list[HeldRange] = []
+        self._has_new = False
         self._number = first_chunk
         self._full: list[_Chunk] = []
         self._heap: list[tuple[int, int, _Chunk]] = []
         self._dropped: list[int] = []
         self._fired_ns = 0
-        # Messages that left the chunks, and are not popped: to be read, being read, read.
-        self._wanted: deque[MessageRange] = deque()
-        self._reading: list[MessageRange] = []
-        self._ready: deque[Segment] = deque()
-        self._is_over = False
+        # What left the chunks, and is not popped.
+        self._due = DueReader(source, self._have_lost, lambda: scan_at(0.0))
         self._is_saved = False
 
     def __repr__(self) -> str:
@@ -145,8 +132,11 @@ class HeldMessages:
 
     def _walk(self) -> Iterator[HeldRange]:
         """Yield all, the next due first; what is not looked at costs nothing."""
-        for moving in self.in_transit():
+        for moving in self._due.ranges():
             yield HeldRange(self._fired_ns, *moving)
+        yield from self._walk_chunks()
+
+    def _walk_chunks(self) -> Iterator[HeldRange]:
         chunks = in_order(self._heap)
         waiting = next(chunks, None)
         ways: list[tuple[HeldRange, int, Iterator[HeldRange]]] = []
@@ -166,9 +156,9 @@ class HeldMessages:
 
     @property
     def next_ns(self) -> int | None:
-        if self._reading or self._ready:
+        if self._due.is_waiting:
             return None  # `scan_at` is called
-        return self._next_due_ns()
+        return self._fired_ns if len(self._due) else self._next_due_ns()
 
     def _next_due_ns(self) -> int | None:
         recent_ns = self._recent[0].due_ns if self._recent else None
@@ -183,11 +173,14 @@ class HeldMessages:
             self.add_range(HeldRange(due_ns, sequence, count, attempts))
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
-        raise NotImplementedError("a log gives no message before it is due")
+        batch = segment.batch
+        due_ns = due_on_clock_ns(batch.timestamp_ns + batch.defer_ms * _MS_NS)
+        for sequence, count, attempts in segment_ranges(segment):
+            self.add_range(HeldRange(due_ns, sequence, count, attempts))
 
     def add_range(self, one: HeldRange) -> None:
         """Add consecutive messages."""
-        self.has_changed = True
+        self.has_changed = self._has_new = True
         self._count += one.count
         if one.due_ns <= self._fired_ns:
             # It was due while its topic was paused. What has left before is not to come again.
@@ -207,32 +200,36 @@ class HeldMessages:
 
     def pop_due(self, now_ns: int) -> Iterator[Segment]:
         while True:
-            while self._ready:
-                segment = self._ready.popleft()
-                self._count -= segment.count
-                self.has_changed = True
-                yield segment
-            if self._reading:
-                return
-            self._want_due(now_ns)
-            if not self._wanted:
-                return
-            cached = self._source.cached_segment(self._wanted[0])
-            if cached is None:
-                self._read()
-                continue
-            self._shorten_wanted(cached.count)
-            self._ready.append(cached)
+            self._move_to_due(now_ns)
+            segment = self._due.take()
+            if segment is None:
+                break
+            self._count -= segment.count
+            self.has_changed = True
+            yield segment
+        self._due.read_on(now_ns, now_ns + _AHEAD_NS, self._coming())
 
-    def _want_due(self, now_ns: int) -> None:
-        while len(self._wanted) < _MAX_READ:
-            due_ns = self._next_due_ns()
+    def _move_to_due(self, now_ns: int) -> None:
+        due_ns = self._next_due_ns()
+        while len(self._due) < _MAX_DUE:
             if due_ns is None or due_ns > now_ns:
                 return
             self._fired_ns = due_ns
             self.has_changed = True
             one = self._pop_range()
-            self._wanted.append(MessageRange(one.sequence, one.count, one.attempts))
+            self._due.add_due(MessageRange(one.sequence, one.count, one.attempts))
+            due_ns = self._next_due_ns()
+        # `fired_ns` tells the state what has left, but not if only some have that are due together.
+        self._has_new = self._has_new or due_ns == self._fired_ns
+
+    def _coming(self) -> Iterator[tuple[int, MessageRange]]:
+        for due_ns, *place in self._walk_chunks():
+            yield due_ns, MessageRange(*place)
+
+    def _have_lost(self, lost: int) -> None:
+        self._count -= lost
+        self.lost_count += lost
+        self._lost(lost)
 
     def _pop_range(self) -> HeldRange:
         if self._recent and (not self._heap or self._recent[0].due_ns <= self._heap[0][0]):
@@ -246,34 +243,11 @@ class HeldMessages:
             self._add_chunk(chunk)
         return one
 
-    def _shorten_wanted(self, count: int) -> None:
-        first = self._wanted.popleft()
-        if first.count > count:
-            rest = MessageRange(first.sequence + count, first.count - count, first.attempts)
-            self._wanted.appendleft(rest)
-
-    def _read(self) -> None:
-        self._reading = [self._wanted.popleft() for _ in range(min(_MAX_READ, len(self._wanted)))]
-        self._source.read_ranges(self._reading, self._have_read)
-
-    def _have_read(self, segments: list[Segment], lost: int) -> None:
-        if self._is_over:
-            return
-        self._reading = []
-        self._ready.extend(segments)
-        if lost:
-            self._count -= lost
-            self.lost_count += lost
-            self._lost(lost)
-        self._scan_at(0.0)
-
     def drop(self, max_count: int, max_bytes: int) -> int:
         """Forget all messages at once; bodies are not in memory."""
         dropped, self._count = self._count, 0
-        self._is_over = True
         self._recent, self._heap, self._full = [], [], []
-        self._wanted.clear()
-        self._ready.clear()
+        self._due.close()
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
@@ -306,7 +280,7 @@ class HeldMessages:
         self._recent = [one._replace(due_ns=moved(one.due_ns)) for one in self._recent]
         heapify(self._recent)
         self._fired_ns = moved(self._fired_ns)
-        self.has_changed = True
+        self.has_changed = self._has_new = True
 
     # The state
 
@@ -328,10 +302,7 @@ class HeldMessages:
 
     def in_transit(self) -> Iterator[MessageRange]:
         """Yield what left the chunks and is not popped yet."""
-        yield from self._wanted
-        yield from self._reading
-        for segment in self._ready:
-            yield from segment_ranges(segment)
+        return self._due.ranges()
 
     @property
     def fired_ns(self) -> int:
@@ -356,11 +327,11 @@ class HeldMessages:
         changes: list[Change] = [
             _put(channel, chunk.number, chunk.packed) for chunk in full if chunk.next_ns is not None
         ]
-        if self._recent:
-            heapify(self._recent)
-            changes.append(_put(channel, self._number, pack_held(sorted(self._recent))))
-        else:
+        if not self._recent:
             self._dropped.append(self._number)
+        elif self._has_new:  # the state knows by `fired_ns` what has left
+            changes.append(_put(channel, self._number, pack_held(sorted(self._recent))))
+        self._has_new = False
         dropped, self._dropped = self._dropped, []
         changes.append(DropHeld(channel, tuple(dropped)))
         return changes

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from trionsq.core.batch import Segment
 from trionsq.disk import Disk
 from trionsq.storage.folder import Job, JobDone
 from trionsq.storage.log.ranges import MessageRange
-from trionsq.storage.log.reading import Block, Place, read_block, read_ranges
+from trionsq.storage.log.reading import (
+    Block,
+    Place,
+    RangesRead,
+    read_block,
+    read_ranges,
+    share_nbytes,
+)
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile
 
 __all__ = ["LogReader", "ReadHost"]
+
+# What one read of messages from all over a log brings at most.
+_BLOCKS_A_READ: Final = 4
 
 
 class ReadHost(Protocol):
@@ -84,24 +93,25 @@ class LogReader:
         self,
         segments: Sequence[SegmentFile],
         ranges: list[MessageRange],
-        done: Callable[[list[Segment], int], None],
+        done: Callable[[RangesRead], None],
     ) -> None:
-        """Read messages; ``done`` gets them, and how many are lost. A failed read is repeated."""
-        found: list[tuple[list[Segment], list[tuple[str, Damage]], int]] = []
+        """Read messages; who gets them releases what they take. A failed read is repeated."""
+        found: list[RangesRead] = []
         max_bytes, disk = self._node.block_bytes(), self._node.disk
+        most_bytes = _BLOCKS_A_READ * max_bytes
 
         def job() -> None:
-            found.append(read_ranges(disk, list(segments), ranges, max_bytes))
+            found.append(read_ranges(disk, list(segments), ranges, max_bytes, most_bytes))
 
         def finished(error: Exception | None) -> None:
             self._node.report_error(self._name, error)
             if error is not None:
                 self._node.retry_read(job, finished)
                 return
-            self._node.release_block(max_bytes)
-            messages, damage, lost = found[0]
-            if damage:
-                self._node.report_damage(self._name, damage)
-            done(messages, lost)
+            [read] = found
+            self._node.release_block(max_bytes - sum(map(share_nbytes, read.segments)))
+            if read.damage:
+                self._node.report_damage(self._name, read.damage)
+            done(read)
 
         self._node.submit_job(job, finished)

@@ -23,16 +23,15 @@ from trionsq.storage.log.names import incarnation_of
 from trionsq.storage.log.reserve import RESERVE_FILE
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
-    AddChannel,
     AddTopic,
     Change,
     DropTopic,
     ForgetTopic,
     State,
     StateError,
-    StoredChannel,
     numbers_added,
 )
+from trionsq.storage.log.seeking import begin_cursor
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
 from trionsq.storage.log.tailcache import TailCache
@@ -128,14 +127,10 @@ class LogNode:
         fsync_s = self.figures.fsync_s
         return SegmentWriter(self.disk, name, number, self._segment_bytes, fsync_s, last)
 
-    def new_cursor(self, log_: TopicLog, name: str) -> Cursor:
-        """Make the cursor of a new channel: it begins where the topic stands."""
-        cursor = Cursor(log_, self.take_number(), name, log_.frontier, log_.frontier)
-        log_.cursors[cursor.number] = cursor
-        row = StoredChannel(
-            cursor.number, log_.number, name, paused=False, next=cursor.next, frontier=cursor.next
-        )
-        self.commit([AddChannel(row)])
+    def new_cursor(self, log_: TopicLog, name: str, begin_at: int | None = None) -> Cursor:
+        """Make the cursor of a new channel; see `begin_cursor`."""
+        cursor, changes = begin_cursor(log_, self.take_number(), name, begin_at)
+        self.commit(changes)
         return cursor
 
     def take_number(self) -> int:
@@ -256,6 +251,8 @@ class LogNode:
                 jobs.append(job)
         if committed is None and not jobs:
             return
+        if self._failed:  # a round takes them along
+            committed = committed or Round()
         changes, self._failed = [*self._failed, *new], []
         self._is_working = True
         self._under_way = committed

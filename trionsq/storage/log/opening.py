@@ -24,7 +24,14 @@ from trionsq.storage.log.format import (
 )
 from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import Gaps, HeldRange, SequenceSet, pack_open, unpack_open
+from trionsq.storage.log.ranges import (
+    Gaps,
+    HeldRange,
+    SequenceSet,
+    pack_open,
+    unpack_open,
+    unpack_replay,
+)
 from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import (
     ForgetTopic,
@@ -216,7 +223,8 @@ def _open_cursor(
     if lost and skipped:
         # They have become a gap, which the topic's row will have.
         skipped = max(0, skipped - lost)
-        node.commit([UpdateChannel(replace(row, open=pack_open(opened, skipped)))])
+        packed = pack_open(opened, skipped, unpack_replay(row.open))
+        node.commit([UpdateChannel(replace(row, open=packed))])
     cursor.held.load(held, row.fired_ns, SequenceSet(opened))
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
@@ -225,6 +233,7 @@ def _open_cursor(
             cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
     cursor.load(opened, skipped)
+    cursor.replay_end = unpack_replay(row.open)
     return cursor
 
 

@@ -58,9 +58,9 @@ class LogPart:
 
     def read_ranges(self, ranges: list[MessageRange], page: Page) -> list[Segment]:
         """Read messages; in the order of the log."""
-        found, damage, _ = read_ranges(self.disk, self.segments, ranges, _BLOCK_BYTES)
-        self.tell(damage, page)
-        return found
+        read = read_ranges(self.disk, self.segments, ranges, _BLOCK_BYTES)
+        self.tell(read.damage, page)
+        return read.segments
 
     def offer(self, segment: Segment, at: int, page: Page, due_ns: int | None = None) -> bool:
         """Offer one message; False if the page is full."""
@@ -210,9 +210,9 @@ class HeldView:
     def _show(self, ranges: Sequence[HeldRange], set_back_ns: int, page: Page) -> None:
         found = self._part.read_ranges([MessageRange(*one[1:]) for one in ranges], page)
         places = {
-            sequence: (segment, at)
+            sequences_of(segment.batch)[at]: (segment, at)
             for segment in found
-            for at, sequence in enumerate(sequences_of(segment.batch))
+            for at in range(segment.first, segment.last)
         }
         for due_ns, sequence, count, _ in ranges:
             for one in range(sequence, sequence + count):

@@ -24,9 +24,11 @@ __all__ = [
     "segment_ranges",
     "unpack_held",
     "unpack_open",
+    "unpack_replay",
 ]
 
 _SKIPPED: Final = Struct(">Q")
+_REPLAY: Final = Struct(">Q")
 _OPEN: Final = Struct(">QIH")
 _SWAPPED: Final = sys.byteorder == "little"
 _ATTEMPTS_BITS: Final = 16
@@ -74,21 +76,37 @@ def segment_ranges(segment: Segment) -> list[MessageRange]:
     return ranges_of(sequences[segment.first : segment.last], segment.attempts)
 
 
-def pack_open(ranges: Iterable[MessageRange], skipped: int = 0) -> bytes:
-    """Return ranges as bytes, 14 for each, behind the number of messages to be skipped."""
+def pack_open(ranges: Iterable[MessageRange], skipped: int = 0, replay_end: int = 0) -> bytes:
+    """Return ranges as bytes, 14 for each, behind the number of messages to be skipped.
+
+    ``replay_end``, if it is not 0, stands between the two.
+    """
     packed = [
         _OPEN.pack(sequence, count, attempts if attempts < _MAX_ATTEMPTS else _MAX_ATTEMPTS)
         for sequence, count, attempts in ranges
     ]
-    return b"".join([_SKIPPED.pack(skipped), *packed])
+    head = _SKIPPED.pack(skipped)
+    if replay_end:
+        head += _REPLAY.pack(replay_end)
+    return b"".join([head, *packed])
 
 
 def unpack_open(data: bytes) -> tuple[list[MessageRange], int]:
     """Return what `pack_open` packed; nothing of an empty text."""
     if not data:
         return [], 0
-    ranges = [MessageRange(*fields) for fields in _OPEN.iter_unpack(data[_SKIPPED.size :])]
+    begin = _SKIPPED.size + (_REPLAY.size if _has_replay(data) else 0)
+    ranges = [MessageRange(*fields) for fields in _OPEN.iter_unpack(data[begin:])]
     return ranges, _SKIPPED.unpack_from(data)[0]
+
+
+def unpack_replay(data: bytes) -> int:
+    """Return the ``replay_end`` that `pack_open` packed; 0 if it packed none."""
+    return _REPLAY.unpack_from(data, _SKIPPED.size)[0] if _has_replay(data) else 0
+
+
+def _has_replay(data: bytes) -> bool:
+    return len(data) % _OPEN.size == _SKIPPED.size + _REPLAY.size - _OPEN.size
 
 
 def pack_held(ranges: Iterable[HeldRange]) -> array[int]:
@@ -158,6 +176,11 @@ class Gaps:
         """Return the end of the range that has a sequence; None if none has it."""
         at = bisect_right(self._firsts, sequence) - 1
         return self._ends[at] if at >= 0 and sequence < self._ends[at] else None
+
+    def begin_from(self, sequence: int) -> int:
+        """Return where the range with a sequence begins, or else the next one; 2**63: none does."""
+        at = bisect_right(self._ends, sequence)
+        return self._firsts[at] if at < len(self._firsts) else 2**63
 
     def add(self, first: int, end: int) -> None:
         """Add a range; those that it touches become one with it."""

@@ -33,6 +33,7 @@ from trionsq.storage.log.format import (
 
 __all__ = [
     "Damage",
+    "HeadReader",
     "Scan",
     "SparseIndex",
     "read_header",
@@ -72,7 +73,7 @@ class Damage:
     next_sequence: int | None
 
 
-class _HeadReader:
+class HeadReader:
     """Reads heads in blocks, from the beginning of a file to its end.
 
     Attributes:
@@ -229,7 +230,7 @@ class Scan:
         self.end = start_offset
         self.next_sequence = header.first_sequence if start_offset == SEGMENT_HEADER_BYTES else None
         self.torn: Damage | None = None
-        self._reader = _HeadReader(file, header, start_offset, end, _BLOCK_BYTES)
+        self._reader = HeadReader(file, header, start_offset, end, _BLOCK_BYTES)
         self._checks_bodies = check_bodies
         self.records = self._walk()
 
@@ -316,7 +317,7 @@ def read_records(
         UnsupportedError: a later release wrote one of the records.
     """
     found: list[tuple[RecordHead, MessageBatch] | Damage] = []
-    reader = _HeadReader(file, header, offset, end, max(max_bytes, MAX_HEAD_BYTES))
+    reader = HeadReader(file, header, offset, end, max(max_bytes, MAX_HEAD_BYTES))
     # Where the limit is reached; not known before the first record or damage that is wanted.
     stop = reader.limit + max_bytes
     while offset < min(stop, reader.limit):

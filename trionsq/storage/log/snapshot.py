@@ -21,6 +21,7 @@ from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import MessageRange, ranges_of, segment_ranges
+from trionsq.storage.log.retention import Retentions
 from trionsq.storage.log.rows import Change, UpdateChannel, UpdateTopic
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -72,10 +73,10 @@ def take_snapshot(
 class Snapshots:
     """What the state lacks of channels and topics, gathered one by one and committed at once."""
 
-    def __init__(self) -> None:
-        # What the last snapshot of each channel saw, and below which sequence all was finished.
+    def __init__(self, retentions: Retentions | None = None) -> None:
+        self.retentions = retentions or Retentions()
+        # What the last snapshot of each channel saw.
         self._seen: WeakKeyDictionary[Cursor, tuple[int, ...]] = WeakKeyDictionary()
-        self._low: WeakKeyDictionary[Cursor, int] = WeakKeyDictionary()
         self._changes: list[Change] = []
         self._removed: list[str] = []
 
@@ -88,6 +89,7 @@ class Snapshots:
         if not isinstance(cursor, Cursor):
             return
         cursor.is_paused = core.paused
+        cursor.step_over_held()
         seen = (
             cursor.next,
             cursor.frontier,
@@ -96,6 +98,7 @@ class Snapshots:
             core.requeue_count,
             core.timeout_count,
             core.in_flight.count,
+            core.in_flight.epoch,
             core.store.memory.depth,
             core.paused,
         )
@@ -103,14 +106,15 @@ class Snapshots:
             return
         snapshot = take_snapshot(cursor, topic, core.store.memory, core.in_flight)
         self._seen[cursor] = seen
-        self._low[cursor] = snapshot.low
+        cursor.low = snapshot.low
         self._changes += snapshot.changes
 
     def add_topic(self, core: TopicState, topic_log: TopicLog) -> None:
         """Take a topic's snapshot, after those of its channels; it leaves segments nobody needs."""
         topic_log.is_paused = core.paused
-        lows = [self._low.get(cursor, 0) for cursor in topic_log.cursors.values()]
-        self._removed += topic_log.retire_segments(min([topic_log.handed_on, *lows]))
+        lows = [cursor.low for cursor in topic_log.cursors.values()]
+        low = min([topic_log.handed_on, *lows])
+        self._removed += topic_log.retire_segments(self.retentions.low(topic_log, low))
         row = topic_log.row()
         if topic_log.stored != row:
             topic_log.stored = row

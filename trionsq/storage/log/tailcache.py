@@ -41,6 +41,14 @@ class TailCache:
         batch = self._batches[at]
         return batch if batch is not None and sequence < end_of(batch) else None
 
+    def time_of(self, sequence: int) -> int | None:
+        """Return when a message was published, in ns since 1970; None if it is not here."""
+        batch = self.batch_at(sequence)
+        if batch is None or sequence not in sequences_of(batch):
+            return None
+        stamp = batch.stamp(sequence - sequences_of(batch)[0])
+        return int.from_bytes(stamp, signed=True)
+
     def first_from(self, end: int) -> int:
         """Return the first sequence that is here; ``end`` if none before it is."""
         return min(end, self._firsts[self._start]) if len(self) else end

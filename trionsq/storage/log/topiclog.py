@@ -18,7 +18,7 @@ from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.peek import LogPart, LogView
 from trionsq.storage.log.ranges import Gaps, MessageRange
-from trionsq.storage.log.reading import Block, Place, extract_range
+from trionsq.storage.log.reading import Block, Place, RangesRead, extract_range
 from trionsq.storage.log.roundjob import LogHost, RoundJob, finish_round
 from trionsq.storage.log.rows import (
     Change,
@@ -222,9 +222,7 @@ class TopicLog:
     ) -> None:
         self._disk_reader.read_block(self.segments, sequence, end, place, done)
 
-    def read_ranges(
-        self, ranges: list[MessageRange], done: Callable[[list[Segment], int], None]
-    ) -> None:
+    def read_ranges(self, ranges: list[MessageRange], done: Callable[[RangesRead], None]) -> None:
         self._disk_reader.read_ranges(self.segments, ranges, done)
 
     def release_block(self, nbytes: int) -> None:
@@ -236,6 +234,9 @@ class TopicLog:
 
     def gap_end(self, sequence: int) -> int | None:
         return self.gaps.end_at(sequence)
+
+    def gap_begin(self, sequence: int) -> int:
+        return self.gaps.begin_from(sequence)
 
     def count_gaps(self, first: int, end: int) -> int:
         return self.gaps.count(first, end)
@@ -300,10 +301,7 @@ class TopicLog:
         return LogPart(self._node.disk, list(self.segments), cached_first, copy(self.gaps))
 
     def oldest_ns(self) -> int | None:
-        batch = self.cached_batch(self.frontier) if self.frontier < self.safe_end else None
-        if batch is None or batch.sequences is None:
-            return None
-        return int.from_bytes(batch.stamp(self.frontier - batch.sequences[0]), signed=True)
+        return self.cache.time_of(self.frontier) if self.frontier < self.safe_end else None
 
     def check(self) -> str | None:
         if self.depth < 0 or not self.frontier <= self.safe_end <= self.end:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trionsq.core.batch import MessageBatch
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.cursorlog import CursorLog
 
@@ -21,5 +20,5 @@ class TopicReader(Cursor):
         self.began_at = next_
         self.left = 0
 
-    def _is_held(self, batch: MessageBatch) -> bool:
+    def _is_held(self) -> bool:
         return False

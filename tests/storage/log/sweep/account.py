@@ -45,6 +45,7 @@ class Message:
         durable: whether it has to outlive a power cut.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
+        sequence: in the log.
     """
 
     body: bytes
@@ -52,6 +53,7 @@ class Message:
     durable: bool = False
     due_ns: int = 0
     id: bytes | None = None
+    sequence: int = 0
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class _Entry:
     due_ns: int = 0
     # Whether `due_ns`, of a requeued message, has to outlive a crash.
     due_is_saved: bool = False
+    # Owed since a seek that a crash may undo.
+    is_sought: bool = False
 
 
 @dataclass(eq=False)
@@ -125,12 +129,15 @@ class ChannelAccount:
         entries = self.entries.values()
         finished = [entry for entry in entries if entry.place is Place.FINISHED]
         with_due = [entry for entry in entries if entry.due_ns and not entry.due_is_saved]
+        sought = [entry for entry in entries if entry.is_sought]
 
         def saved() -> None:
             for entry in finished:
                 entry.place = Place.GONE
             for entry in with_due:
                 entry.due_is_saved = True
+            for entry in sought:
+                entry.is_sought = False
 
         return saved
 
@@ -144,6 +151,27 @@ class ChannelAccount:
                     dropped.append(entry)
         return dropped
 
+    def seek(
+        self, messages: Iterable[Message], first: int, end: int, *, is_sure: bool, is_new: bool
+    ) -> None:
+        """Those from ``first`` up to ``end`` come once more, and no others of before.
+
+        ``is_new``: the channel was made with that.
+        """
+        for message in messages:
+            entry = self.entries.get(message)
+            if message.sequence >= end or entry is None:
+                continue
+            if not is_sure:
+                entry.place = Place.POSSIBLE
+            elif message.sequence < first:
+                if entry.place is not Place.GONE:
+                    entry.place = Place.FINISHED
+            else:
+                was_owed = entry.place in (Place.OWED, Place.IN_FLIGHT) and not entry.is_sought
+                self.give_back(message)
+                self.entries[message].is_sought = not (was_owed or is_new)
+
     def stop(self, *, is_crash: bool) -> None:
         """The node has stopped, and begins again."""
         for message, entry in self.entries.items():
@@ -151,8 +179,9 @@ class ChannelAccount:
                 is_owed = message.told is Told.OK and not self.is_sampled
                 entry.place = Place.OWED if is_owed else Place.POSSIBLE
                 entry.due_ns = 0
-            if is_crash and entry.place is Place.FINISHED:
+            if is_crash and (entry.place is Place.FINISHED or entry.is_sought):
                 entry.place = Place.POSSIBLE
+            entry.is_sought = False
             if is_crash and not entry.due_is_saved:
                 entry.due_ns = 0
 

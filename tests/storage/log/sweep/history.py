@@ -292,8 +292,12 @@ class History:
             self._story(f"empty {name}")
             world.empty_topic(topic)
         elif channel is None:
-            self._story(f"make {name}:{channel_name}")
-            world.make_channel(topic, channel_name)
+            log, begin_at = topic.log, None
+            if random.random() < 0.4:
+                end = log.frontier if topic.channels else log.safe_end
+                begin_at = random.randint(min(log.first, end), end)
+            self._story(f"make {name}:{channel_name}, from {begin_at}")
+            world.make_channel(topic, channel_name, begin_at)
         elif kind < 0.5:
             self._story(f"delete {name}:{channel_name}")
             world.delete_channel(topic, channel_name)
@@ -301,9 +305,14 @@ class History:
             paused = not channel.core.paused
             self._story(f"pause {name}:{channel_name}: {paused}")
             world.pause_channel(channel, paused=paused)
-        else:
+        elif kind < 0.85:
             self._story(f"empty {name}:{channel_name}")
             world.empty_channel(channel)
+        else:
+            frontier = channel.cursor.frontier
+            sequence = random.randint(min(topic.log.first, frontier), frontier)
+            self._story(f"seek {name}:{channel_name} to {sequence}")
+            world.seek_channel(channel, sequence)
 
     # The end
 

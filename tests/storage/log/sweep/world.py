@@ -25,6 +25,7 @@ from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
@@ -143,6 +144,7 @@ class World:
         self._open_state = open_state
         self._segment_bytes = segment_bytes
         self._journal_bytes = journal_bytes
+        self._retain_bytes = random.choice((0, 0, 600, 3_000))
         self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
@@ -163,7 +165,7 @@ class World:
             journal_bytes=self._journal_bytes,
             next_number=content.next_number,
         )
-        self.snapshots = Snapshots()
+        self.snapshots = Snapshots(Retentions(Retention(nbytes=self._retain_bytes)))
         seen: set[int] = set()
         for found in open_logs(self.node, content):
             log = found.log
@@ -296,10 +298,16 @@ class World:
         self.topics[name] = LiveTopic(core, account)
         self.answer(lambda: _set(account, "created", Told.OK))
 
-    def make_channel(self, topic: LiveTopic, name: str) -> None:
-        cursor = self.node.new_cursor(topic.log, name)
-        account = topic.account.add_channel(name, cursor.number, is_sure=topic.is_even)
+    def make_channel(self, topic: LiveTopic, name: str, begin_at: int | None = None) -> None:
+        is_sure, log = topic.is_even, topic.log
+        cursor = self.node.new_cursor(log, name, begin_at)
+        account = topic.account.add_channel(name, cursor.number, is_sure=is_sure)
         self._serve_channel(topic, account, cursor)
+        if begin_at is not None:
+            messages = topic.account.messages.values()
+            # What it passes over is owed to nobody any more.
+            topic.account.doubt([one for one in topic.account.waiting if one.sequence < begin_at])
+            account.seek(messages, begin_at, log.frontier, is_sure=is_sure, is_new=True)
         topic.account.fan_out()
         self.answer(lambda: _set(account, "created", Told.OK))
 
@@ -399,15 +407,22 @@ class World:
 
         self.answer(answered)
 
+    def seek_channel(self, channel: LiveChannel, sequence: int) -> None:
+        cursor, messages = channel.cursor, channel.topic.account.messages.values()
+        is_sure = channel.topic.is_even
+        _exhaust(channel.core.seek(lambda: cursor.seek(sequence)))
+        channel.account.seek(messages, sequence, cursor.frontier, is_sure=is_sure, is_new=False)
+        self.answer(lambda: None)
+
     # Messages
 
     def publish(self, topic: LiveTopic, count: int, defer_ms: int) -> None:
-        account = topic.account
+        account, first = topic.account, topic.log.end
         messages: list[Message] = []
-        for _ in range(count):
+        for place in range(count):
             self.published += 1
             size = self.random.choice((0, 3, 40, 200))
-            message = Message(b"%06d" % self.published + b"x" * size)
+            message = Message(b"%06d" % self.published + b"x" * size, sequence=first + place)
             messages.append(message)
         try:
             pending = topic.core.publish(
