@@ -259,20 +259,26 @@ def run(command: str, paths: Sequence[str], options: NsqLogOptions, tool: str = 
     """
     output = LogOutput(tool, as_json=options.json and command != "cat")
     try:
-        code = _run(command, paths, options, output)
+        code = _try(command, paths, options, output)
         output.finish()
         sys.stdout.flush()
     except BrokenPipeError:
         # What is still in the buffer must not fail at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
+    return code
+
+
+def _try(command: str, paths: Sequence[str], options: NsqLogOptions, output: LogOutput) -> int:
+    try:
+        return _run(command, paths, options, output)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         output.remark(f"{error.filename}: {error.strerror}")
-        return UNREADABLE
     except UnsupportedError as error:
         output.remark(str(error))
-        return UNREADABLE
-    return code
+    return UNREADABLE
 
 
 def _run(command: str, paths: Sequence[str], options: NsqLogOptions, output: LogOutput) -> int:

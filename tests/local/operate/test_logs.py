@@ -57,10 +57,14 @@ def test_counts_as_json(segment: Written, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_can_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and a line that begins with the name of the command."""
+    """Exit code 2, and a line that begins with the name of the command; --json has it, too."""
     ended = run_command(capsys, "log", "verify", str(tmp_path / "missing"))
     assert ended.code == 2
     assert ended.err.startswith("trionsq log: ")
+    ended = run_command(capsys, "log", "verify", "--json", str(tmp_path / "missing"))
+    assert ended.code == 2
+    (remark,) = ended.document["remarks"]
+    assert ended.err == f"trionsq log: {remark}\n"
 
 
 @pytest.mark.parametrize("body", [b"<html>", {"path": "p"}, []], ids=["html", "keys", "list"])
