@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import threading
@@ -140,6 +141,35 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> CommandEnd:
     code = main.main(words)
     shown = capsys.readouterr()
     return CommandEnd(code, shown.out, shown.err)
+
+
+Run = Callable[..., CommandEnd]
+
+
+class Terminal(io.StringIO):
+    """A terminal at which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def places(cluster: RealCluster, topic: str, channel: str = "") -> list[dict[str, object]]:
+    """The statistics of a topic or channel on each nsqd that has it."""
+    found = []
+    for nsqd in cluster.nsqds:
+        stats = request("GET", nsqd.http_address, f"/stats?format=json&topic={topic}")
+        for one in stats["topics"] or ():
+            if not channel:
+                found.append(one)
+            found += [each for each in one["channels"] if each["channel_name"] == channel]
+    return found
+
+
+def spread(cluster: RealCluster, run: Run, topic: str, *channels: str) -> None:
+    """A topic with channels on all nodes."""
+    assert run("topic", "create", topic, cluster.flag).code == 0
+    for channel in channels:
+        assert run("channel", "create", topic, channel, cluster.flag).code == 0
 
 
 # Nodes that lie

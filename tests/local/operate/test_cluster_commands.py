@@ -6,63 +6,21 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
 from tests.local.operate.stage import (
     LIMIT_S,
-    CommandEnd,
     RealCluster,
+    Run,
+    Terminal,
+    places,
     publish,
-    real_cluster,
     request,
-    run_command,
+    spread,
     until,
 )
-
-Run = Callable[..., CommandEnd]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RealCluster]:
-    """One for all tests here; each has topics of its own."""
-    with real_cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def run(cluster: RealCluster, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command for the whole cluster."""
-    return partial(run_command, capsys)
-
-
-class Terminal(io.StringIO):
-    """A terminal at which somebody types."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def places(cluster: RealCluster, topic: str, channel: str = "") -> list[dict[str, object]]:
-    """The statistics of a topic or channel on each nsqd that has it."""
-    found = []
-    for nsqd in cluster.nsqds:
-        stats = request("GET", nsqd.http_address, f"/stats?format=json&topic={topic}")
-        for one in stats["topics"] or ():
-            if not channel:
-                found.append(one)
-            found += [each for each in one["channels"] if each["channel_name"] == channel]
-    return found
-
-
-def spread(cluster: RealCluster, run: Run, topic: str, *channels: str) -> None:
-    """A topic with channels on all nodes."""
-    assert run("topic", "create", topic, cluster.flag).code == 0
-    for channel in channels:
-        assert run("channel", "create", topic, channel, cluster.flag).code == 0
-
 
 # topics
 
@@ -228,6 +186,7 @@ def test_a_terminal_is_asked(
         ("topic", "delete", "kept"),
         ("channel", "empty", "kept", "c"),
         ("channel", "delete", "kept", "c"),
+        ("channel", "seek", "kept", "c", "--to=beginning"),
     ],
     ids=" ".join,
 )

@@ -1,32 +1,27 @@
-"""The commands when nodes are down, stall or talk nonsense, and routes that a stub stands for."""
+"""The commands when nodes are down, stall or talk nonsense."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import socket
+import subprocess
+import sys
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.local.operate.stage import (
-    CommandEnd,
+    LIMIT_S,
+    Run,
     Stub,
     lookupd_answers,
     nsqd_answers,
-    run_command,
     stalled,
 )
 from tests.processes import free_address
 
-Run = Callable[..., CommandEnd]
 QUICK = "--http-client-request-timeout=200ms"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command."""
-    return partial(run_command, capsys)
 
 
 def lookupd_flag(lookupd: Stub) -> str:
@@ -148,7 +143,7 @@ def test_what_no_node_has(run: Run) -> None:
             ("topic", "delete", "u", "--yes"),
             ("channel", "list", "u"),
             ("channel", "empty", "t", "d", "--yes"),
-            ("channel", "seek", "t", "d", "--to=end"),
+            ("channel", "seek", "t", "d", "--to=end", "--yes"),
             ("channel", "create", "u", "c"),
             ("topic", "peek", "u"),
         ):
@@ -158,32 +153,46 @@ def test_what_no_node_has(run: Run) -> None:
         assert nsqd.posts == []
 
 
-@pytest.mark.parametrize(
-    "to", ["beginning", "end", "2026-11-23T09:00:00Z", "2026-11-23T09:00:00.5+01:00", "1200"]
-)
-def test_a_channel_is_sought(to: str, run: Run) -> None:
-    """The place goes to nsqd as it is, in --to and in --from of a new channel."""
-    done: dict[str, Any] = {"/channel/seek": (200, b""), "/channel/create": (200, b"")}
-    with Stub(nsqd_answers("t", "c", **done)) as nsqd:
-        flags = nsqd_flags(nsqd.address)
-        ended = run("channel", "seek", "t", "c", "--to", to, *flags)
-        assert (ended.code, ended.out) == (0, "channel c of topic t: sought on 1 node\n")
-        assert run("channel", "create", "t", "d", f"--from={to}", *flags).code == 0
-    assert nsqd.posts == [
-        ("POST /channel/seek", {"topic": "t", "channel": "c", "to": to}),
-        ("POST /channel/create", {"topic": "t", "channel": "d", "from": to}),
-    ]
+def test_a_seek_that_is_answered_with_nonsense(run: Run) -> None:
+    """It was done; where, is not known."""
+    with Stub(nsqd_answers("t", "c", **{"/channel/seek": (200, [1])})) as nsqd:
+        ended = run("channel", "seek", "t", "c", "--to=1", "--yes", *nsqd_flags(nsqd.address))
+    assert ended.code == 0
+    assert ended.out.splitlines()[0] == "channel c of topic t: moved on 1 node"
+    assert ended.out.splitlines()[2].split() == [nsqd.address, "?", "?"]
 
 
 def test_a_sequence_is_of_one_node(run: Run) -> None:
     """Several nodes number their messages by themselves: exit code 2, and nothing is sent."""
     with Stub(nsqd_answers("t", "c")) as first, Stub(nsqd_answers("t", "c")) as second:
         flags = nsqd_flags(first.address, second.address)
-        ended = run("channel", "seek", "t", "c", "--to=12", *flags)
+        ended = run("channel", "seek", "t", "c", "--to=12", "--yes", *flags)
         created = run("channel", "create", "t", "d", "--from=12", *flags)
         assert first.posts == second.posts == []
     assert (ended.code, created.code) == (2, 2)
     assert "a sequence number is of one node" in ended.err
+
+
+def test_ctrl_c_is_no_answer_of_a_node() -> None:
+    """Amid a request: one line, no traceback, and the exit code of shells for SIGINT."""
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        flag = f"--nsqd-http-address=127.0.0.1:{node.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trionsq.local.main", "topic", "list", flag],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell lets jobs in the background ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        with process, node.accept()[0] as connection:
+            connection.settimeout(LIMIT_S)
+            assert connection.recv(100).startswith(b"GET /stats")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "trionsq: interrupted; a change may have reached some nodes\n"
 
 
 def test_ready_of_other_nodes(run: Run) -> None:
@@ -208,8 +217,13 @@ def test_ready_of_other_nodes(run: Run) -> None:
         (["topic", "list", "--nsqd-http-address=h:1", "--http-client-max-requests=0"], "at least"),
         (["topic", "list", "--nsqd-http-address=h:1", "--http-client-request-timeout=x"], "'x'"),
         (["topic", "settings", "--durability=always", "--nsqd-http-address=h:1"], "name of a"),
+        (["topic", "settings", "--retain=0s", "--nsqd-http-address=h:1"], "name of a"),
+        (["topic", "settings", "t", "--retain=long", "--nsqd-http-address=h:1"], "no duration of"),
+        (["topic", "settings", "t", "--retain-bytes=-1", "--nsqd-http-address=h:1"], "nor default"),
         (["topic", "create", "t", "--register-only", "--nsqd-http-address=h:1"], "is for"),
         (["channel", "seek", "t", "c", "--to=tomorrow", "--nsqd-http-address=h:1"], "tomorrow"),
+        (["channel", "seek", "t", "c", "--to=" + "9" * 19, "--nsqd-http-address=h:1"], "999"),
+        (["channel", "create", "t", "c", "--from=2026-11", "--nsqd-http-address=h:1"], "2026"),
         (["channel", "peek", "t", "c", "--limit=0", "--nsqd-http-address=h:1"], "0"),
         (["channel", "fly"], "No such command"),
         (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import click
 
@@ -18,10 +19,10 @@ from admin.cluster.steps import (
     tombstone_steps,
 )
 from trionsq.hostport import format_address
-from trionsq.local.operate.output import Report, counted
+from trionsq.local.operate.output import Report, counted, table_lines
 from trionsq.local.operate.session import CommandError, Session
 
-__all__ = ["Subject", "change", "create", "destroy", "post"]
+__all__ = ["Subject", "change", "create", "destroy", "post", "seek"]
 
 _DONE: Final = {
     "create": "created",
@@ -29,7 +30,7 @@ _DONE: Final = {
     "empty": "emptied",
     "move": "moved to the log",
     "pause": "paused",
-    "seek": "sought",
+    "seek": "moved",
     "settings": "set",
     "unpause": "unpaused",
 }
@@ -72,7 +73,6 @@ async def change(session: Session, target: Subject, verb: Literal["pause", "unpa
 async def post(session: Session, target: Subject, action: str, **query: str) -> Report:
     """Send another POST to each node that has the target. Raises as `change`."""
     nodes = list(await _existing(session, target))
-    _refuse_sequence(query.get("to", ""), nodes, target.kind)
     step = Step(nodes, f"/{target.kind}/{action}", target.names | query)
     return await _report(session, target, action, [step])
 
@@ -86,8 +86,7 @@ async def destroy(
         CommandError: no node has the target, or nobody is there to answer.
         click.Abort: the answer is no.
     """
-    if not yes and not sys.stdin.isatty():
-        raise CommandError(f"to {verb} a {target.kind} without a terminal, add --yes", 2)
+    _require_terminal(target, verb, yes=yes)
     existing = await _find(session, target)
     # In a cluster, a name may be registered without a node that has it.
     is_registered = verb == "delete" and await session.is_registered(target.topic, target.channel)
@@ -107,6 +106,24 @@ async def destroy(
     return await _report(session, target, verb, steps)
 
 
+async def seek(session: Session, target: Subject, place: str, *, yes: bool) -> Report:
+    """Move a channel to a place in the log of its topic, after a question. Raises as `destroy`."""
+    _require_terminal(target, "seek", yes=yes)
+    existing = await _existing(session, target)
+    nodes = list(existing)
+    _refuse_sequence(place, nodes, target.kind)
+    if not yes:
+        click.confirm(_question(session, target, "seek", existing, place), abort=True, err=True)
+    step = Step(nodes, "/channel/seek", target.names | {"to": place})
+    return await _report(session, target, "seek", [step], with_places=True)
+
+
+def _require_terminal(target: Subject, verb: str, *, yes: bool) -> None:
+    """Somebody has to answer the question, if there is one."""
+    if not yes and not sys.stdin.isatty():
+        raise CommandError(f"to {verb} a {target.kind} without a terminal, add --yes", 2)
+
+
 async def create(
     session: Session, target: Subject, query: Mapping[str, str], *, register_only: bool = False
 ) -> Report:
@@ -115,24 +132,25 @@ async def create(
     Args:
         session: reaches the nodes.
         target: what to create.
-        query: further parameters for nsqds.
+        query: further parameters for nsqds. With ``from`` they may refuse, so nsqlookupds hear of
+            the channel by the nsqds that made it.
         register_only: tell nsqlookupds only: an nsqd creates the channels of a topic with it.
 
     Raises:
         CommandError: nobody can be told.
     """
     steps = creation_steps(session.lookupds, target.topic, target.channel)
-    steps = [] if session.is_direct else steps
+    steps = [] if session.is_direct or "from" in query else steps
     if not register_only:
         if target.channel:
             nodes = list(await session.topic_stats(target.topic))
-            if not nodes and (query or not steps):
+            if not nodes and not steps:
                 raise _not_found(session, Subject(target.topic))
         else:
             nodes = await session.nodes()
         _refuse_sequence(query.get("from", ""), nodes, "topic")
         steps.append(Step(nodes, f"/{target.kind}/create", target.names | dict(query)))
-    return await _report(session, target, "create", steps)
+    return await _report(session, target, "create", steps, with_places="from" in query)
 
 
 def _refuse_sequence(place: str, nodes: Sequence[str], kind: str) -> None:
@@ -145,21 +163,49 @@ def _refuse_sequence(place: str, nodes: Sequence[str], kind: str) -> None:
         )
 
 
-async def _report(session: Session, target: Subject, verb: str, steps: Sequence[Step]) -> Report:
-    """Take the steps, and say which nodes did all that concerns them."""
+async def _report(
+    session: Session,
+    target: Subject,
+    verb: str,
+    steps: Sequence[Step],
+    *,
+    with_places: bool = False,
+) -> Report:
+    """Take the steps, and say which nodes did all that concerns them.
+
+    ``with_places``: the last step is answered with places in logs, which are reported.
+    """
     nodes = list(dict.fromkeys(each for step in steps for each in step.addresses))
+    answers: dict[str, bytes] = {}
     for step in steps:
-        await session.take(step)
+        answers = await session.take(step)
     done = [node for node in nodes if node not in session.failures]
     lookupds = [node for node in done if node in session.lookupds]
     nsqds = [node for node in done if node not in session.lookupds]
-    document = {"action": f"{target.kind} {verb}", **target.names}
+    document: dict[str, Any] = {"action": f"{target.kind} {verb}", **target.names}
     failed = len(session.failures)
     text = f"{target}: {_DONE[verb]} on {counted(len(nsqds), 'node')}"
     if lookupds and verb in ("create", "delete"):
         text += f" and at {counted(len(lookupds), 'nsqlookupd')}"
     text += f", {failed} failed" if failed else ""
-    return Report({**document, "nodes": nsqds, "lookupds": lookupds}, [text])
+    lines = [text]
+    if with_places:
+        places = [{"node": node, **_place(answer)} for node, answer in answers.items()]
+        document["places"] = places
+        lines += table_lines(
+            ("node", "sequence", "time"),
+            [(one["node"], one["sequence"], one["time"] or "(end)") for one in places],
+        )
+    return Report({**document, "nodes": nsqds, "lookupds": lookupds}, lines)
+
+
+def _place(answer: bytes) -> dict[str, Any]:
+    """Where a channel begins, as nsqd says it."""
+    try:
+        place = json.loads(answer)
+        return {"sequence": int(place["sequence"]), "time": place["time"]}
+    except (KeyError, TypeError, ValueError):
+        return {"sequence": "?", "time": "?"}
 
 
 async def _existing(session: Session, target: Subject) -> dict[str, TopicStats | ChannelStats]:
@@ -200,7 +246,11 @@ async def _removal(session: Session, nodes: Sequence[str], topic: str) -> list[S
 
 
 def _question(
-    session: Session, target: Subject, verb: str, existing: dict[str, TopicStats | ChannelStats]
+    session: Session,
+    target: Subject,
+    verb: str,
+    existing: dict[str, TopicStats | ChannelStats],
+    place: str = "",
 ) -> str:
     channels: list[ChannelStats] = []
     messages = 0
@@ -214,8 +264,10 @@ def _question(
     parts = [counted(len(existing), "node")]
     if verb == "delete" and not target.channel:
         parts.append(counted(len({one.channel_name for one in channels}), "channel"))
-    parts.append(counted(messages, "message"))
-    text = f"{verb.title()} {target}: {', '.join(parts)}"
+    # After a seek, messages that are forgotten may come again.
+    parts.append(f"{counted(messages, 'message')}{' to forget' if place else ''}")
+    to = f" to {place}" if place else ""
+    text = f"{verb.title()} {target}{to}: {', '.join(parts)}"
     if session.failures:
         text += f"; {counted(len(session.failures), 'node')} did not answer"
     return f"{text}. Go on?"

@@ -59,7 +59,8 @@ def list_(topic: str, **flags: Any) -> int:
 def create(topic: str, channel: str, begin: str | None, **flags: Any) -> int:
     """Create a channel on each node that has the topic.
 
-    Over nsqlookupd it is registered there as well.
+    Over nsqlookupd it is registered there as well; with --from, by the nodes that made it. --from
+    is for topics with a log.
     """
     from trionsq.local.operate.changes import Subject
     from trionsq.local.operate.changes import create as work
@@ -151,13 +152,19 @@ def _destroy(
     required=True,
     help="beginning, end, a time (RFC 3339) or a sequence, which is of one node.",
 )
+@YES
 @for_nodes
-def seek(topic: str, channel: str, to: str, **flags: Any) -> int:
-    """Move a channel to a place in the log of its topic."""
-    from trionsq.local.operate.changes import Subject, post
+def seek(topic: str, channel: str, to: str, yes: bool, **flags: Any) -> int:
+    """Move a channel to a place in the log of its topic.
+
+    It forgets what waits, is in flight or is deferred, and goes on at that place. The command shows
+    how many messages that are, and asks. Without a terminal it needs --yes.
+    """
+    from trionsq.local.operate.changes import Subject
+    from trionsq.local.operate.changes import seek as work
     from trionsq.local.operate.session import run
 
-    return run(call_of(flags), lambda each: post(each, Subject(topic, channel), "seek", to=to))
+    return run(call_of(flags), lambda each: work(each, Subject(topic, channel), to, yes=yes))
 
 
 @channel_group.command("peek", epilog=example(f"trionsq channel peek orders billing {_LOOKUPD}"))

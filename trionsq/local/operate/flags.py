@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -21,6 +20,7 @@ __all__ = [
     "TOPIC_NAME",
     "YES",
     "Call",
+    "OrDefault",
     "call_of",
     "example",
     "for_nodes",
@@ -31,9 +31,6 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PLACE: Final = re.compile(
-    r"beginning|end|\d{1,19}|\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)"
-)
 _SECTION: Final = "http_client_"
 _ADDRESSES: Final = ("lookupd_http_address", "nsqd_http_address")
 
@@ -75,9 +72,33 @@ class _Place(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text if nsqd can read it."""
-        if not _PLACE.fullmatch(value):
+        from trionsq.storage.log.seeking import parse_position
+
+        try:
+            parse_position(value)
+        except ValueError:
             self.fail(f"{value!r} is not beginning, end, a time or a sequence", param, ctx)
         return str(value)
+
+
+class OrDefault(click.ParamType[str]):
+    """A number that a `Kind` reads and that is not negative, or ``default``; as a text."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.name = kind.name
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it as nsqd reads it."""
+        if value == "default":
+            return "default"
+        try:
+            number = self._kind.parse(value)
+        except ValueError:
+            number = -1
+        if not isinstance(number, int) or number < 0:
+            self.fail(f"{value!r} is no {self.name} of 0 or more, nor default", param, ctx)
+        return self._kind.show(number)
 
 
 TOPIC_NAME: Final = _Name("topic")

@@ -129,10 +129,16 @@ def _time(time_ns: object) -> str:
 
 
 async def settings(session: Session, topic: str) -> Report:
-    """Where nodes keep the messages of a topic, or of all, and how safe an OK is."""
+    """Where nodes keep the messages of all topics, and how safe an OK is.
+
+    Of one topic also how long messages stay, and why its oldest segment is there.
+    """
+    columns = ["node", "topic", "storage", "durability"]
     if topic:
         found = await session.get(await _topic(session, topic), "/topic/settings", topic=topic)
         rows = [{"node": node, **one} for node, one in found.items()]
+        columns[1:2] = []
+        columns += ["retain", "retain_bytes", "bytes", "oldest_segment"]
     else:
         answers = await session.get(await session.nodes(), "/topic/settings")
         rows = [
@@ -140,7 +146,15 @@ async def settings(session: Session, topic: str) -> Report:
             for node, answer in answers.items()
             for one in _items(answer, "topics")
         ]
-    return _table("settings", rows, ("node", "topic", "storage", "durability"))
+    shown = [{**row, "oldest_segment": _holder(row.get("oldest_segment"))} for row in rows]
+    return Report({"settings": rows}, _table("settings", shown, columns).lines)
+
+
+def _holder(oldest: object) -> str:
+    """Why the oldest segment is there: ``channel billing``, ``retention`` ..."""
+    if not isinstance(oldest, dict):
+        return ""
+    return f"{oldest.get('held_by', '')} {oldest.get('channel', '')}".strip()
 
 
 async def nodes(session: Session) -> Report:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -19,10 +19,14 @@ from admin.options import OptionsError
 from admin.upstream import Upstream, UpstreamError
 from trionsq.local.operate.flags import Call
 from trionsq.local.operate.output import Report, printable, write_json, write_lines
+from trionsq.logtext import first_error
 
 __all__ = ["CommandError", "Session", "run"]
 
 T = TypeVar("T")
+
+# As shells report the end by SIGINT.
+_INTERRUPTED: Final = 130
 
 
 class CommandError(Exception):
@@ -159,11 +163,15 @@ class Session:
 
 def run(call: Call, work: Callable[[Session], Awaitable[Report]]) -> int:
     """Do *work* with the nodes of a call, print its report and what failed; the exit code."""
+    code = _INTERRUPTED
     try:
-        return trio.run(_run, call, work)
-    except OptionsError as error:  # a file of TLS
-        print(f"trionsq: {error}", file=sys.stderr)
-        return 2
+        code = trio.run(_run, call, work)
+    except* OptionsError as group:  # a file of TLS
+        print(f"trionsq: {first_error(group)}", file=sys.stderr)
+        code = 2
+    except* KeyboardInterrupt:
+        print("trionsq: interrupted; a change may have reached some nodes", file=sys.stderr)
+    return code
 
 
 async def _run(call: Call, work: Callable[[Session], Awaitable[Report]]) -> int:

@@ -11,12 +11,14 @@ from trionsq.local.operate.flags import (
     TOPIC_NAME,
     YES,
     Call,
+    OrDefault,
     call_of,
     example,
     for_nodes,
     for_peeking,
     peek_query,
 )
+from trionsq.options import DURATION, INT
 
 __all__ = ["topic_group"]
 
@@ -143,7 +145,7 @@ def move(topic: str, **flags: Any) -> int:
     "settings",
     epilog=example(
         f"trionsq topic settings {_LOOKUPD}",
-        f"trionsq topic settings orders --durability=always {_LOOKUPD}",
+        f"trionsq topic settings orders --durability=always --retain=168h {_LOOKUPD}",
     ),
 )
 @click.argument("topic", type=TOPIC_NAME, required=False)
@@ -152,22 +154,34 @@ def move(topic: str, **flags: Any) -> int:
     type=click.Choice(["interval", "always"]),
     help="Change it: OK after an fsync (always), or before it.",
 )
+@click.option(
+    "--retain",
+    type=OrDefault(DURATION),
+    help="Keep finished messages so long; default: nsqd's --retain.",
+)
+@click.option(
+    "--retain-bytes",
+    type=OrDefault(INT),
+    help="Keep so many bytes of finished messages; default: nsqd's --retain-bytes.",
+)
 @for_nodes
-def settings(topic: str | None, durability: str | None, **flags: Any) -> int:
+def settings(topic: str | None, **flags: Any) -> int:
     """Show or change the settings of a topic; without a name, show those of all.
 
-    A topic needs a log for --durability.
+    A topic needs a log for changes. The settings of one topic show what its log has, and why its
+    oldest segment is there.
     """
     from trionsq.local.operate.changes import Subject, post
     from trionsq.local.operate.reports import settings as show
     from trionsq.local.operate.session import run
 
     call = call_of(flags)
-    if durability is None:
+    changes = {name: value for name, value in flags.items() if value is not None}
+    if not changes:
         return run(call, lambda each: show(each, topic or ""))
     if topic is None:
-        raise click.UsageError("--durability needs the name of a topic")
-    return run(call, lambda each: post(each, Subject(topic), "settings", durability=durability))
+        raise click.UsageError("a change needs the name of a topic")
+    return run(call, lambda each: post(each, Subject(topic), "settings", **changes))
 
 
 @topic_group.command("peek", epilog=example(f"trionsq topic peek orders --limit=3 {_LOOKUPD}"))
