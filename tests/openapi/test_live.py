@@ -31,9 +31,9 @@ from trionsq.testing import open_broker
 from trionsq.web.protocol import Query, parse_query
 
 SEED = 20261123
-CASES = by_level(test=8, short=60, full=600)
+CASES = by_level(test=8, short=24, full=400)
 # Pages take long: of their cases there are so many fewer.
-FEWER = by_level(test=6, short=10, full=20)
+FEWER = by_level(test=6, short=8, full=20)
 SLOW: Final = {"debug", "pages"}
 LIMIT_S = 60.0
 TOPIC, CHANNEL = "orders", "billing"

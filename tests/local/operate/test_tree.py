@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import shutil
 import subprocess
 import sys
+import termios
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -48,63 +53,66 @@ def test_every_help_has_an_example_that_is_a_command(
         assert all(example in shown.out for example in examples)
 
 
-@pytest.fixture(scope="module")
-def script_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PATH with the command ``trionsq`` of this project."""
-    folder = tmp_path_factory.mktemp("bin")
-    script = folder / "trionsq"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trionsq.local.main "$@"\n')
-    script.chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
-
-
-BASH = """
-eval "$(trionsq completion bash)"
-COMP_WORDS=(trionsq topic pa); COMP_CWORD=2; _trionsq_completion trionsq
-echo "${COMPREPLY[@]}"
-COMPREPLY=()
-COMP_WORDS=(trionsq channel seek --t); COMP_CWORD=3; _trionsq_completion trionsq
-echo "${COMPREPLY[@]}"
-complete -p trionsq
+# Notes the words that a shell gives to it, and completes as the command does.
+SCRIPT = """#!/bin/sh
+if [ -z "$_TRIONSQ_COMPLETE" ] && [ "$1" != completion ]; then
+    echo "$*" >> "{log}"
+    exit
+fi
+exec "{python}" -m trionsq.local.main "$@"
 """
-# compadd and _describe work in a terminal only: here they print what they are given.
-ZSH = """
-compdef() { registered=$2 }
-compadd() { print -- ${completions} }
-_describe() { print -- ${completions_with_descriptions} }
-eval "$(trionsq completion zsh)"
-words=(trionsq topic pa); CURRENT=3; _trionsq_completion
-words=(trionsq channel seek --t); CURRENT=4; _trionsq_completion
-print $registered
-"""
+SHELLS = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], ""),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit && compinit -D -u\n"),
+}
+# What is typed before the key TAB, and what the command then gets.
+TYPED = {
+    "topic unp": "topic unpause",
+    "channel seek orders billing --t": "channel seek orders billing --to",
+    "channel peek orders billing --state in": "channel peek orders billing --state in_flight",
+    "lo": "log",
+}
 
 
-@pytest.mark.parametrize(
-    ("shell", "script", "last"),
-    [
-        ("bash", BASH, "complete -o nosort -F _trionsq_completion trionsq"),
-        ("zsh", ZSH, "trionsq"),
-    ],
-    ids=["bash", "zsh"],
-)
-def test_a_shell_completes(shell: str, script: str, last: str, script_path: str) -> None:
-    """Commands and flags, by the script that ``trionsq completion`` prints."""
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes(shell: str, tmp_path: Path) -> None:
+    """At a terminal, the key TAB completes commands, flags and values of flags."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    quiet = ["--norc", "--noprofile"] if shell == "bash" else ["-f"]
-    done = subprocess.run(
-        [shell, *quiet, "-c", script],
-        env={**os.environ, "PATH": script_path},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    assert done.stderr == ""
-    command, flag, registered = done.stdout.splitlines()
-    assert command.partition(":")[0] == "pause"
-    assert flag.partition(":")[0] == "--to"
-    assert registered == last
+    log = tmp_path / "log"
+    script = tmp_path / "trionsq"
+    script.write_text(SCRIPT.format(log=log, python=sys.executable), encoding="utf-8")
+    script.chmod(0o755)
+    words, preparation = SHELLS[shell]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        words,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PATH": path, "TERM": "dumb", "HOME": str(tmp_path)},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        os.close(theirs)
+        output = threading.Thread(target=read_all, args=(ours,))
+        output.start()
+        os.write(ours, f'{preparation}eval "$(trionsq completion {shell})"\n'.encode())
+        for line in TYPED:
+            os.write(ours, f"trionsq {line}\t\n".encode())
+        os.write(ours, b"exit\n")
+        assert process.wait(LIMIT_S) == 0
+    output.join()
+    os.close(ours)
+    assert log.read_text(encoding="utf-8").splitlines() == list(TYPED.values())
+
+
+def read_all(terminal: int) -> None:
+    """What a shell prints has to be read, or it waits."""
+    with suppress(OSError):  # the other end is closed
+        while os.read(terminal, 65536):
+            pass
 
 
 def test_fish_has_a_script(capsys: pytest.CaptureFixture[str]) -> None:
