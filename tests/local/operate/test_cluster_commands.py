@@ -21,6 +21,7 @@ from tests.local.operate.stage import (
     spread,
     until,
 )
+from tests.soak import in_short_soak
 
 # topics
 
@@ -75,7 +76,11 @@ def test_a_topic_is_moved(cluster: RealCluster, run: Run) -> None:
     assert ended.document["nodes"] == []
 
 
-@pytest.mark.parametrize("channel", [(), ("billing",)], ids=["topic", "channel"])
+@pytest.mark.parametrize(
+    "channel",
+    [pytest.param((), marks=in_short_soak), ("billing",)],
+    ids=["topic", "channel"],
+)
 def test_pause_and_unpause(channel: tuple[str, ...], cluster: RealCluster, run: Run) -> None:
     """On each node; the list says so, and "partly" if nodes differ."""
     topic = f"pausing{len(channel)}"
@@ -154,7 +159,8 @@ def test_delete_on_one_node_of_a_cluster(cluster: RealCluster, run: Run) -> None
 
 
 @pytest.mark.parametrize(
-    ("typed", "code", "left"), [("y\n", 0, 0), ("no\n", 1, 3), ("\n", 1, 3), ("", 1, 3)]
+    ("typed", "code", "left"),
+    [("y\n", 0, 0), pytest.param("no\n", 1, 3, marks=in_short_soak), ("\n", 1, 3), ("", 1, 3)],
 )
 def test_a_terminal_is_asked(
     typed: str,
@@ -179,26 +185,22 @@ def test_a_terminal_is_asked(
         assert ended.out == ""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_without_a_terminal_nothing_is_destroyed(
+    cluster: RealCluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can answer: exit code 2, and a line that names --yes."""
+    spread(cluster, run, "kept", "c")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    for words in (
         ("topic", "empty", "kept"),
         ("topic", "delete", "kept"),
         ("channel", "empty", "kept", "c"),
         ("channel", "delete", "kept", "c"),
         ("channel", "seek", "kept", "c", "--to=beginning"),
-    ],
-    ids=" ".join,
-)
-def test_without_a_terminal_nothing_is_destroyed(
-    words: tuple[str, ...], cluster: RealCluster, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody can answer: exit code 2, and a line that names --yes."""
-    spread(cluster, run, "kept", "c")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    ended = run(*words, cluster.flag)
-    assert ended.code == 2
-    assert "without a terminal, add --yes" in ended.err
+    ):
+        ended = run(*words, cluster.flag)
+        assert ended.code == 2
+        assert "without a terminal, add --yes" in ended.err
     assert len(places(cluster, "kept", "c")) == 3
 
 

@@ -70,7 +70,6 @@ TYPED = {
     "topic unp": "topic unpause",
     "channel seek orders billing --t": "channel seek orders billing --to",
     "channel peek orders billing --state in": "channel peek orders billing --state in_flight",
-    "lo": "log",
 }
 
 
