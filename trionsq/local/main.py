@@ -20,7 +20,7 @@ _ONE_DASH: Final = {"-help": "--help", "help": "--help", "-version": "--version"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv* (default: the process's), and return its exit code.
 
-    0: done; 1: a node failed; 2: a usage error, or nobody was there to confirm.
+    0: done; 1: a node failed; 2: a usage error, or nobody was there to confirm; 130: Ctrl-C.
 
     Raises:
         SystemExit: 0 after ``up --help``, 2 after a usage error of ``up``.
@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return int(cli.main(words, "trionsq", standalone_mode=False) or 0)
-    except click.Abort:
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, KeyboardInterrupt):
+            print("trionsq: interrupted", file=sys.stderr)
+            return 130
+        # The answer to a question.
         print("Nothing was done.", file=sys.stderr)
         return 1
     except click.ClickException as error:

@@ -67,6 +67,20 @@ def test_what_can_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert ended.err == f"trionsq log: {remark}\n"
 
 
+def test_ctrl_c_does_not_say_that_nothing_was_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A restore that is interrupted may have copied files: one line, and 130."""
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nsq_log, "run", interrupted)
+    ended = run_command(capsys, "log", "restore", "backup", "data")
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err.strip() == "trionsq: interrupted"
+
+
 @pytest.mark.parametrize("body", [b"<html>", {"path": "p"}, []], ids=["html", "keys", "list"])
 def test_a_backup_that_is_answered_with_nonsense(
     body: object, capsys: pytest.CaptureFixture[str]

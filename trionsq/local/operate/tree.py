@@ -27,7 +27,7 @@ def cli() -> None:
     """Runs a local cluster, and operates clusters.
 
     Exit codes: 0 done; 1 a node failed, the others are done; 2 a usage error, or a question that
-    nobody could answer.
+    nobody could answer; 130 after Ctrl-C.
     """
 
 
