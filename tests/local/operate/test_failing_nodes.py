@@ -119,6 +119,26 @@ def test_a_tombstone_has_the_name_that_nsqlookupd_knows(run: Run) -> None:
     assert nsqd.posts == [("POST /topic/delete", {"topic": "t"})]
 
 
+def test_a_node_that_can_not_be_hidden_keeps_its_topic(run: Run) -> None:
+    """Nobody knows under which name nsqlookupds have it: consumers would still be sent there."""
+    nsqd = Stub(nsqd_answers("t", **DELETED, **{"/info": (200, {"version": "1.3.0"})}))
+    with nsqd, Stub({"/lookup": (404, {})}) as lookupd:
+        flags = [lookupd_flag(lookupd), *nsqd_flags(nsqd.address)]
+        ended = run("topic", "delete", "t", "--yes", *flags)
+        assert (nsqd.posts, lookupd.posts) == ([], [])
+    assert ended.code == 1
+    assert ended.err == f"trionsq: {nsqd.address}: /info has no address; the topic is still there\n"
+
+
+@pytest.mark.parametrize("info", [{}, {"tcp_port": -1}, {"tcp_port": "4150"}], ids=str)
+def test_a_node_without_a_tcp_port_has_no_tail(info: dict[str, object], run: Run) -> None:
+    """It listens on a unix socket, or is no nsqd: one line, and nothing is read."""
+    with Stub({"/info": (200, info)}) as nsqd:
+        ended = run("topic", "tail", "t", *nsqd_flags(nsqd.address))
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == f"trionsq: {nsqd.address}: it listens on no TCP port\n"
+
+
 def test_an_nsqlookupd_that_is_down(run: Run) -> None:
     """The other one is enough, and the exit code says it; without any nothing is done."""
     down = f"--lookupd-http-address={free_address()}"

@@ -235,13 +235,15 @@ def _not_found(session: Session, target: Subject) -> CommandError:
 
 async def _removal(session: Session, nodes: Sequence[str], topic: str) -> list[Step]:
     """Hide nodes from the lookups of a topic, by the names that nsqlookupds have, and delete it."""
-    infos = await session.get(nodes, "/info")
-    names = [
-        format_address(str(info.get("broadcast_address")), str(info.get("http_port")))
-        for info in infos.values()
-    ]
-    *hide, _ = tombstone_steps(session.lookupds, names, topic)
-    *_, delete = tombstone_steps((), list(infos), topic)
+    names = {}
+    for node, info in (await session.get(nodes, "/info")).items():
+        address, port = info.get("broadcast_address"), info.get("http_port")
+        if isinstance(address, str) and isinstance(port, int):
+            names[node] = format_address(address, port)
+        else:
+            session.failures[node] = "/info has no address; the topic is still there"
+    *hide, _ = tombstone_steps(session.lookupds, names.values(), topic)
+    *_, delete = tombstone_steps((), names, topic)
     return [*hide, delete]
 
 

@@ -215,7 +215,11 @@ async def tcp_addresses(session: Session, found: list[str]) -> Report:
     """Add host:port of TCP of each node to ``found``."""
     answers = await session.get(await session.nodes(), "/info")
     for node, info in answers.items():
-        found.append(f"{node.rpartition(':')[0]}:{info.get('tcp_port')}")
+        port = info.get("tcp_port")
+        if isinstance(port, int) and port > 0:
+            found.append(f"{node.rpartition(':')[0]}:{port}")
+        else:
+            session.failures[node] = "it listens on no TCP port"
     return Report({}, [])
 
 
