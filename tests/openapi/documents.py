@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 
 __all__ = [
     "DAEMONS",
@@ -24,7 +26,20 @@ __all__ = [
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "openapi"
 DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
+# That of jsonschema checks what is installed by chance.
+_FORMATS: Final = FormatChecker(formats=())
+_TIME: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
 _METHODS: Final = ("get", "post", "put", "delete")
+
+
+@_FORMATS.checks("date-time", ValueError)
+def _is_time(value: object) -> bool:
+    """Whether a text is a time as RFC 3339 writes it."""
+    if not isinstance(value, str):
+        return True
+    return _TIME.fullmatch(value) is not None and bool(datetime.fromisoformat(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,5 +181,5 @@ def validator(daemon: str, schema: Mapping[str, Any]) -> Draft202012Validator:
     """Checks values against a schema of a daemon's document; see `_strict`."""
     return Draft202012Validator(
         {**_strict(dict(schema)), "components": _strict_components(daemon)},
-        format_checker=Draft202012Validator.FORMAT_CHECKER,
+        format_checker=_FORMATS,
     )
