@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from trionsq.storage.log.segments import Scan, read_header, scan_segment
 from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tables import StateTables
 from trionsq.tools.nsq_log_journal import Journaled
+from trionsq.tools.nsq_log_output import LogOutput
 
 __all__ = [
     "DAMAGED",
@@ -89,18 +89,20 @@ class LogFolder:
 
     Attributes:
         path: of the folder.
+        output: what is printed.
         topics: the segments that can be read.
         state: None if there is none, or it cannot be read now.
         code: the exit code so far.
     """
 
-    def __init__(self, path: str, topic: str) -> None:
+    def __init__(self, path: str, topic: str, output: LogOutput) -> None:
         """``topic``: read no other one; empty: read all.
 
         Raises:
             UnsupportedError, OSError: see `topics_in`.
         """
         self.path = path
+        self.output = output
         self.code = GOOD
         self.state: StateContent | None = None
         self._journals: Journaled | None = None
@@ -124,7 +126,7 @@ class LogFolder:
 
     def remark(self, text: str) -> None:
         """Write a line to stderr."""
-        print(f"nsq_log: {text}", file=sys.stderr)
+        self.output.remark(text)
 
     def damaged(self, text: str) -> None:
         """Write a line about damage to stderr, and note it for the exit code."""
