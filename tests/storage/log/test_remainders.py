@@ -21,6 +21,7 @@ from trionsq.storage.log.reading import RangesRead
 from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.retention import Retention
 from trionsq.storage.log.seeking import first_kept
+from trionsq.storage.log.state import WAL_FILE
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -249,6 +250,24 @@ def test_files_stay_while_somebody_copies_them() -> None:
     flow.node.release_files()
     flow.work(5)
     assert len(flow.files) < len(before)
+
+
+def test_nothing_is_left_out_that_a_state_needs_whose_successor_failed() -> None:
+    """A crash would go back to it: a remainder waits for the next commit."""
+    flow = Flow()
+    flow.bring(40, late_every=20)
+    before = flow.nbytes
+    flow.disk.fail(errno.EIO, only=["sync"], name=WAL_FILE)
+    flow.tick()
+    assert flow.node.figures.failed_commits == 1
+    flow.disk.fail(errno.EIO, only=["sync"], name=WAL_FILE)
+    flow.remainders.tick(flow.snapshots)
+    flow.turn()
+    flow.remainders.tick(flow.snapshots)
+    assert flow.node.figures.failed_commits == 2
+    assert flow.nbytes == before
+    flow.work(5)
+    assert flow.nbytes < before // 2
 
 
 @pytest.mark.parametrize("jobs", range(4))
