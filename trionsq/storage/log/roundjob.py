@@ -127,6 +127,7 @@ class RoundJob(Generic[_Log]):
 
     def finish(self) -> None:
         """Note where the segments end now."""
+        self._writer.note_unsynced()
         self.begun = self._writer.pop_begun()
         self.offset = self._writer.offset
 

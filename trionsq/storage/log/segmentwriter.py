@@ -38,12 +38,14 @@ class SegmentFile:
         header: of the file.
         end: size in bytes up to which it counts and may be read.
         index: where records begin; None if that is not known yet.
+        unsynced_from: the first message that was not durable after the last round; None: all were.
     """
 
     name: str
     header: SegmentHeader
     end: int
     index: SparseIndex | None
+    unsynced_from: int | None = None
 
     @property
     def first(self) -> int:
@@ -124,6 +126,12 @@ class SegmentWriter:
         """Return the segments that were begun since the last call, also by a round that failed."""
         begun, self._begun = self._begun, []
         return begun
+
+    def note_unsynced(self) -> None:
+        """Tell readers of the newest segment what is durable: a round has ended."""
+        if self.segment is not None:
+            unsynced = self._unsynced
+            self.segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
 
     def is_synced_to(self, sequence: int) -> bool:
         """Return whether what counts before a sequence is durable."""
