@@ -235,7 +235,6 @@ class LogStream(ResponseBody):
             if self._next >= end:
                 return None
             part = self._log.part
-            read = partial(read_run, part, self._next, end, _BLOCK_BYTES, self._place)
             try:
                 if isinstance(self._to, WantedPosition) and end > self._looked_to:
                     look = partial(find_position, part, self._to, self._next, end)
@@ -243,12 +242,15 @@ class LogStream(ResponseBody):
                     self._looked_to = end
                     if found.sequence < end:
                         self._to = found.sequence
-                    return LogRun(next=self._next)
+                    break
+                # If it is gone at last, without being left, somebody has removed it.
+                read = partial(read_run, goes_on=attempt == _ATTEMPTS - 1)
+                read = partial(read, part, self._next, end, _BLOCK_BYTES, self._place)
                 return await self._in_thread(read)
             except FileNotFoundError:
                 self._place = None
                 if self._log.is_deleted or self._next < first_kept(self._log):
-                    return LogRun(next=self._next)  # the answer ends
+                    break  # the answer ends
                 if attempt == _ATTEMPTS - 1:
                     raise
         return LogRun(next=self._next)

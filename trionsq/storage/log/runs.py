@@ -58,7 +58,13 @@ def durable_end(log: TopicLog) -> int:
 
 
 def read_run(
-    part: LogPart, sequence: int, end: int, max_bytes: int, place: Place | None = None
+    part: LogPart,
+    sequence: int,
+    end: int,
+    max_bytes: int,
+    place: Place | None = None,
+    *,
+    goes_on: bool = False,
 ) -> LogRun:
     """Read the messages from ``sequence`` on. Blocks; for a thread.
 
@@ -68,6 +74,7 @@ def read_run(
         end: sequences from there on are not wanted; a durable one.
         max_bytes: about so much is read; a record may be longer.
         place: of the last read, if that ended at ``sequence``.
+        goes_on: a segment that is gone is lost.
 
     Raises:
         FileNotFoundError: a segment is gone.
@@ -82,11 +89,17 @@ def read_run(
         behind = part.segments[0].first if part.segments else end
         return _run_of(part.gaps, sequence, end, Block(end=behind))
     segment = part.segments[at]
-    if segment.index is None and (place is None or place[0] is not segment):
-        place = find_place(part, segment, sequence)  # an index would take reading all heads
-    block = read_block(part.disk, part.segments, sequence, max_bytes, end, place)
-    if any(damage.offset == 0 for _, damage in block.damage):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), segment.name)
+    try:
+        if segment.index is None and (place is None or place[0] is not segment):
+            place = find_place(part, segment, sequence)  # an index would take reading all heads
+        block = read_block(part.disk, part.segments, sequence, max_bytes, end, place)
+        if any(damage.offset == 0 for _, damage in block.damage):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), segment.name)
+    except FileNotFoundError:
+        if not goes_on:
+            raise
+        behind = part.segments[at + 1].first if at + 1 < len(part.segments) else end
+        block = Block(end=behind)
     return _run_of(part.gaps, sequence, end, block)
 
 
