@@ -29,9 +29,11 @@ class LogForm(Protocol):
 
     Attributes:
         content_type: of the answer.
+        work: to encode a message, in times of what a frame costs.
     """
 
     content_type: str
+    work: int
 
     def note(self, fields: Mapping[str, object]) -> bytes:
         """Return what stands between messages."""
@@ -71,6 +73,7 @@ class Lines:
     """A JSON object a line."""
 
     content_type = "application/x-ndjson"
+    work = 4
 
     def __init__(self, *, text: bool = True) -> None:
         """``text``: bodies that are UTF-8 are shown as it; all others as base64."""
@@ -121,6 +124,7 @@ class Frames:
     """NSQ's frames: see `trionsq.wire.logstream`."""
 
     content_type = "application/octet-stream"
+    work = 1
 
     def __init__(self) -> None:
         # What the reader takes for the next message, and for its delay.

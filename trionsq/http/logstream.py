@@ -39,12 +39,12 @@ LIFE_S: Final = 300.0
 """Time after which an answer ends; the token of its end goes on."""
 # Blocks that are read at once, of all answers.
 _MAX_THREADS: Final = 2
-_BLOCK_BYTES: Final = 256 * 1024
-# A piece of the answer is made in one step of the event loop: its size, and the messages in it. A
-# record costs as much as so many more.
-_PIECE_BYTES: Final = 64 * 1024
-_PIECE_WORK: Final = 768
-_PART_WORK: Final = 8
+_BLOCK_BYTES: Final = 512 * 1024
+# A piece of the answer is made in one step of the event loop: its size, and the work, in messages
+# that are encoded as frames. A record costs as much as so many more.
+_PIECE_BYTES: Final = 192 * 1024
+_PIECE_WORK: Final = 2_048
+_PART_WORK: Final = 16
 # How often one looks for new messages at the end of the log.
 _LOOK_S: Final = 0.1
 # Segments are left while they are read; then the place is looked for anew.
@@ -171,7 +171,7 @@ class LogStream(ResponseBody):
             while first < last:
                 end = min(slice_end(part, first), last)
                 pieces.append(self._form.messages(Segment(part.batch, first, end)))
-                work += end - first + _PART_WORK
+                work += (end - first) * self._form.work + _PART_WORK
                 nbytes += len(pieces[-1])
                 first = end
                 if work >= _PIECE_WORK or nbytes >= _PIECE_BYTES:
