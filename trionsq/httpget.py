@@ -202,7 +202,8 @@ class StreamedAnswer:
         except trio.BrokenResourceError as error:
             raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
         except h11.RemoteProtocolError as error:
-            raise AnswerError(f"not an HTTP response: {str(error)[:_MAX_SHOWN]}") from None
+            what = "the response broke off" if self.status else "not an HTTP response"
+            raise AnswerError(f"{what}: {str(error)[:_MAX_SHOWN]}") from None
         if isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
             raise AnswerError("the connection was closed before the end of the response")
         return event

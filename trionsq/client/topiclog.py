@@ -130,9 +130,7 @@ class TopicLogReader:
             self._pause_s = min(2 * self._pause_s or _FIRST_PAUSE_S, _MAX_PAUSE_S)
             pause_s = self._pause_s * (1 + self._random.random() / 2)
             why = fields.get("error") or reason
-            log.warning(
-                "%s: reading %s again in %.1f s: %s", self.address, self.topic, pause_s, why
-            )
+            log.warning("%s: reads %s again in %.1f s: %s", self.address, self.topic, pause_s, why)
             await trio.sleep(pause_s)
 
     async def _answer(self) -> AsyncGenerator[LogMessages, None]:
