@@ -73,7 +73,7 @@ class Lines:
     """A JSON object a line."""
 
     content_type = "application/x-ndjson"
-    work = 4
+    work = 8
 
     def __init__(self, *, text: bool = True) -> None:
         """``text``: bodies that are UTF-8 are shown as it; all others as base64."""

@@ -57,11 +57,13 @@ class Readers:
     Attributes:
         count: of those under way.
         limiter: of the threads.
+        turn: of those that encode.
     """
 
     def __init__(self, is_stopping: Callable[[], bool], clock: Clock) -> None:
         self.count = 0
         self.limiter = trio.CapacityLimiter(_MAX_THREADS)
+        self.turn = trio.Lock()
         self.is_stopping = is_stopping
         self.clock = clock
 
@@ -149,12 +151,21 @@ class LogStream(ResponseBody):
             if run is None:
                 await trio.sleep(_LOOK_S)
                 continue
-            for piece in self._encoded(run):
+            pieces = self._encoded(run)
+            while piece := await self._next_piece(pieces):
                 yield piece
         end_note: dict[str, object] = {"note": "end", "reason": reason, "sequence": self._next}
         if error is not None:
             end_note["error"] = error
         yield self._form.note({**end_note, "next": self._token()})
+
+    async def _next_piece(self, pieces: Iterator[bytes]) -> bytes:
+        """Return the next piece, empty behind the last.
+
+        All answers take turns: many of them hold up others no longer than one does.
+        """
+        async with self._readers.turn:
+            return next(pieces, b"")
 
     def _encoded(self, run: LogRun) -> Iterator[bytes]:
         """Yield what was read, and the token behind it, in pieces that are short work each."""
