@@ -182,9 +182,8 @@ def find_place(part: LogPart, segment: SegmentFile, sequence: int) -> Place:
     with _opened(part, segment) as file:
         before, head = _search(file, segment, lambda one: one.next_sequence > sequence)
     if head is not None:
-        # What stands between the two may be damaged.
         known = segment.first if before is None else before.next_sequence
-        return segment, SEGMENT_HEADER_BYTES if before is None else before.end, known
+        return segment, head.offset, known
     return segment, segment.end, sequence
 
 
