@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -12,9 +13,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import consume, finish, numbered, publish
+from tests.cancellation import CancelAt, When, run_counted, sweep_awaits
 from tests.http.logreader import ask, begin, serving
 from tests.http.ways import Way
-from tests.leftovers import threads_in_mock_time
+from tests.leftovers import nothing_left_behind, threads_in_mock_time
 from trionsq.broker.broker import Broker
 from trionsq.broker.logs import log_of
 from trionsq.broker.runtime import Clock
@@ -450,3 +452,38 @@ async def test_a_client_that_stalls_is_given_up(
             await stream.aclose()
             async with begin(server), begin(server):
                 assert (await ask(server)).status == 503
+
+
+async def serve_cut_off(cancel_at: CancelAt) -> None:
+    """A connection that reads a log, and waits at its end, is cancelled at one await."""
+    with threads_in_mock_time(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trionsq.http.logread.MAX_READERS", 1)
+        patch.setattr(logstream, "MAX_READERS", 1)
+        patch.setattr(logstream, "_BLOCK_BYTES", 500)
+        async with serving() as server:
+            await publish_all(server.broker, 24)
+            with nothing_left_behind():
+                ours, theirs = socket.socketpair()
+                client = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+                request = b"GET /topic/log?topic=t&wait=2 HTTP/1.0\r\nHost: a\r\n\r\n"
+                came = b""
+
+                async def receive() -> None:
+                    nonlocal came
+                    with suppress(trio.BrokenResourceError):
+                        await client.send_all(request)
+                        async for data in client:
+                            came += data
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(receive)
+                    await run_counted(cancel_at, lambda: server.server.serve(theirs))
+                await client.aclose()
+            assert cancel_at.has_fired or came.endswith(b'"}\n')
+            assert (await ask(server)).outcome == ("end", 24)
+
+
+@pytest.mark.parametrize("when", ["parked", "woken"])
+def test_an_answer_cut_off_at_any_await(when: When) -> None:
+    """No task, no open file and no place of a reader is left: the next one reads all."""
+    sweep_awaits(serve_cut_off, when, least=30)

@@ -1,6 +1,6 @@
 """Messages of a log as bytes of an answer: lines of JSON, or NSQ's frames.
 
-Spec: none; the original has no log. docs/replay.md describes both forms.
+docs/replay.md describes both forms.
 """
 
 from __future__ import annotations
