@@ -118,7 +118,7 @@ class TopicLogReader:
                 reason, fields = self._reason, self._fields
             except (httpget.GetError, FrameError) as error:
                 if self._token is None:
-                    raise ConnectError(f"{self.address}: {error}") from error
+                    raise ConnectError(f"reading {self.topic}: {error}") from error
                 reason, fields = "", {"error": str(error)}
             if reason == "to":
                 return
