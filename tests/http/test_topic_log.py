@@ -301,6 +301,22 @@ async def test_what_retention_removes_meanwhile_ends_the_answer(
         assert list(answer.bodies) == list(range(first, 30))
 
 
+async def test_what_goes_while_it_is_read_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be removed, or replaced, in the middle of a block."""
+    async with serving() as server:
+        await publish_all(server.broker, 30)
+        log = log_named(server.broker)
+
+        def read_what_goes(*_: Any, **__: Any) -> runs.LogRun:
+            trio.from_thread.run_sync(log.retire_segments, 20)
+            return runs.LogRun([runs.LostRange(0, 3)], next=3)
+
+        monkeypatch.setattr(logstream, "read_run", read_what_goes)
+        answer = await ask(server)
+        assert (answer.outcome, answer.skipped) == (("removed", 0), [])
+        assert log.first > 3
+
+
 @FORMS
 async def test_what_is_damaged_is_said(form: str) -> None:
     """In its place; what stands behind it follows, and a whole segment that is gone is no end."""

@@ -257,14 +257,22 @@ class LogStream(ResponseBody):
                 # If it is gone at last, without being left, somebody has removed it.
                 read = partial(read_run, goes_on=attempt == _ATTEMPTS - 1)
                 read = partial(read, part, self._next, end, _BLOCK_BYTES, self._place)
-                return await self._in_thread(read)
+                run = await self._in_thread(read)
+                if not self._is_left or not any(isinstance(one, LostRange) for one in run.parts):
+                    return run
+                break  # it was left, so that is no damage
             except FileNotFoundError:
                 self._place = None
-                if self._log.is_deleted or self._next < first_kept(self._log):
+                if self._is_left:
                     break  # the answer ends
                 if attempt == _ATTEMPTS - 1:
                     raise
         return LogRun(next=self._next)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the log need not have the next message any more."""
+        return self._log.is_deleted or self._next < first_kept(self._log)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(
