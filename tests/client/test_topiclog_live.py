@@ -23,6 +23,7 @@ def body(number: int) -> bytes:
     return b"%0200d" % number
 
 
+@more_in_soak
 async def test_readers_beside_publishers_and_retention() -> None:
     """Each message that a reader gets has its body, none comes twice, and what does not come is
     counted; consumers get all."""

@@ -99,7 +99,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"to": "2026-13-01T00:00:00Z"}, 400, "INVALID_ARG_TO: "),
     ({"count": "0"}, 400, "INVALID_ARG_COUNT"),
     ({"count": "1000001"}, 400, "INVALID_ARG_COUNT"),
-    ({"count": "nan"}, 400, "INVALID_ARG_COUNT"),
+    ({"count": "1.5"}, 400, "INVALID_ARG_COUNT"),
     ({"wait": "61"}, 400, "INVALID_ARG_WAIT"),
     ({"wait": "-1"}, 400, "INVALID_ARG_WAIT"),
     ({"format": "xml"}, 400, "INVALID_ARG_FORMAT"),

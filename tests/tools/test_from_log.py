@@ -10,12 +10,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.broker.support import publish
+from tests.cancellation import BOTH_IN_SOAK, CancelAt, When, run_counted, sweep_awaits
+from tests.http.logreader import serving
+from tests.leftovers import nothing_left_behind, threads_in_mock_time
 from tests.processes import running_nsqlookupd
 from tests.tools.support import (
     LIMIT_S,
@@ -32,13 +37,15 @@ from tests.tools.support import (
 from trionsq import httpget
 from trionsq.client import Producer
 from trionsq.testing import OpenBroker, open_broker
+from trionsq.tools.fromlog import read_logs
 from trionsq.tools.json_filter import JsonFilter
 from trionsq.tools.nsq_tail import NsqTailOptions, _Tail
 from trionsq.tools.nsq_to_file import NsqToFile
+from trionsq.tools.nsq_to_file_from import LogTopicTask
 from trionsq.tools.nsq_to_file_options import NsqToFileOptions
 from trionsq.tools.nsq_to_nsq import NsqToNsqOptions, _Forwarding
 from trionsq.tools.nsq_to_nsq_from import LoggedBodies, passing, publish_all
-from trionsq.tools.stdio import OutputFd
+from trionsq.tools.stdio import OutputFd, Progress
 
 MESSAGES = [b"%0100d" % number for number in range(2_000)]
 
@@ -78,7 +85,8 @@ async def cutting_proxy(address: str, nbytes: int) -> AsyncIterator[tuple[str, l
 
 
 def lines_below(folder: Path) -> list[bytes]:
-    return [line for path in folder.iterdir() for line in path.read_bytes().splitlines()]
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [line for path in files for line in path.read_bytes().splitlines()]
 
 
 async def test_files_have_each_message_once(tmp_path: Path) -> None:
@@ -263,3 +271,44 @@ async def test_what_nsqd_refuses_is_said(tmp_path: Path, caplog: pytest.LogCaptu
             )
             assert await NsqToFile(options, PATIENT).run() == 1
             assert text in caplog.text
+
+
+async def archive_cut_off(cancel_at: CancelAt) -> None:
+    """nsq_to_file reads a log that grows, and is cancelled at one await."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        with threads_in_mock_time():
+            async with serving() as server:
+                for at in range(0, 20, 4):
+                    publish(server.broker, "t", *MESSAGES[at : at + 4])
+
+                async def dial(_host: str, _port: int) -> trio.SocketStream:
+                    return server.connect()
+
+                patch.setitem(read_logs.__kwdefaults__, "dial", dial)
+                options = NsqToFileOptions(
+                    topic=("t",),
+                    nsqd_http_address=("localhost:1",),
+                    output_dir=f"{folder}/out",
+                    work_dir=f"{folder}/work",
+                    begin="beginning",
+                    to="25",
+                    sync_interval_ns=100_000_000,
+                    rotate_size=500,
+                )
+                with nothing_left_behind():
+                    task = LogTopicTask("t", options, PATIENT, Progress("written"))
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(run_counted, cancel_at, task.run)
+                        await trio.sleep(2)
+                        publish(server.broker, "t", *MESSAGES[20:30])
+                    await trio.sleep(10)  # nsqd gives up the connection
+                assert not task.has_failed
+        written = sorted(lines_below(Path(folder)))
+        assert written == MESSAGES[: len(written)]
+        assert cancel_at.has_fired or len(written) == 25
+
+
+@pytest.mark.parametrize("when", BOTH_IN_SOAK)
+def test_nsq_to_file_cut_off_at_any_await(when: When) -> None:
+    """Its files have the first messages of the range, each once; nothing stays open."""
+    sweep_awaits(archive_cut_off, when, least=40, one_in=20)

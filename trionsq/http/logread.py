@@ -52,7 +52,7 @@ class LogReading:
         name = valid_topic_name(values)
         topic_log = self._log_of(name)
         form = _form(values)
-        count = int(number(values, "count", _DEFAULT_COUNT, 1, _MAX_COUNT))
+        count = _count(values)
         wait_s = number(values, "wait", 0, 0, _MAX_WAIT_S)
         token, begin, to = _token(values), position_argument(b"from"), position_argument(b"to")
         if token is not None and begin is not None:
@@ -100,6 +100,13 @@ async def _end(find: Callable[[], TopicLog], to: WantedPosition) -> int | Wanted
     if to.kind == "time" and position.sequence >= durable_end(find()):
         return to
     return position.sequence
+
+
+def _count(values: Query) -> int:
+    digits = values.get(b"count", b"%d" % _DEFAULT_COUNT)
+    if digits.isdigit() and len(digits) < 10 and 1 <= int(digits) <= _MAX_COUNT:
+        return int(digits)
+    raise HttpError(400, "INVALID_ARG_COUNT")
 
 
 def _form(values: Query) -> LogForm:
