@@ -284,6 +284,7 @@ async def archive_cut_off(cancel_at: CancelAt) -> None:
                 async def dial(_host: str, _port: int) -> trio.SocketStream:
                     return server.connect()
 
+                assert read_logs.__kwdefaults__ is not None
                 patch.setitem(read_logs.__kwdefaults__, "dial", dial)
                 options = NsqToFileOptions(
                     topic=("t",),
