@@ -326,7 +326,7 @@ async def test_what_is_damaged_is_said(form: str) -> None:
         log = log_named(server.broker)
         one = log.segments[1]
         data = bytearray(disk.files()[one.name])
-        data[-1] ^= 1
+        data[one.end - 1] ^= 1
         disk.write_file(one.name, bytes(data))
         end = log.segments[2].first
         answer = await ask(server, format=form)

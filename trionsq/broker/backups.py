@@ -30,9 +30,14 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     made: list[dict[str, int]] = []
     failures: list[Exception] = []
 
+    def ends() -> dict[str, int]:
+        # The loop goes on meanwhile; each of these copies is made at once.
+        newest = [segment for log in list(node.logs.values()) for segment in log.segments[-1:]]
+        return {segment.name: segment.end for segment in newest}
+
     def job() -> None:
         try:
-            made.append(write_backup(folder.disk, node.state, name))
+            made.append(write_backup(folder.disk, node.state, name, ends))
         except (OSError, StateError) as failure:
             failures.append(failure)
 

@@ -95,12 +95,7 @@ class TopicLog:
         self.last_round: Round | None = None
         self._node = node
         self._writer = writer
-        # The round that is being gathered, with what is in it.
-        self._round: Round | None = None
-        self._gathered: list[tuple[MessageBatch, int]] = []
         self._unsafe_nbytes = 0
-        self._wants_sync = False
-        self._wants_probe = False
         # What is being handed on, when it had to be read.
         self._reader: TopicReader | None = None
         self._disk_reader = LogReader(node, name)
@@ -138,48 +133,32 @@ class TopicLog:
         if self._node.is_full:
             self.figures.refused_count += segment.count
             raise BackendError("the disk is full")
-        if self._round is None:
-            self._round = self.last_round = Round()
-        self._gathered.append((batch, self.end))
+        first = self.end
         self.end += batch.count
         self._unsafe_nbytes += batch.bodies.nbytes + batch.count * _MESSAGE_BYTES
-        self._node.write_soon(self)
+        self.last_round = self._node.add_batch(self, batch, first)
 
     def sync(self) -> None:
         """Begin to make durable what `interval` has written (every --sync-timeout)."""
-        self._wants_sync = True
-        self._node.write_soon(self)
+        if not self.is_deleted:
+            self._node.sync_log(self, probe=False)
 
     def retry(self) -> None:
         """Find out whether the disk takes messages again, which it refused."""
-        self._wants_probe = True
-        self.sync()
+        if not self.is_deleted:
+            self._node.sync_log(self, probe=True)
 
-    def begin_round(self) -> RoundJob[TopicLog] | None:
-        """Return the next round, for a job to write; None if there is nothing to write."""
-        entries, self._gathered = self._gathered, []
-        round_, self._round = self._round, None
-        wants_sync, self._wants_sync = self._wants_sync, False
-        wants_probe, self._wants_probe = self._wants_probe, False
-        if self.is_deleted:
-            if round_ is not None:
-                round_.finish("the topic is deleted")
-            return None
-        if not entries and not wants_sync:
-            return None
-        sync = wants_sync or self.durability == "always"
-        probe_at = self.end if wants_probe else None
-        return RoundJob(
-            self, self._writer, entries, round_, sync=sync, alone=wants_sync, probe_at=probe_at
-        )
+    def new_round(self) -> RoundJob[TopicLog]:
+        """Return a round, for what is published from now on."""
+        return RoundJob(self, self._writer)
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         nbytes, count = job.nbytes, sum(batch.count for batch, _ in job.entries)
         self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
         add_begun(self.segments, job.begun)
-        if self._writer.segment is not None and job.error is None:
-            self._writer.segment.end = job.offset
+        for segment, end in job.ends:
+            segment.end = end
         self._node.report_error(self.name, job.error)
         self._node.note_unsynced(self)
         round_ = job.round

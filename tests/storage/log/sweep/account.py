@@ -163,7 +163,7 @@ class ChannelAccount:
             if message.sequence >= end or entry is None:
                 continue
             if not is_sure:
-                entry.place = Place.POSSIBLE
+                entry.place, entry.due_ns = Place.POSSIBLE, 0
             elif message.sequence < first:
                 if entry.place is not Place.GONE:
                     entry.place = Place.FINISHED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -21,12 +22,13 @@ from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log import nodejobs
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.retention import Retention, Retentions
-from trionsq.storage.log.rows import State
+from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
@@ -146,6 +148,8 @@ class World:
         self._journal_bytes = journal_bytes
         self._retain_bytes = random.choice((0, 0, 600, 3_000))
         self.jobs = HeldBackground()
+        # Of what threads do; it leaves the story of a seed as it is.
+        self._threads = Random(random.getstate()[1][0])
         self._ids_after_ns = 0
 
     # A start
@@ -153,6 +157,8 @@ class World:
     def open(self) -> None:
         """Start on the present disk; compare what is there with what must be."""
         self.jobs = HeldBackground()
+        # From how many messages on a thread goes from job to job.
+        nodejobs._MESSAGES_TO_GO_ON = self._threads.choice((1, 64))  # type: ignore[misc]
         self.topics = {}
         folder = DataFolder(self.disk, self.jobs)
         state = self._open_state(self.disk)
@@ -167,7 +173,12 @@ class World:
         )
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self._retain_bytes)))
         seen: set[int] = set()
-        for found in open_logs(self.node, content):
+        try:
+            opened = open_logs(self.node, content)
+        except (StateError, OSError):
+            state.close()  # a connection that nobody holds would end much later, and take the WAL
+            raise
+        for found in opened:
             log = found.log
             account = self.accounts.get(log.number)
             if account is None or account.deleted is Told.OK:
@@ -543,6 +554,9 @@ class World:
             if self.jobs and (jobs is None or jobs > 0):
                 if jobs is not None:
                     jobs -= 1
+                if self._threads.random() < 0.3:
+                    with suppress(IndexError):  # none waits
+                        self.jobs.start_one()  # before the one before it is told of
                 self.jobs.run_one()
                 moved = True
             if not moved:
