@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC
+from benchmarks.logread import read_range
 from benchmarks.stalls.clients import Client, command, subscribed, swallow
 from benchmarks.stalls.daemons import Daemon
 from benchmarks.stalls.queues import defer
@@ -18,6 +21,8 @@ IN_FLIGHT_EACH = 2_500
 IN_FLIGHT = 100_000
 BEHIND = 1_000_000
 DUE_AT_ONCE = 200_000
+READ = 300_000
+TINY = 300_000
 TOPICS = 2_000
 
 
@@ -74,6 +79,51 @@ def _fill(stage: Stage, nsqd: Daemon, count: int) -> None:
     stage.load(nsqd, "channels", channel=CHANNEL, channels=1)
     stage.load(nsqd, "publish", publishers=2, batch=200, window=10, messages=count)
     await_true(lambda: channel_figure(nsqd, "depth") == count, "all are in the channel")
+
+
+def log_readers(stage: Stage) -> None:
+    """GET /topic/log: eight readers at once of both forms, tiny messages, slow ones, a follower."""
+    count = stage.some(READ, 1_000)
+    with stage.folder() as folder:
+        with stage.nsqd(*ON_LOG, folder=folder) as nsqd:
+            _fill(stage, nsqd, count)
+            nsqd.stop()
+        with stage.nsqd(*ON_LOG, folder=folder) as nsqd:
+            port = nsqd.http_port
+            for form in ("binary", "ndjson"):
+                with stage.watch(nsqd, f"8 readers of {count:,}, {form}"), _readers() as pool:
+                    for read in [pool.submit(read_range, port, form, count) for _ in range(8)]:
+                        read.result()
+            with stage.watch(nsqd, f"8 slow readers of {count:,}, ndjson"), _readers() as pool:
+                slow = partial(time.sleep, 0.002)
+                reads = [
+                    pool.submit(read_range, port, "ndjson", count // 8, pace=slow) for _ in range(8)
+                ]
+                for read in reads:
+                    read.result()
+            publisher = Client(nsqd)
+            publisher.frames(1)
+            tiny = stage.some(TINY, 1_000)
+            line = command("PUB tiny", b"x")
+            for _ in range(tiny // 1_000):
+                publisher.send(line * 1_000)
+                publisher.frames(1_000)
+            with stage.watch(nsqd, f"a reader of {tiny:,} messages of a byte, ndjson"):
+                read_range(port, "ndjson", tiny, "tiny")
+            with (
+                stage.watch(nsqd, "8 readers wait, and one PUB after the other"),
+                _readers() as pool,
+            ):
+                path = "/topic/log?topic=tiny&from=end&wait=3&count=100000"
+                followers = [pool.submit(nsqd.get, path) for _ in range(8)]
+                while not all(follower.done() for follower in followers):
+                    publisher.send(line)
+                    publisher.frames(1)
+            publisher.close()
+
+
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=8)
 
 
 def log_deferred(stage: Stage) -> None:

@@ -11,6 +11,7 @@ from benchmarks.stalls.logs import (
     log_deferred,
     log_fragments,
     log_publishers,
+    log_readers,
     log_topics,
 )
 from benchmarks.stalls.pages import pages
@@ -40,6 +41,7 @@ SHAPES: dict[str, Shape] = {
     "log-consumers": log_consumers,
     "log-deferred": log_deferred,
     "log-fragments": log_fragments,
+    "log-readers": log_readers,
     "log-topics": log_topics,
     "registering": registering,
     "nsqlookupd": lookupd,

@@ -8,6 +8,7 @@
 - `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
 - `flow`, `backoff`: how many messages each connection may send: RDY and backoff
 - `discovery`: polling nsqlookupd
+- `topiclog`: reading the log of a topic without a channel
 - `nursery`: tasks that outlive a cancellation for a moment
 
 ::
@@ -41,6 +42,7 @@ from trionsq.client.errors import (
 )
 from trionsq.client.message import Batch, ConsumerStats, Message
 from trionsq.client.producer import Producer
+from trionsq.client.topiclog import LogRefusedError, TopicLogReader
 
 __all__ = [
     "AlreadyConnectedError",
@@ -58,11 +60,13 @@ __all__ = [
     "DiscoveryError",
     "IdentifyError",
     "LastLookupdError",
+    "LogRefusedError",
     "Message",
     "NotConnectedError",
     "Phase",
     "Producer",
     "ProtocolError",
     "StoppedError",
+    "TopicLogReader",
     "UpgradeError",
 ]

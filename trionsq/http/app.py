@@ -14,6 +14,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
+from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
 from trionsq.http.publish import LineSplitter, PublishRules, in_turns
@@ -87,6 +88,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/topic/settings", settings.get),
         ("POST", "/topic/settings", settings.post),
         ("POST", "/topic/note_damage", settings.note_damage),
+        ("GET", "/topic/log", LogReading(broker, admin).read),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
         ("POST", "/channel/create", seeking.create_channel),

@@ -44,6 +44,7 @@ class SegmentFile:
         index: where records begin; None if that is not known yet.
         kept: of a remainder, how many messages it was made with; None if that is not known.
         is_replaced: its file may be gone, and another have its name.
+        unsynced_from: the first message that was not durable after the last round; None: all were.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SegmentFile:
     index: SparseIndex | None
     kept: int | None = None
     is_replaced: bool = False
+    unsynced_from: int | None = None
 
     @property
     def first(self) -> int:
@@ -150,6 +152,7 @@ class SegmentWriter:
         ends, self._ends = self._ends, []
         if self.segment is not None:
             ends.append((self.segment, self._offset))
+            self.segment.unsynced_from = next((sequences_of(b)[0] for b in self._unsynced), None)
         return ends
 
     def is_synced_to(self, sequence: int) -> bool:
