@@ -32,7 +32,7 @@ async def test_readers_beside_publishers_and_retention() -> None:
         storage="log", durability="always", state_interval_ns=20_000_000, retain_bytes=100_000
     ) as nsqd:
         assert nsqd.broker.logs.node is not None
-        nsqd.broker.logs.node._segment_bytes = 20_000
+        nsqd.broker.logs.node.segment_bytes = 20_000
         nsqd.broker.topic("t").channel("c")
         consumed: list[bytes] = []
 

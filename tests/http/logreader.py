@@ -99,7 +99,7 @@ async def serving(disk: SimulatedDisk | None = None, **options: Any) -> AsyncIte
     given = {"storage": "log", "durability": "always", "max_msg_size": 10**6, **options}
     async with way(fast_path=True, disk=disk, max_body_size=10**7, **given) as server:
         assert server.broker.logs.node is not None
-        server.broker.logs.node._segment_bytes = 600
+        server.broker.logs.node.segment_bytes = 600
         yield server
 
 

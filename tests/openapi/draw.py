@@ -44,7 +44,7 @@ _NODES: Final = (
     "a%20b:c",
 )
 # A measurement takes so long.
-_LONGEST: Final = {"seconds": 0.02}
+_LONGEST: Final = {"seconds": 0.02, "wait": 0.02}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ REFUSALS: Final = {
     "createChannel": ("EPHEMERAL_CHANNEL_HAS_NO_POSITION", "TOPIC_HAS_NO_LOG"),
     "seekChannel": ("EPHEMERAL_CHANNEL_HAS_NO_POSITION", "TOPIC_HAS_NO_LOG"),
     "peekTopic": ("OFFSET_TOO_FAR",),
+    "readTopicLog": ("INVALID_ARG_AFTER", "TOPIC_HAS_NO_LOG"),
     "peekChannel": ("OFFSET_TOO_FAR",),
     "getOption": ("INVALID_OPTION",),
     "setOption": ("INVALID_OPTION", "INVALID_VALUE"),
