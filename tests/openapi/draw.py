@@ -43,6 +43,8 @@ _NODES: Final = (
     "%00",
     "a%20b:c",
 )
+# Not together with others, and no value of it is known before.
+_ALONE: Final = {"after"}
 # A measurement takes so long.
 _LONGEST: Final = {"seconds": 0.02, "wait": 0.02}
 
@@ -88,7 +90,10 @@ def draw(
     parts = [
         (part, _right(random, part, names, is_whole=is_whole))
         for part in operation.parameters
-        if is_whole or part.is_required or part.name in _LONGEST or random.random() < 0.5
+        if (is_whole and part.name not in _ALONE)
+        or part.is_required
+        or part.name in _LONGEST
+        or random.random() < 0.5
     ]
     body = _body(random, operation)
     fault = ""

@@ -265,7 +265,8 @@ async def test_answers_are_documented(daemon: str, caplog: pytest.LogCaptureFixt
     for operation in operations(daemon):
         if operation.name in LEFT_OUT or "pages" in operation.tags:
             continue
-        assert asked.names.get(operation.name, set()) == operation.query_names, operation
+        names = asked.names.get(operation.name, set())
+        assert names == operation.query_names, operation.name
         statuses = {status for name, status in findings.statuses if name == operation.name}
         assert min(statuses) < 400 or operation.name in WITHOUT_SUCCESS, (operation, statuses)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
