@@ -386,6 +386,7 @@ def _features(options: NsqdOptions) -> ServerFeatures:
         max_deflate_level=options.max_deflate_level,
         snappy=options.snappy,
         auth_required=bool(options.auth_http_address),
+        idempotent_publish=bool(options.idempotency_window_ns and options.idempotency_max_keys),
     )
 
 

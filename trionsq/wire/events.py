@@ -19,6 +19,7 @@ __all__ = [
     "PublishDeferred",
     "PublishMany",
     "PublishManyBegins",
+    "PublishOnce",
     "Ready",
     "Requeue",
     "StartClose",
@@ -118,6 +119,22 @@ class PublishMany:
     bodies: Bodies
 
 
+@dataclass(frozen=True, slots=True)
+class PublishOnce:
+    """PUB, MPUB or DPUB with a key: all messages are queued or none, and not a second time.
+
+    Attributes:
+        command: ``PUB``, ``MPUB`` or ``DPUB``.
+        delay_ms: of a DPUB, else 0.
+    """
+
+    command: str
+    topic: str
+    key: bytes
+    delay_ms: int
+    bodies: Bodies
+
+
 Event = (
     Identify
     | Auth
@@ -131,4 +148,5 @@ Event = (
     | PublishDeferred
     | PublishManyBegins
     | PublishMany
+    | PublishOnce
 )
