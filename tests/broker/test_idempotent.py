@@ -18,7 +18,7 @@ from trionsq.wire import commands
 from trionsq.wire.client import Response
 
 LOG: dict[str, Any] = {"storage": "log", "durability": "always"}
-ASK = {"feature_negotiation": True, "idempotent_publish": True}
+ASK: dict[str, object] = {"feature_negotiation": True, "idempotent_publish": True}
 
 
 async def asking(broker: Broker) -> Conversation:
@@ -149,8 +149,8 @@ async def test_a_key_is_forgotten_behind_the_window(autojump_clock: MockClock) -
             await talk.response()
             assert count(broker) == stored
         await trio.sleep(12)
-        assert not len(broker.registry.keys)
-        assert not len(broker.topics["t"].keys)
+        assert not broker.registry.keys
+        assert not broker.topics["t"].keys
 
 
 async def test_a_deleted_topic_takes_its_keys_with_it_and_an_emptied_one_keeps_them() -> None:

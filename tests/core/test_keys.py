@@ -185,7 +185,7 @@ def test_keys_that_a_start_finds_are_as_old_as_their_records() -> None:
     keys = TopicKeys(window)
     ages_s = {b"old": 10, b"older": 60, b"last": 9, b"now": 0, b"to come": -1000}
     found = [StoredKey(PublishKey(text, b"1"), (1000 - age) * S) for text, age in ages_s.items()]
-    keys.load(found, now_s=50.0, now_ns=1000 * S)
+    window.load([(keys, one) for one in found], now_s=50.0, now_ns=1000 * S)
     assert len(keys) == 3
     fresh = {b"now", b"to come"}
     for now_s, known in ((50.9, {b"last", *fresh}), (51, fresh), (60, set())):

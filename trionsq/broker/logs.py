@@ -18,6 +18,7 @@ from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
+from trionsq.core.keys import StoredKey
 from trionsq.core.queue import Backend
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -32,6 +33,7 @@ from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.storage.metadata import TopicRecord, save_metadata
 from trionsq.wire.names import is_ephemeral
@@ -143,6 +145,9 @@ class LogTopics:
             durability=self._options.durability,
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
+            keys=StoredKeys(
+                self._options.idempotency_window_ns, self._options.idempotency_max_keys
+            ),
         )
         moved_queues = MovedQueues(node, content.meta)
         moved_queues.remove_files(content)
@@ -265,6 +270,14 @@ class LogTopics:
     def found(self, name: str) -> FoundLog:
         """Return what the start found of a topic."""
         return self._found[name]
+
+    def pop_keys(self) -> list[tuple[str, StoredKey]]:
+        """Return the keys of idempotent publishes that the start found, with their topics."""
+        if self._node is None:
+            return []
+        found, self._node.keys.found = self._node.keys.found, {}
+        names = {one.log.number: name for name, one in self._found.items()}
+        return [(names[n], key) for n, keys in found.items() if n in names for key in keys]
 
     # Snapshots
 

@@ -146,6 +146,13 @@ class KeyWindow:
         if known.round is not None:
             self._unsafe.append(known)
 
+    def load(self, found: Iterable[tuple[TopicKeys, StoredKey]], now_s: float, now_ns: int) -> None:
+        """Take over the keys that a start has found; those of one topic are in their order."""
+        for topic, (key, time_ns) in sorted(found, key=lambda one: one[1].time_ns):
+            age_s = max(0, now_ns - time_ns) / 1e9
+            if age_s < self.length_s:
+                self.add(topic.load(key, now_s + self.length_s - age_s))
+
     def settle(self) -> None:
         """Look at the rounds that have ended: what was published in a failed one is forgotten."""
         unsafe = self._unsafe
@@ -219,15 +226,10 @@ class TopicKeys:
         del self._known[known.text]
         return 1
 
-    def load(self, found: Iterable[StoredKey], now_s: float, now_ns: int) -> None:
-        """Take over the keys that a start has found, the oldest first."""
-        window = self._window
-        for key, time_ns in found:
-            age_s = max(0, now_ns - time_ns) / 1e9
-            if age_s < window.length_s:
-                expires_s = now_s + window.length_s - age_s
-                known = self._known[key.text] = KnownKey(key, None, expires_s, self)
-                window.add(known)
+    def load(self, key: PublishKey, expires_s: float) -> KnownKey:
+        """Return what a start found on disk, as this topic's."""
+        known = self._known[key.text] = KnownKey(key, None, expires_s, self)
+        return known
 
 
 def _has_failed(known: KnownKey) -> bool:

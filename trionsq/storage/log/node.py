@@ -34,6 +34,7 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.seeking import begin_cursor
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -58,6 +59,7 @@ class LogNode:
         durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
+        keys: of idempotent publishes that are in the logs.
         figures: counts, for operators.
     """
 
@@ -70,6 +72,7 @@ class LogNode:
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
+        keys: StoredKeys | None = None,
     ) -> None:
         self.folder = folder
         self.state = state
@@ -78,6 +81,7 @@ class LogNode:
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
         self.durability = durability
+        self.keys = keys or StoredKeys()
         self._segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._dirty: dict[TopicLog, None] = {}
@@ -220,7 +224,7 @@ class LogNode:
             self.folder.changed.pop(log_, None)
 
     def commit(self, changes: Sequence[Change]) -> Round:
-        self._changes += changes
+        self._changes += [*self.keys.changes(), *changes]
         if self._commit is None:
             self._commit = Round()
         committed = self._commit

@@ -333,7 +333,7 @@ class SegmentWriter:
 
 
 def _join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
-    """Return the records of a round: single publishes with one delay become one."""
+    """Return the records of a round: single publishes with one delay and no key become one."""
     records: list[MessageBatch] = []
     together: list[MessageBatch] = []
     first = nbytes = 0
@@ -341,7 +341,9 @@ def _join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBa
     for batch, sequence in entries:
         size = batch.bodies.nbytes
         if together and (
-            nbytes + size > MAX_JOINED_BYTES or batch.defer_ms != together[0].defer_ms
+            nbytes + size > MAX_JOINED_BYTES
+            or batch.defer_ms != together[0].defer_ms
+            or batch.key is not together[0].key
         ):
             records.append(join_batches(together, first))
             together, nbytes = [], 0

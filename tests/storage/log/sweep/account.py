@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from trionsq.core.keys import PublishKey
 from trionsq.core.round import Round
 
-__all__ = ["Broken", "ChannelAccount", "Message", "Place", "Told", "TopicAccount"]
+__all__ = [
+    "Broken",
+    "ChannelAccount",
+    "KeyedPublish",
+    "Message",
+    "Place",
+    "Told",
+    "TopicAccount",
+]
 
 
 class Broken(Exception):
@@ -56,6 +65,20 @@ class Message:
     sequence: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class KeyedPublish:
+    """A publish that may be repeated: its messages have a key.
+
+    Attributes:
+        is_confirmed: a repeat heard OK, and nothing was stored again.
+    """
+
+    key: PublishKey
+    messages: list[Message]
+    defer_ms: int
+    is_confirmed: bool = False
+
+
 @dataclass(slots=True)
 class _Entry:
     place: Place
@@ -95,6 +118,11 @@ class ChannelAccount:
 
     def put(self, message: Message, place: Place) -> None:
         self.entries[message] = _Entry(place)
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """They are published anew: only their ids are known."""
+        for message in messages:
+            self.entries.pop(message, None)
 
     def fan_out(self, messages: Iterable[Message]) -> None:
         """The channel owes these from now on."""
@@ -210,6 +238,7 @@ class TopicAccount:
         rounds: when each began, in nanoseconds since the epoch.
         owners: messages by id, as far as they came.
         channels: those that exist, or may.
+        keyed: the publishes with a key.
     """
 
     name: str
@@ -225,6 +254,7 @@ class TopicAccount:
     rounds: dict[Round, int] = field(default_factory=dict)
     owners: dict[bytes, Message] = field(default_factory=dict)
     channels: dict[int, ChannelAccount] = field(default_factory=dict)
+    keyed: list[KeyedPublish] = field(default_factory=list)
 
     def live_channels(self) -> list[ChannelAccount]:
         return [channel for channel in self.channels.values() if not channel.is_deleted]
