@@ -58,6 +58,7 @@ def encode_record(
     header: SegmentHeader,
     *,
     origin: Origin | None = None,
+    round_offset: int | None = None,
 ) -> list[bytes]:
     """Return the pieces of the record that holds ``batch``, to be written one behind the other.
 
@@ -66,6 +67,7 @@ def encode_record(
         sequence: of the first one.
         header: of the segment that the record is for.
         origin: where moved messages came from.
+        round_offset: where the first record of its round begins, if that is another one.
 
     Raises:
         FormatError: the batch does not fit into a record.
@@ -109,6 +111,7 @@ def encode_record(
         key=key,
         origin=origin,
         digest=digest,
+        round_offset=round_offset,
     )
     return [encode_head(head, header), *pieces]
 
