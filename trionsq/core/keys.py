@@ -147,8 +147,9 @@ class KeyWindow:
             self._unsafe.append(known)
 
     def load(self, found: Iterable[tuple[TopicKeys, StoredKey]], now_s: float, now_ns: int) -> None:
-        """Take over the keys that a start has found; those of one topic are in their order."""
-        for topic, (key, time_ns) in sorted(found, key=lambda one: one[1].time_ns):
+        """Take over the keys that a start has found. Of one that is there twice the last counts."""
+        newest = {(id(topic), stored.key.text): (topic, stored) for topic, stored in found}
+        for topic, (key, time_ns) in sorted(newest.values(), key=lambda one: one[1].time_ns):
             age_s = max(0, now_ns - time_ns) / 1e9
             if age_s < self.length_s:
                 self.add(topic.load(key, now_s + self.length_s - age_s))
