@@ -166,11 +166,10 @@ async def test_a_deleted_topic_takes_its_keys_with_it_and_an_emptied_one_keeps_t
         broker.topics["t"].empty()
         await publish()
         assert count(broker) == 1
-        assert not broker.topics["t"].core.depth
+        assert broker.topics["t"].core.depth == 0
         broker.delete_topic("t")
         await publish()
-        assert count(broker) == 1
-        assert broker.topics["t"].core.depth == 1
+        assert (count(broker), broker.topics["t"].core.depth) == (1, 1)
 
 
 async def test_who_does_not_ask_sees_nothing_of_it() -> None:
@@ -215,8 +214,9 @@ async def test_an_identify_that_does_not_ask_again_ends_it() -> None:
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        (b"PUB t k k", "E_INVALID PUB invalid number of parameters"),
-        (b"DPUB t 1 k k", "E_INVALID DPUB invalid number of parameters"),
+        (b"PUB t k e e", "E_INVALID PUB invalid number of parameters"),
+        (b"DPUB t 1 k e e", "E_INVALID DPUB invalid number of parameters"),
+        (b'PUB t k "', 'E_BAD_KEY PUB key "\\"" is not valid'),
         (b"PUB t ", 'E_BAD_KEY PUB key "" is not valid'),
         (b"MPUB t %b" % (b"k" * 65), f'E_BAD_KEY MPUB key "{"k" * 65}" is not valid'),
         (b"PUB $ k", 'E_BAD_TOPIC PUB topic name "$" is not valid'),

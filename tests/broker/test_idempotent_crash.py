@@ -154,3 +154,32 @@ async def test_a_start_reads_no_more_keys_than_memory_may_have() -> None:
         found = disk.after_kill()
     assert await stored_again(found.after_kill(), *publishes[-4:], idempotency_max_keys=4) == 0
     assert await stored_again(found, publishes[0], idempotency_max_keys=4) == 1
+
+
+@pytest.mark.parametrize("storage", ["default", "log"])
+async def test_a_repeat_of_a_publish_to_an_nsqd_that_ended(
+    storage: str, autojump_clock: MockClock
+) -> None:
+    """With the epoch of then: a log knows whether it was stored; the default engine says that it
+    does not know, and stores nothing. With the present epoch it is as without."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage=storage) as broker:
+        await publish(broker, commands.publish("t", b"x", b"k"))
+        epoch = broker.registry.keys.epoch.encode()
+        await publish(broker, commands.publish("t", b"x", b"k", epoch))
+        await publish(broker, commands.publish("t", b"x", b"new", epoch))
+    await trio.sleep(1)
+    clock = Clock.from_trio()
+    await trio.sleep(1)
+    async with nsqd_in_memory(disk=disk, storage=storage, clock=clock) as broker:
+        assert broker.registry.keys.epoch.encode() != epoch
+        talk = await asking(broker)
+        await talk.say(commands.publish("t", b"x", b"k", epoch))
+        if storage == "log":
+            await talk.response()
+            await talk.say(commands.publish("t", b"x", b"k2", epoch))
+            await talk.response()
+            assert broker.topics["t"].core.message_count == 1
+        else:
+            assert (await talk.error()).startswith("E_KEY_UNKNOWN")
+            assert broker.topics["t"].core.message_count == 0

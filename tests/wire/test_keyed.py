@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wire.reference import Command, one_by_one
 from trionsq.wire import commands
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.events import (
     Event,
     PublishMany,
     PublishManyBegins,
-    PublishOnce,
 )
 from trionsq.wire.keyed import accept_keys
 from trionsq.wire.lines import CommandLimits
@@ -27,21 +27,35 @@ bodies = st.lists(st.sampled_from([b"a", b"bb", b"cc", b"PUB t\n"]), min_size=1,
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[tuple[bytes, object]]:
-    """Commands with and without a key, and what each publishes."""
-    found: list[tuple[bytes, object]] = []
-    for kind, key, many in draw(
-        st.lists(st.tuples(st.sampled_from("PMDN"), st.sampled_from(KEYS), bodies), max_size=8)
+def streams(draw: st.DrawFn) -> list[tuple[bytes, Command | None, Command | None]]:
+    """Commands with and without a key, and what each is with and without having asked."""
+    found: list[tuple[bytes, Command | None, Command | None]] = []
+    for kind, key, epoch, many in draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["PUB", "MPUB", "DPUB", "NOP"]),
+                st.sampled_from(KEYS),
+                st.sampled_from([b"", b"epoch"]),
+                bodies,
+            ),
+            max_size=8,
+        )
     ):
-        if kind == "P":
-            found.append((commands.publish("t", many[0], key), ("PUB", key, 0, many[:1])))
-        elif kind == "M":
-            found.append((commands.publish_many("t", many, key), ("MPUB", key, 0, many)))
-        elif kind == "D":
-            data = commands.publish_deferred("t", 7, many[0], key)
-            found.append((data, ("DPUB", key, 7, many[:1])))
+        epoch = epoch if key else b""
+        if kind == "NOP":
+            found.append((commands.nop(), None, None))
+            continue
+        if kind == "MPUB":
+            data = commands.publish_many("t", many, key, epoch)
+            plain: Command = ("MPUB", "t", *many)
+        elif kind == "DPUB":
+            data = commands.publish_deferred("t", 7, many[0], key, epoch)
+            plain, many = ("DPUB", "t", 7, many[0]), many[:1]
         else:
-            found.append((commands.nop(), None))
+            data = commands.publish("t", many[0], key, epoch)
+            plain, many = ("PUB", "t", many[0]), many[:1]
+        once = (f"{kind} once", "t", key, epoch, 7 if kind == "DPUB" else 0, *many)
+        found.append((data, once if key else plain, plain))
     return found
 
 
@@ -58,43 +72,31 @@ def events_of(data: list[bytes], *, keyed: bool) -> list[Event]:
     return events
 
 
-def published(events: list[Event]) -> list[object]:
+def published(events: list[Event]) -> list[Command]:
     """What the events publish, command by command."""
-    found: list[object] = []
-    for event in events:
-        if isinstance(event, PublishManyBegins):
-            continue
-        messages = [event.bodies.body_at(at) for at in range(event.bodies.count)]  # type: ignore[union-attr]
-        match type(event).__name__:
-            case "Publish":
-                found += [("PUB", b"", 0, [body]) for body in messages]
-            case "PublishMany":
-                found.append(("MPUB", b"", 0, messages))
-            case "PublishDeferred":
-                found.append(("DPUB", b"", event.delay_ms, messages))  # type: ignore[union-attr]
-            case _:
-                assert isinstance(event, PublishOnce)
-                found.append((event.command, event.key, event.delay_ms, messages))
-    return found
+    commands = [command for event in events for command in one_by_one(event)]
+    return [command for command in commands if command[0] != "MPUB line"]
 
 
 @given(streams(), st.lists(st.integers(0, 1000), max_size=8))
-def test_each_command_has_its_key(stream: list[tuple[bytes, object]], cuts: list[int]) -> None:
+def test_each_command_has_its_key(
+    stream: list[tuple[bytes, Command | None, Command | None]], cuts: list[int]
+) -> None:
     """However the reads cut them, and whatever stands beside them."""
-    data = b"".join(command for command, _ in stream)
+    data = b"".join(command for command, _, _ in stream)
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in cuts)})
     pieces = [data[start:end] for start, end in pairwise(places)]
-    expected = [what for _, what in stream if what is not None]
+    expected = [what for _, what, _ in stream if what is not None]
     assert published(events_of(pieces, keyed=True)) == expected
 
 
 @given(streams())
-def test_without_asking_a_key_is_a_surplus_parameter(stream: list[tuple[bytes, object]]) -> None:
+def test_without_asking_a_key_is_a_surplus_parameter(
+    stream: list[tuple[bytes, Command | None, Command | None]],
+) -> None:
     """The events are those of the commands without it."""
-    events = events_of([command for command, _ in stream], keyed=False)
-    assert not any(isinstance(event, PublishOnce) for event in events)
-    expected = [(it[0], b"", *it[2:]) for _, it in stream if isinstance(it, tuple)]
-    assert published(events) == expected
+    events = events_of([command for command, _, _ in stream], keyed=False)
+    assert published(events) == [plain for _, _, plain in stream if plain is not None]
 
 
 def test_the_body_of_an_mpub_that_comes_later_is_announced() -> None:
@@ -102,7 +104,7 @@ def test_the_body_of_an_mpub_that_comes_later_is_announced() -> None:
     data = commands.publish_many("t", [b"a"], b"k")
     events = events_of([data[:12], data[12:]], keyed=True)
     assert isinstance(events[0], PublishManyBegins)
-    assert published(events) == [("MPUB", b"k", 0, [b"a"])]
+    assert published(events) == [("MPUB once", "t", b"k", b"", 0, b"a")]
     plain = commands.publish_many("t", [b"a"])
     assert isinstance(events_of([data, plain], keyed=True)[-1], PublishMany)
 

@@ -18,7 +18,7 @@ from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
-from trionsq.core.keys import KeyReused, PublishKey, digest_now, digest_steps
+from trionsq.core.keys import KeyReused, KeyUnknown, PublishKey, digest_now, digest_steps
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
@@ -279,12 +279,16 @@ def _publish_once_to(
 ) -> Answer:
     command, bodies, key = event.command, event.bodies, PublishKey(event.key, digest)
     try:
-        pending, is_repeat = topic.publish_once(key, bodies, event.delay_ms)
+        epoch = event.epoch.decode()
+        pending, is_repeat = topic.publish_once(key, bodies, event.delay_ms, epoch)
     except PublishRefused as refused:
         raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
     except KeyReused as error:
         text = f"{command} key stands for other messages"
         raise ProtocolError("E_KEY_REUSED", text) from error
+    except KeyUnknown as error:
+        text = f"{command} the keys of that time are forgotten"
+        raise ProtocolError("E_KEY_UNKNOWN", text) from error
     if not is_repeat:
         client.pub_counts[topic.name] += bodies.count
     if pending is None:

@@ -84,7 +84,9 @@ class TopicRegistry:
         self.is_loading = False
         self.moves = TopicMoves(logs, folder, defects)
         self.keys = KeyWindow(
-            options.idempotency_window_ns / SECOND_NS, options.idempotency_max_keys
+            options.idempotency_window_ns / SECOND_NS,
+            options.idempotency_max_keys,
+            f"{clock.now_ns():x}",
         )
         self._options = options
         self._folder = folder

@@ -15,7 +15,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
-from trionsq.core.keys import PublishKey, TopicKeys
+from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -201,14 +201,17 @@ class Topic:
             raise PublishRefused(str(error)) from error
 
     def publish_once(
-        self, key: PublishKey, bodies: Bodies, defer_ms: int = 0
+        self, key: PublishKey, bodies: Bodies, defer_ms: int = 0, epoch: str = ""
     ) -> tuple[Round | None, bool]:
         """As `publish`, unless that was done with this key before.
+
+        ``epoch``: of the nsqd that may have got it; empty if it is sent for the first time.
 
         Returns the round that decides whether they are stored, and whether this is a repeat.
 
         Raises:
             KeyReused: other messages were published with the key.
+            KeyUnknown: that nsqd has ended, and the topic's keys with it.
             PublishRefused: as `publish`.
         """
         if self.exiting:
@@ -217,6 +220,8 @@ class Topic:
         known = self.keys.find(key, now_s)
         if known is not None:
             return known.round, True
+        if not self.has_log and epoch not in ("", self.keys.epoch):
+            raise KeyUnknown
         try:
             pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
         except BackendError as error:

@@ -18,6 +18,7 @@ from trionsq.wire.bodies import Bodies
 __all__ = [
     "DIGEST_BYTES",
     "KeyReused",
+    "KeyUnknown",
     "KeyWindow",
     "KnownKey",
     "PublishKey",
@@ -42,6 +43,10 @@ _FORGOTTEN_PER_TURN: Final = 5_000
 
 class KeyReused(Exception):
     """The key stands for other messages than those of this publish."""
+
+
+class KeyUnknown(Exception):
+    """Nobody knows whether the messages were stored before: the keys of then are forgotten."""
 
 
 class PublishKey(NamedTuple):
@@ -112,15 +117,17 @@ class KeyWindow:
     Attributes:
         length_s: how long a key is known.
         max_keys: how many are known at most.
+        epoch: names this run of nsqd: another one has another.
         stored_count: publishes with a key that were taken.
         repeated_count: publishes that were repeated, and not stored again.
         reused_count: publishes that were refused: the key stood for other messages.
         early_count: keys that were forgotten within the window, because there were too many.
     """
 
-    def __init__(self, length_s: float, max_keys: int) -> None:
+    def __init__(self, length_s: float, max_keys: int, epoch: str = "") -> None:
         self.length_s = length_s
         self.max_keys = max_keys
+        self.epoch = epoch
         self.stored_count = self.repeated_count = self.reused_count = self.early_count = 0
         self._by_age: deque[KnownKey] = deque()
         # Those whose round has not ended, by age.
@@ -194,6 +201,11 @@ class TopicKeys:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def epoch(self) -> str:
+        """As of `KeyWindow`."""
+        return self._window.epoch
 
     def find(self, key: PublishKey, now_s: float) -> KnownKey | None:
         """Return what was published with this key; None if nothing was, or it failed.

@@ -94,26 +94,31 @@ def touch(message_id: bytes) -> bytes:
     return b"TOUCH %b\n" % _checked_id(message_id)
 
 
-def publish(topic: str, body: bytes, key: bytes = b"") -> bytes:
+def publish(topic: str, body: bytes, key: bytes = b"", epoch: bytes = b"") -> bytes:
     """Return PUB; an invalid topic or an empty body raises ValueError.
 
     ``key``: for nsqd that has agreed to idempotent publishes. An invalid one raises ValueError.
+    ``epoch``: what that nsqd named when this was sent first, if it names another now.
     """
-    return b"PUB %b%b\n" % (_name(topic, "topic"), _last(key)) + _sized(body, "message body")
+    return b"PUB %b%b\n" % (_name(topic, "topic"), _last(key, epoch)) + _sized(body, "message body")
 
 
-def publish_deferred(topic: str, delay_ms: int, body: bytes, key: bytes = b"") -> bytes:
+def publish_deferred(
+    topic: str, delay_ms: int, body: bytes, key: bytes = b"", epoch: bytes = b""
+) -> bytes:
     """Return DPUB, with the delay in milliseconds; ``key`` as of `publish`.
 
     Raises:
         ValueError: invalid topic, empty body, or a delay below zero or absurdly long.
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "publish delay in ms")
-    line = b"DPUB %b %d%b\n" % (_name(topic, "topic"), delay_ms, _last(key))
+    line = b"DPUB %b %d%b\n" % (_name(topic, "topic"), delay_ms, _last(key, epoch))
     return line + _sized(body, "message body")
 
 
-def publish_many(topic: str, bodies: Sequence[bytes], key: bytes = b"") -> bytes:
+def publish_many(
+    topic: str, bodies: Sequence[bytes], key: bytes = b"", epoch: bytes = b""
+) -> bytes:
     """Return MPUB: all of `bodies` are published, or none (tcp-protocol, section 12).
 
     ``key`` as of `publish`.
@@ -124,7 +129,7 @@ def publish_many(topic: str, bodies: Sequence[bytes], key: bytes = b"") -> bytes
     if not bodies:
         raise ValueError("MPUB needs at least one message body")
     messages = b"".join([_sized(body, "message body") for body in bodies])
-    return b"MPUB %b%b\n" % (_name(topic, "topic"), _last(key)) + _sized(
+    return b"MPUB %b%b\n" % (_name(topic, "topic"), _last(key, epoch)) + _sized(
         _pack_size(len(bodies)) + messages, "MPUB body"
     )
 
@@ -139,13 +144,13 @@ def close() -> bytes:
     return b"CLS\n"
 
 
-def _last(key: bytes) -> bytes:
-    """Return a key as the last parameter of a command; nothing if it is empty."""
-    if not key:
-        return b""
-    if not is_valid_key(key):
-        raise ValueError(f"key must be 1 to 64 visible characters without quotes: {key!r}")
-    return b" " + key
+def _last(*keys: bytes) -> bytes:
+    """Return a key and an epoch as the last parameters of a command, unless they are empty."""
+    given = [key for key in keys if key]
+    for key in given:
+        if not is_valid_key(key):
+            raise ValueError(f"key must be 1 to 64 visible characters without quotes: {key!r}")
+    return b"".join([b" " + key for key in given])
 
 
 def _sized(body: bytes, what: str) -> bytes:

@@ -126,6 +126,7 @@ class PublishOnce:
     Attributes:
         command: ``PUB``, ``MPUB`` or ``DPUB``.
         delay_ms: of a DPUB, else 0.
+        epoch: of the nsqd that may have got it before; empty if it was not sent before.
     """
 
     command: str
@@ -133,6 +134,7 @@ class PublishOnce:
     key: bytes
     delay_ms: int
     bodies: Bodies
+    epoch: bytes = b""
 
 
 Event = (

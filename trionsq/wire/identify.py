@@ -44,6 +44,7 @@ class ServerFeatures:
     snappy: bool = False
     auth_required: bool = False
     idempotent_publish: bool = False
+    idempotency_epoch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
     """Return the data of the response frame: JSON, or ``OK`` if the client cannot negotiate.
 
     Keys, their order and the compact form are nsqd's; tls_v1, deflate and snappy say what is
-    on from here. idempotent_publish, which is ours, is there only for those who ask.
+    on from here. What idempotent publishes need is ours, and only for those who ask.
     """
     if not negotiated.feature_negotiation:
         return b"OK"
@@ -195,6 +196,7 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
     }
     if negotiated.idempotent_publish is not None:
         members["idempotent_publish"] = negotiated.idempotent_publish
+        members["idempotency_epoch"] = features.idempotency_epoch
     return json.dumps(members, separators=(",", ":")).encode()
 
 

@@ -48,7 +48,7 @@ class MpubScan:
         need: bytes that `scan` needs before it can go on.
         what: error code and name of the field that it needs.
         end: offset after the last message, once `scan` has returned bodies.
-        key: that the command has, empty without one.
+        key: that the command has, and an epoch; None without.
     """
 
     __slots__ = ("_count", "_ends", "_max_body_size", "_max_msg_size", "_size", "end", "key",
@@ -64,7 +64,7 @@ class MpubScan:
         self.need = _FIELD
         self.what = ("E_BAD_BODY", "body size")
         self.end = 0
-        self.key = b""
+        self.key: tuple[bytes, bytes] | None = None
 
     @property
     def walked(self) -> int:
