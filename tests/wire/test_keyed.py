@@ -26,10 +26,14 @@ KEYS = [b"", b"k", b"key-2"]
 bodies = st.lists(st.sampled_from([b"a", b"bb", b"cc", b"PUB t\n"]), min_size=1, max_size=3)
 
 
+# Commands, and what each is with and without having asked.
+Stream = list[tuple[bytes, Command | None, Command | None]]
+
+
 @st.composite
-def streams(draw: st.DrawFn) -> list[tuple[bytes, Command | None, Command | None]]:
+def streams(draw: st.DrawFn) -> Stream:
     """Commands with and without a key, and what each is with and without having asked."""
-    found: list[tuple[bytes, Command | None, Command | None]] = []
+    found: Stream = []
     for kind, key, epoch, many in draw(
         st.lists(
             st.tuples(
@@ -79,9 +83,7 @@ def published(events: list[Event]) -> list[Command]:
 
 
 @given(streams(), st.lists(st.integers(0, 1000), max_size=8))
-def test_each_command_has_its_key(
-    stream: list[tuple[bytes, Command | None, Command | None]], cuts: list[int]
-) -> None:
+def test_each_command_has_its_key(stream: Stream, cuts: list[int]) -> None:
     """However the reads cut them, and whatever stands beside them."""
     data = b"".join(command for command, _, _ in stream)
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in cuts)})
@@ -92,7 +94,7 @@ def test_each_command_has_its_key(
 
 @given(streams())
 def test_without_asking_a_key_is_a_surplus_parameter(
-    stream: list[tuple[bytes, Command | None, Command | None]],
+    stream: Stream,
 ) -> None:
     """The events are those of the commands without it."""
     events = events_of([command for command, _, _ in stream], keyed=False)
