@@ -61,7 +61,7 @@ class BreakingProxy:
         tail = b""
         async for data in client:
             self.sent += (tail + data).count(b"PUB t ")
-            tail = data[-5:]
+            tail = bytes(data[-5:])
             await nsqd.send_all(data)
 
     async def _answer(self, nsqd: trio.SocketStream, client: trio.SocketStream) -> None:

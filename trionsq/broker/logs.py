@@ -7,7 +7,7 @@ there before the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -271,13 +271,13 @@ class LogTopics:
         """Return what the start found of a topic."""
         return self._found[name]
 
-    def pop_keys(self) -> list[tuple[str, StoredKey]]:
-        """Return the keys of idempotent publishes that the start found, with their topics."""
-        if self._node is None:
-            return []
-        found, self._node.keys.found = self._node.keys.found, {}
-        names = {one.log.number: name for name, one in self._found.items()}
-        return [(names[n], key) for n, keys in found.items() if n in names for key in keys]
+    def pop_keys(self) -> Iterator[tuple[str, StoredKey]]:
+        """Yield the keys of idempotent publishes that the start found, with their topics."""
+        if self._node is not None:
+            names = {found.log.number: name for name, found in self._found.items()}
+            for number, key in self._node.keys.pop_found():
+                if number in names:
+                    yield names[number], key
 
     # Snapshots
 

@@ -215,9 +215,8 @@ class TopicRegistry:
             for lacking in lacks:
                 log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
         if self.keys.is_open:
-            found_keys = self._logs.pop_keys()
-            of_topics = [(self.topics[name].keys, key) for name, key in found_keys]
-            self.keys.load(of_topics, self._clock.now_s(), self._clock.now_ns())
+            found_keys = ((self.topics[name].keys, key) for name, key in self._logs.pop_keys())
+            self.keys.load(found_keys, self._clock.now_s(), self._clock.now_ns())
         self.is_loading = False
         self._log_orphan_queues()
 

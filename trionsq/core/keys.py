@@ -154,12 +154,13 @@ class KeyWindow:
             self._unsafe.append(known)
 
     def load(self, found: Iterable[tuple[TopicKeys, StoredKey]], now_s: float, now_ns: int) -> None:
-        """Take over the keys that a start has found. Of one that is there twice the last counts."""
-        newest = {(id(topic), stored.key.text): (topic, stored) for topic, stored in found}
-        for topic, (key, time_ns) in sorted(newest.values(), key=lambda one: one[1].time_ns):
+        """Take over the keys that a start has found, about the oldest first."""
+        for topic, (key, time_ns) in found:
             age_s = max(0, now_ns - time_ns) / 1e9
             if age_s < self.length_s:
-                self.add(topic.load(key, now_s + self.length_s - age_s))
+                known = topic.load(key, now_s + self.length_s - age_s)
+                if known is not None:
+                    self.add(known)
 
     def settle(self) -> None:
         """Look at the rounds that have ended: what was published in a failed one is forgotten."""
@@ -239,8 +240,11 @@ class TopicKeys:
         del self._known[known.text]
         return 1
 
-    def load(self, key: PublishKey, expires_s: float) -> KnownKey:
-        """Return what a start found on disk, as this topic's."""
+    def load(self, key: PublishKey, expires_s: float) -> KnownKey | None:
+        """Return what a start found on disk, as this topic's; None if it was found before."""
+        known = self._known.get(key.text)
+        if known is not None and known.expires_s >= expires_s:
+            return None
         known = self._known[key.text] = KnownKey(key, None, expires_s, self)
         return known
 

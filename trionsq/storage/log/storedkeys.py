@@ -9,9 +9,8 @@ begins to scan before the first of them. So nobody hears OK for a key whose mess
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
-from struct import error as StructError
 from typing import Final, NamedTuple, Protocol
 
 from trionsq.core.batch import MessageBatch
@@ -23,8 +22,8 @@ __all__ = ["StoredKeys"]
 
 _NAME: Final = "keys."
 _NEVER: Final = 2**63
-# A chunk begins with its number and the time of its newest key.
-_CHUNK: Final = Struct(">Qq")
+# A chunk begins with its number, the time of its newest key, and how many there are.
+_CHUNK: Final = Struct(">QqI")
 # Number of the topic, time of publishing, digest, size of the key, which follows.
 _KEY: Final = Struct(f">Qq{DIGEST_BYTES}sB")
 
@@ -58,11 +57,7 @@ class _Chunk:
 
 
 class StoredKeys:
-    """See the module. What the state has is bounded: the oldest chunk goes first.
-
-    Attributes:
-        found: what a start has found, by number of the log, the oldest first.
-    """
+    """See the module. What the state has is bounded: the oldest chunk goes first."""
 
     def __init__(self, window_ns: int = 0, max_keys: int = 0) -> None:
         """Keys are kept for ``window_ns``, and about ``max_keys`` of them; 0: none are."""
@@ -77,7 +72,9 @@ class StoredKeys:
         self._unsaved: list[bytes] = []
         self._written: dict[int, deque[_Written]] = {}
         self._newest_ns = 0
-        self.found: dict[int, list[StoredKey]] = {}
+        # Of a start: chunks, and keys of records.
+        self._loaded: deque[bytes] = deque()
+        self._scanned: list[tuple[int, StoredKey]] = []
 
     def __repr__(self) -> str:
         return f"<StoredKeys {self._count} in {len(self._chunks)} chunks>"
@@ -131,7 +128,7 @@ class StoredKeys:
         slot = self._free.pop() if self._free else len(self._chunks)
         self._chunks.append(_Chunk(slot, self._newest_ns, len(unsaved)))
         self._count += len(unsaved)
-        head = _CHUNK.pack(self._next, self._newest_ns)
+        head = _CHUNK.pack(self._next, self._newest_ns, len(unsaved))
         self._next += 1
         changes.append(PutMeta(_name(slot), head + b"".join(unsaved)))
         return changes
@@ -143,25 +140,22 @@ class StoredKeys:
     # A start
 
     def load(self, meta: Mapping[str, bytes]) -> None:
-        """Take over what the state has. A chunk that cannot be read is left out."""
-        chunks: list[tuple[int, _Chunk, list[tuple[int, StoredKey]]]] = []
+        """Take over what the state has."""
+        chunks: list[tuple[int, _Chunk, bytes]] = []
         for name, value in meta.items():
             if not name.startswith(_NAME):
                 continue
             slot = int(name.removeprefix(_NAME))
-            try:
-                number, newest_ns = _CHUNK.unpack_from(value)
-                keys = _unpack(value)
-            except (StructError, ValueError):
-                self._free.append(slot)  # it is empty, or damaged
-            else:
-                chunks.append((number, _Chunk(slot, newest_ns, len(keys)), keys))
-        for number, chunk, keys in sorted(chunks, key=lambda one: one[0]):
+            if len(value) < _CHUNK.size:
+                self._free.append(slot)
+                continue
+            number, newest_ns, count = _CHUNK.unpack_from(value)
+            chunks.append((number, _Chunk(slot, newest_ns, count), value))
+        for number, chunk, value in sorted(chunks, key=lambda one: one[0]):
             self._chunks.append(chunk)
             self._count += chunk.count
             self._next = number + 1
-            for topic, key in keys:
-                self.found.setdefault(topic, []).append(key)
+            self._loaded.append(value)
 
     def add_found(self, topic: int, head: RecordHead) -> None:
         """Note the key of a record that the start has read: the state may lack it."""
@@ -169,20 +163,27 @@ class StoredKeys:
         if 0 < len(text) < 256 and len(digest) == DIGEST_BYTES:
             key = PublishKey(text, digest)
             self._add(topic, key, head.timestamp_ns)
-            self.found.setdefault(topic, []).append(StoredKey(key, head.timestamp_ns))
+            self._scanned.append((topic, StoredKey(key, head.timestamp_ns)))
+
+    def pop_found(self) -> Iterator[tuple[int, StoredKey]]:
+        """Yield what a start has found, with the number of the log, about the oldest first.
+
+        A key may come twice: from the state, and from its record.
+        """
+        loaded, self._loaded = self._loaded, deque()
+        scanned, self._scanned = self._scanned, []
+        while loaded:
+            yield from _unpack(loaded.popleft())
+        yield from scanned
 
 
 def _name(slot: int) -> str:
     return f"{_NAME}{slot}"
 
 
-def _unpack(chunk: bytes) -> list[tuple[int, StoredKey]]:
-    found = []
-    at = _CHUNK.size
-    while at < len(chunk):
+def _unpack(chunk: bytes) -> Iterator[tuple[int, StoredKey]]:
+    at, end = _CHUNK.size, len(chunk)
+    while at + _KEY.size <= end:
         topic, time_ns, digest, nbytes = _KEY.unpack_from(chunk, at)
         at += _KEY.size + nbytes
-        if at > len(chunk):
-            raise ValueError("the chunk is cut short")
-        found.append((topic, StoredKey(PublishKey(chunk[at - nbytes : at], digest), time_ns)))
-    return found
+        yield topic, StoredKey(PublishKey(chunk[at - nbytes : at], digest), time_ns)

@@ -190,8 +190,9 @@ class World:
             self._serve_found(log, account, found.channels)
         for topic in self.topics.values():
             topic.core.ids = IdSource(1, self._ids_after_ns)
-            keys = self.node.keys.found.get(topic.account.number, [])
-            self.window.load([(topic.keys, key) for key in keys], self.now_s, self.now_ns)
+        keys = {topic.account.number: topic.keys for topic in self.topics.values()}
+        found_keys = ((keys[n], key) for n, key in self.node.keys.pop_found() if n in keys)
+        self.window.load(found_keys, self.now_s, self.now_ns)
         for number, account in list(self.accounts.items()):
             if number not in seen:
                 self._lost_topic(account)
