@@ -1,6 +1,6 @@
 """Publishing each message once: with a key, and again over new connections until nsqd answers.
 
-Spec: docs/idempotency.md.
+docs/idempotency.md has what nsqd promises.
 """
 
 from __future__ import annotations
