@@ -183,3 +183,29 @@ async def test_a_repeat_of_a_publish_to_an_nsqd_that_ended(
         else:
             assert (await talk.error()).startswith("E_KEY_UNKNOWN")
             assert broker.topics["t"].core.message_count == 0
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+async def test_a_key_that_is_written_and_not_synced_is_read_from_its_record(
+    is_rolled: bool, autojump_clock: MockClock
+) -> None:
+    """In `interval` the state has no such key, for a power cut may take the record; so a start
+    reads the record, also if the channels are past it, or if it is in the last segment but one."""
+    disk = SimulatedDisk()
+    options: dict[str, Any] = {"storage": "log", "durability": "interval"}
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        if is_rolled:
+            assert broker.logs.node is not None
+            broker.logs.node._segment_bytes = 200
+        broker.topic("t").channel("c")
+        await publish(broker, PUBLISHES[0])
+        if not is_rolled:
+            await publish(broker, commands.publish("t", b"x" * 70_000))
+            await publish(broker, commands.publish("t", b"x"))
+        await wait_all_tasks_blocked()
+        await broker.logs.take_snapshots()
+        if is_rolled:
+            await publish(broker, commands.publish("t", b"x"))
+            assert len([name for name in disk.files() if ".log." in name]) > 1
+        found = disk.after_kill()
+    assert await stored_again(found, PUBLISHES[0], **options) == 0
