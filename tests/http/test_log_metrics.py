@@ -92,7 +92,9 @@ async def test_the_size_follows_the_segments() -> None:
                 files = [len(data) for name, data in disk.files().items() if "s.log." in name]
                 seen = await scrape(app)
                 assert seen("nsqd_log_segments", topic="s") == len(files)
-                assert seen("nsqd_log_disk_bytes", topic="s") == sum(files)
+                counted = seen("nsqd_log_disk_bytes", topic="s")
+                assert counted is not None
+                assert counted <= sum(files) < counted + 300  # the newest one has room
             await topic.channels["c"].empty().wait()
             await broker.logs.take_snapshots()
             await wait_all_tasks_blocked()

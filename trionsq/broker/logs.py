@@ -13,13 +13,14 @@ from typing import Final
 
 import trio
 
+from trionsq.broker.chores import wait_for_round
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
+from trionsq.core.keys import StoredKey
 from trionsq.core.queue import Backend
-from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
@@ -33,11 +34,12 @@ from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.storage.metadata import TopicRecord, save_metadata
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
+__all__ = ["LogTopics", "durability_of", "log_of"]
 
 log = logging.getLogger("trionsq")
 
@@ -46,17 +48,6 @@ _LOOKED_AT_PER_TURN: Final = 32
 _IN_FLIGHT_PER_TURN: Final = 4_000
 # The last commit, and the last fsync, of a stop.
 _STOP_S: Final = 30.0
-
-
-async def wait_for_round(round_: Round | None) -> str | None:
-    """Wait until a round has ended; return why it failed, None if it did not."""
-    if round_ is None:
-        return None
-    if not round_.is_done:
-        ended = trio.Event()
-        round_.when_done(ended.set)
-        await ended.wait()
-    return round_.error
 
 
 def log_of(topic: Topic) -> TopicLog | None:
@@ -153,6 +144,9 @@ class LogTopics:
             durability=self._options.durability,
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
+            keys=StoredKeys(
+                self._options.idempotency_window_ns, self._options.idempotency_max_keys
+            ),
         )
         moved_queues = MovedQueues(node, content.meta)
         moved_queues.remove_files(content)
@@ -276,6 +270,14 @@ class LogTopics:
     def found(self, name: str) -> FoundLog:
         """Return what the start found of a topic."""
         return self._found[name]
+
+    def pop_keys(self) -> Iterator[tuple[str, StoredKey]]:
+        """Yield the keys of idempotent publishes that the start found, with their topics."""
+        if self._node is not None:
+            names = {found.log.number: name for name, found in self._found.items()}
+            for number, key in self._node.keys.pop_found():
+                if number in names:
+                    yield names[number], key
 
     # Snapshots
 

@@ -16,8 +16,9 @@ from typing import Final
 import trio
 
 from trionsq.broker.channel import Channel
+from trionsq.broker.chores import wait_for_round
 from trionsq.broker.frozen import FrozenQueue, MovedChannel, with_sequences
-from trionsq.broker.logs import LogTopics, wait_for_round
+from trionsq.broker.logs import LogTopics
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.containers import Droppable

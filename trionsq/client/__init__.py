@@ -1,6 +1,7 @@
 """A client of nsqd for trio programs: `Producer` and `Consumer`.
 
 - `producer`, `consumer`: the two classes that a program uses
+- `repeating`: publishes that are repeated, and stored once
 - `message`: messages and batches: iterating over them, handlers, answers
 - `config`, `errors`: the options and the exceptions
 - `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
@@ -36,8 +37,10 @@ from trionsq.client.errors import (
     IdentifyError,
     LastLookupdError,
     NotConnectedError,
+    NotIdempotentError,
     ProtocolError,
     StoppedError,
+    UnknownOutcomeError,
     UpgradeError,
 )
 from trionsq.client.message import Batch, ConsumerStats, Message
@@ -63,10 +66,12 @@ __all__ = [
     "LogRefusedError",
     "Message",
     "NotConnectedError",
+    "NotIdempotentError",
     "Phase",
     "Producer",
     "ProtocolError",
     "StoppedError",
     "TopicLogReader",
+    "UnknownOutcomeError",
     "UpgradeError",
 ]

@@ -341,6 +341,27 @@ def test_bad_messages_are_a_torn_end_unless_a_good_record_follows() -> None:
     assert (scan.torn, scan.end) == (None, len(DATA))
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_round_is_torn_as_a_whole(bad: int) -> None:
+    """A power cut may keep its last record and lose one before; only a later round shows damage."""
+    pieces, offsets = [HEADER.to_bytes()], [SEGMENT_HEADER_BYTES]
+    first = HEADER.first_sequence
+    for number, began in enumerate((None, offsets[0], offsets[0], None)):
+        record = encode_record(simple_batch([b"x"]), first + number, HEADER, round_offset=began)
+        pieces.append(b"".join(record))
+        offsets.append(offsets[-1] + len(pieces[-1]))
+    at = offsets[bad + 1] - 1
+    data = bytearray(b"".join(pieces))
+    data[at] ^= 1
+    scan, heads = scanned(bytes(data[: offsets[3]]), check_bodies=True)
+    assert (len(heads), scan.damage) == (bad, [])
+    assert scan.torn == Damage(offsets[bad], offsets[3], first + bad, first + bad + 1)
+    scan, heads = scanned(bytes(data), check_bodies=True)
+    assert [head.offset for head in heads] == [at for at in offsets[:-1] if at != offsets[bad]]
+    assert scan.torn is None
+    assert scan.damage == [Damage(offsets[bad], offsets[bad + 1], first + bad, first + bad + 1)]
+
+
 def test_a_scan_from_the_middle_does_not_guess_sequences() -> None:
     """Damage before its first record has no first sequence; the file's first one still counts."""
     damaged = bytearray(DATA)

@@ -69,6 +69,8 @@ _ALL_FLAGS: Final = IDS_IN_SECTION | STAMPS_IN_SECTION | EQUAL_SIZES
 _RANGES: Final = 1
 _KEY: Final = 2
 _ORIGIN: Final = 3
+_DIGEST: Final = 4
+_ROUND: Final = 5
 _ITEM: Final = Struct(">BH")
 _RANGE: Final = Struct(">QI")
 _POSITION: Final = Struct(">Q")
@@ -179,6 +181,8 @@ class RecordHead:
         ids: the first id and the count of each range of ids; None if the section has the ids.
         key: of an idempotent publish.
         origin: where moved messages came from.
+        digest: of an idempotent publish.
+        round_offset: where the first record of its round begins; None if that is not said.
     """
 
     offset: int
@@ -193,6 +197,8 @@ class RecordHead:
     ids: tuple[tuple[int, int], ...] | None = None
     key: bytes | None = None
     origin: Origin | None = None
+    digest: bytes | None = None
+    round_offset: int | None = None
 
     @property
     def body_offset(self) -> int:
@@ -221,6 +227,10 @@ def encode_head(head: RecordHead, header: SegmentHeader) -> bytes:
         extra += _item(_RANGES, b"".join([_RANGE.pack(*one) for one in head.ids]))
     if head.key is not None:
         extra += _item(_KEY, head.key)
+    if head.digest:
+        extra += _item(_DIGEST, head.digest)
+    if head.round_offset is not None:
+        extra += _item(_ROUND, _POSITION.pack(head.round_offset))
     if head.origin is not None:
         name, position = head.origin
         extra += _item(_ORIGIN, _POSITION.pack(position) + name.encode())
@@ -303,6 +313,10 @@ def _add_items(head: RecordHead, extra: bytes) -> None:
             head.ids = _ranges(data, head.count)
         elif kind == _KEY:
             head.key = data
+        elif kind == _DIGEST:
+            head.digest = data
+        elif kind == _ROUND and nbytes == _POSITION.size:
+            (head.round_offset,) = _POSITION.unpack(data)
         elif kind == _ORIGIN:
             head.origin = _origin(data)
 

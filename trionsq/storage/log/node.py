@@ -33,6 +33,7 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.seeking import begin_cursor
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -53,6 +54,7 @@ class LogNode:
         durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
+        keys: of idempotent publishes that are in the logs.
         figures: counts, for operators.
         holds: how many copy or replace files; nothing is removed meanwhile.
     """
@@ -66,6 +68,7 @@ class LogNode:
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
+        keys: StoredKeys | None = None,
     ) -> None:
         self.folder = folder
         self.state = state
@@ -74,6 +77,7 @@ class LogNode:
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
         self.durability = durability
+        self.keys = keys or StoredKeys()
         self.segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._jobs = NodeJobs(folder.background, state, self._journals, self._end_job)
@@ -213,7 +217,7 @@ class LogNode:
             self.folder.changed.pop(log_, None)
 
     def commit(self, changes: Sequence[Change]) -> Round:
-        return self._jobs.commit(changes)
+        return self._jobs.commit([*self.keys.changes(), *changes])
 
     def committed(self) -> Round | None:
         """Return the round of all changes so far; None if they are durable.

@@ -76,11 +76,13 @@ class _Tail:
     Attributes:
         end: the sequence behind the last record.
         deferred: heads of deferred records.
+        keyed: heads of idempotent publishes.
         last_id: of the last message.
     """
 
     end: int = 0
     deferred: list[RecordHead] = field(default_factory=list)
+    keyed: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
 
     def note_record(self, head: RecordHead, scan_from: int) -> None:
@@ -88,6 +90,8 @@ class _Tail:
         self.end = max(self.end, head.next_sequence)
         if head.defer_ms and head.next_sequence > scan_from:
             self.deferred.append(head)
+        if head.key is not None:
+            self.keyed.append(head)
         if head.ids:
             first, count = head.ids[-1]
             self.last_id = max(self.last_id, first + count - 1)
@@ -112,6 +116,7 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
             *(n + 1 for n in content.tombstones),
         ]
     )
+    node.keys.load(content.meta)
     channels: dict[int, list[StoredChannel]] = defaultdict(list)
     for channel in content.channels:
         channels[channel.topic].append(channel)
@@ -206,6 +211,8 @@ def _open_log(
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
     topic_log.is_paused = row.paused
+    for head in sorted(tail.keyed, key=lambda head: head.sequence):
+        node.keys.add_found(row.number, head)
     node.commit([UpdateTopic(topic_log.row())])
     return found
 
@@ -320,6 +327,8 @@ def _scan_tail(
     tail = _Tail()
     for at in reversed(range(len(segments))):
         is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        # A key that was not durable yet may be in the segment that was the newest then.
+        is_needed |= place is not None and place[0] == segments[at].first
         if not is_needed and tail.last_id:
             break
         segment = segments[at]

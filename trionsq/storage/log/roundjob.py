@@ -11,6 +11,7 @@ from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 
 __all__ = ["LogHost", "RoundJob", "finish_round"]
@@ -20,7 +21,13 @@ _AnyLog = TypeVar("_AnyLog", contravariant=True)
 
 
 class LogHost(ReadHost, Protocol[_AnyLog]):
-    """What all logs of a node share."""
+    """What all logs of a node share.
+
+    Attributes:
+        keys: of idempotent publishes that are in the logs.
+    """
+
+    keys: StoredKeys
 
     @property
     def is_full(self) -> bool:
@@ -101,6 +108,11 @@ class RoundJob(Generic[_Log]):
     def may_be_shared(self) -> bool:
         """Whether a journal may make it durable, with rounds of other topics."""
         return self._sync and not self._alone and bool(self.entries)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what was written is durable, unless it failed."""
+        return self._sync
 
     @property
     def nbytes(self) -> int:

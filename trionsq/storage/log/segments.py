@@ -258,6 +258,7 @@ class Scan:
         lowest = self.header.first_sequence
         # Damage, or the torn end: that depends on what follows.
         unsure: list[Damage] = []
+        doubtful: list[RecordHead] = []
         while offset < reader.limit:
             lowest = lowest if sequence is None else sequence
             head = reader.head_at(offset, lowest)
@@ -270,14 +271,24 @@ class Scan:
             if self._checks_bodies and not reader.has_good_section(head):
                 unsure.append(Damage(head.offset, head.end, head.sequence, sequence))
                 continue
+            if unsure and _is_of_round(head, unsure[0].offset):
+                doubtful.append(head)  # its round may be torn as a whole
+                continue
             self.damage += unsure
             unsure.clear()
             self.end, self.next_sequence = offset, sequence
+            yield from doubtful
+            doubtful.clear()
             yield head
         is_room = self._may_have_room and not unsure and reader.is_blank_from(self.end)
         if self.end < reader.limit and not is_room:
             behind = unsure[-1].next_sequence if unsure else None
             self.torn = Damage(self.end, reader.limit, self.next_sequence, behind)
+
+
+def _is_of_round(head: RecordHead, offset: int) -> bool:
+    """Whether the round of a record began at an offset, or before it."""
+    return head.round_offset is not None and head.round_offset <= offset
 
 
 def scan_segment(

@@ -267,17 +267,21 @@ class SegmentWriter:
     ) -> None:
         pieces: list[bytes] = []
         nbytes = 0
+        began: int | None = None
         for batch in records:
             sequence = sequences_of(batch)[0]
             if self._file is None or self._offset + nbytes >= self._max_bytes:
                 self._write(pieces, copies, with_room=False)
                 pieces, nbytes = [], 0
                 self._begin_segment(sequence)
+                began = None
             segment = self.segment
             assert segment is not None
             assert segment.index is not None
             segment.index.add(sequence, self._offset + nbytes)
-            record = encode_record(batch, sequence, segment.header)
+            record = encode_record(batch, sequence, segment.header, round_offset=began)
+            if began is None and not self._is_draft:  # a draft counts as a whole, or not at all
+                began = self._offset
             pieces += record
             nbytes += sum(map(len, record))
             self._unsynced.append(batch)

@@ -182,6 +182,7 @@ class TopicLog:
             self.depth += batch.count
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
+        self._node.keys.note_round(self, job.written, is_durable=job.is_durable)
         if round_ is not None:
             self.figures.rounds += 1
             finish_round(round_, self._node)
@@ -366,6 +367,7 @@ class TopicLog:
     def row(self) -> StoredTopic:
         """Return what the state should have of the topic."""
         stands_still = self.is_paused or not self.cursors
+        known = min(self.handed_on, self.safe_end, self._node.keys.first_unsaved(self.number))
         return StoredTopic(
             number=self.number,
             name=self.name,
@@ -375,5 +377,5 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
-            scan=scan_place(self.segments, min(self.handed_on, self.safe_end)),
+            scan=scan_place(self.segments, known),
         )

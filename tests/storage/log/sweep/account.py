@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from trionsq.core.keys import PublishKey
 from trionsq.core.round import Round
 
-__all__ = ["Broken", "ChannelAccount", "Message", "Place", "Told", "TopicAccount"]
+__all__ = [
+    "Broken",
+    "ChannelAccount",
+    "KeyedPublish",
+    "Message",
+    "Place",
+    "Told",
+    "TopicAccount",
+]
 
 
 class Broken(Exception):
@@ -59,6 +68,20 @@ class Message:
     sequence: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class KeyedPublish:
+    """A publish that may be repeated: its messages have a key.
+
+    Attributes:
+        is_confirmed: a repeat heard OK, and nothing was stored again.
+    """
+
+    key: PublishKey
+    messages: list[Message]
+    defer_ms: int
+    is_confirmed: bool = False
+
+
 @dataclass(slots=True)
 class _Entry:
     place: Place
@@ -98,6 +121,11 @@ class ChannelAccount:
 
     def put(self, message: Message, place: Place) -> None:
         self.entries[message] = _Entry(place)
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """They are published anew: only their ids are known."""
+        for message in messages:
+            self.entries.pop(message, None)
 
     def fan_out(self, messages: Iterable[Message]) -> None:
         """The channel owes these from now on."""
@@ -216,6 +244,7 @@ class TopicAccount:
         refused, saved_refused: messages that were refused, and of how many the state knows that.
         is_torn: a crash found messages on their way, or before the state knew that some were
             refused: what is missing of them may be taken for damage.
+        keyed: the publishes with a key.
     """
 
     name: str
@@ -234,6 +263,7 @@ class TopicAccount:
     refused: int = 0
     saved_refused: int = 0
     is_torn: bool = False
+    keyed: list[KeyedPublish] = field(default_factory=list)
 
     def live_channels(self) -> list[ChannelAccount]:
         return [channel for channel in self.channels.values() if not channel.is_deleted]

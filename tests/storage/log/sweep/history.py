@@ -285,10 +285,16 @@ class History:
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random
+        if topic.account.keyed and not self._flips and random.random() < 0.2:
+            keyed = random.choice(topic.account.keyed[-8:])
+            self._story(f"publish {keyed.key.text!r} in {topic.account.name} again")
+            self._world.repeat(topic, keyed)
+            return
         count = random.choice((1, 1, 1, 2, 5))
         defer_ms = random.choice((0, 0, 0, 0, 500, 3_000, 30_000))
-        self._story(f"publish {count} in {topic.account.name}, delay {defer_ms}")
-        self._world.publish(topic, count, defer_ms)
+        with_key = random.random() < 0.3
+        self._story(f"publish {count} in {topic.account.name}, delay {defer_ms}, key: {with_key}")
+        self._world.publish(topic, count, defer_ms, with_key=with_key)
 
     def _flow(self, topic: LiveTopic) -> None:
         """Bring some messages to all channels, and finish nearly all that they have."""

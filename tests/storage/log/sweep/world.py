@@ -10,6 +10,7 @@ from typing import Final
 from tests.storage.log.sweep.account import (
     Broken,
     ChannelAccount,
+    KeyedPublish,
     Message,
     Place,
     Told,
@@ -17,6 +18,7 @@ from tests.storage.log.sweep.account import (
 )
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource, ns_after_id
+from trionsq.core.keys import KeyWindow, PublishKey, TopicKeys
 from trionsq.core.queue import BackendError
 from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
@@ -31,6 +33,7 @@ from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk
@@ -39,6 +42,9 @@ from trionsq.wire.bodies import ListBodies
 __all__ = ["LiveChannel", "LiveTopic", "World"]
 
 MSG_TIMEOUT_S: Final = 10.0
+# No history is so long.
+_WINDOW_NS: Final = 10**15
+_MAX_KEYS: Final = 100_000
 _MAX_TURNS: Final = 2_000
 
 
@@ -101,9 +107,10 @@ class LiveChannel:
 class LiveTopic:
     """A topic that is served."""
 
-    def __init__(self, core: TopicState, account: TopicAccount) -> None:
+    def __init__(self, core: TopicState, account: TopicAccount, window: KeyWindow) -> None:
         self.core = core
         self.account = account
+        self.keys = TopicKeys(window)
         self.channels: dict[str, LiveChannel] = {}
 
     @property
@@ -171,7 +178,9 @@ class World:
             segment_bytes=self._segment_bytes,
             journal_bytes=self._journal_bytes,
             next_number=content.next_number,
+            keys=StoredKeys(_WINDOW_NS, _MAX_KEYS),
         )
+        self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
         self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
         seen: set[int] = set()
@@ -194,6 +203,9 @@ class World:
             self._serve_found(log, account, found.channels)
         for topic in self.topics.values():
             topic.core.ids = IdSource(1, self._ids_after_ns)
+        keys = {topic.account.number: topic.keys for topic in self.topics.values()}
+        found_keys = ((keys[n], key) for n, key in self.node.keys.pop_found() if n in keys)
+        self.window.load(found_keys, self.now_s, self.now_ns)
         for number, account in list(self.accounts.items()):
             if number not in seen:
                 self._lost_topic(account)
@@ -212,7 +224,7 @@ class World:
     def _serve_found(self, log: TopicLog, account: TopicAccount, cursors: list[Cursor]) -> None:
         core = TopicState(log.name, 0, log, IdSource(1))
         log.refused = core.forget_published
-        topic = self.topics[log.name] = LiveTopic(core, account)
+        topic = self.topics[log.name] = LiveTopic(core, account, self.window)
         core.paused = log.is_paused
         _compare_pause(account, log.is_paused)
         found: set[int] = set()
@@ -327,7 +339,7 @@ class World:
         account = self.accounts[log.number] = TopicAccount(name, log.number)
         core = TopicState(name, 0, log, IdSource(1, self._ids_after_ns))
         log.refused = core.forget_published
-        self.topics[name] = LiveTopic(core, account)
+        self.topics[name] = LiveTopic(core, account, self.window)
         self.confirm(lambda: _set(account, "created", Told.OK))
 
     def make_channel(self, topic: LiveTopic, name: str, begin_at: int | None = None) -> None:
@@ -448,21 +460,60 @@ class World:
 
     # Messages
 
-    def publish(self, topic: LiveTopic, count: int, defer_ms: int) -> None:
-        account, first = topic.account, topic.log.end
+    def publish(
+        self, topic: LiveTopic, count: int, defer_ms: int, *, with_key: bool = False
+    ) -> None:
         messages: list[Message] = []
-        for place in range(count):
+        for _ in range(count):
             self.published += 1
             size = self.random.choice((0, 3, 40, 200))
-            message = Message(b"%06d" % self.published + b"x" * size, sequence=first + place)
-            messages.append(message)
+            messages.append(Message(b"%06d" % self.published + b"x" * size))
+        keyed = None
+        if with_key:
+            digest = b"%016d" % self.published
+            keyed = KeyedPublish(PublishKey(b"%d" % self.published, digest), messages, defer_ms)
+            topic.account.keyed.append(keyed)
+        self._publish(topic, messages, defer_ms, keyed)
+
+    def repeat(self, topic: LiveTopic, keyed: KeyedPublish) -> None:
+        """As a publisher that lost the answer, or did not believe it."""
+        told = {message.told for message in keyed.messages}
+        was_seen = any(message.id is not None for message in keyed.messages)
+        known = topic.keys.find(keyed.key, self.now_s)
+        if known is None:
+            is_promised = keyed.is_confirmed or Told.EMPTIED in told
+            if Told.OK in told or (is_promised and self.durability == "always"):
+                raise Broken(f"{keyed.key} was acknowledged, and is forgotten")
+            if not (was_seen and self.may_lose):  # what was lost comes with another id
+                for channel in topic.account.channels.values():
+                    channel.forget(keyed.messages)
+                self._publish(topic, keyed.messages, keyed.defer_ms, keyed)
+        elif known.round is None or known.round.is_done:
+            # It is answered OK without being stored again.
+            for message in keyed.messages:
+                if message.sequence >= topic.log.end:
+                    raise Broken(f"{message.body!r} is no more, and its key is there")
+            keyed.is_confirmed = True
+
+    def _publish(
+        self,
+        topic: LiveTopic,
+        messages: list[Message],
+        defer_ms: int,
+        keyed: KeyedPublish | None,
+    ) -> None:
+        account = topic.account
+        for sequence, message in enumerate(messages, topic.log.end):
+            message.sequence, message.told = sequence, Told.NOTHING
+        bodies = ListBodies([one.body for one in messages])
+        key = None if keyed is None else keyed.key
         try:
-            pending = topic.core.publish(
-                ListBodies([one.body for one in messages]), self.now_ns, defer_ms
-            )
+            pending = topic.core.publish(bodies, self.now_ns, defer_ms, key)
         except BackendError as error:
             raise Broken(f"a publish was refused: {error}") from error
         assert pending is not None
+        if key is not None:
+            topic.keys.add(key, self.now_s, pending)
         if defer_ms:
             # Publishes of one round may share the time of the first.
             began_ns = account.rounds.setdefault(pending, self.now_ns)
